@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from groundwire.rewards._neighbours import in_training
 from groundwire.rewards._scoring import Score, map_concurrently, score
 from groundwire.rewards._types import Reward
 
@@ -80,7 +81,7 @@ async def rescore(
 ) -> RescoredRun:
     """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. ``on_end`` is called after each rollout.
 
-    A failure that scored 0 in the run scores 0 with any reward: it has no answer.
+    Rollouts of training are judged as in training. A failure that scored 0 in the run scores 0 with any reward: it has no answer.
 
     Raises ``ValueError`` for a row without a task or steps.
     """
@@ -91,7 +92,8 @@ async def rescore(
         row, task, steps = item
         if row["status"] != "succeeded":
             return Score(row["reward"])
-        return await score(reward, task, row["answer"], steps)
+        with in_training(row["mode"] == "train"):
+            return await score(reward, task, row["answer"], steps)
 
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)
     rollouts = [

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
+from groundwire.rewards._neighbours import training
 from groundwire.rewards.rescore import rescore
 from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
@@ -60,6 +61,14 @@ async def test_a_group_is_a_task_in_one_step_and_validation_has_none() -> None:
     found = await rescore(rows, says_yes)
     assert [(group.step, len(group.old)) for group in found.groups] == [(1, 1), (2, 1)]
     assert len(found.rollouts) == 3
+
+
+async def test_rollouts_of_training_are_judged_as_in_training() -> None:
+    async def strict(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+        return 0.0 if training() else 1.0
+
+    found = await rescore([rollout("yes", 1.0), rollout("yes", 1.0, mode="val")], strict)
+    assert [each.new for each in found.rollouts] == [0.0, 1.0]
 
 
 async def test_a_single_rollout_is_compared_with_0() -> None:
