@@ -81,7 +81,7 @@ async def rescore(
 ) -> RescoredRun:
     """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. ``on_end`` is called after each rollout.
 
-    Rollouts of training are judged as in training. A failure that scored 0 in the run scores 0 with any reward: it has no answer.
+    Rollouts of training are judged as in training. A failure that scored in the run keeps its score: it has no answer.
 
     Raises ``ValueError`` for a row without a task or steps.
     """
