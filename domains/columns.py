@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 
 def _rank(name: str, value: Any) -> tuple[int, str]:
     names = _squeezed([name, *value] if isinstance(value, Mapping) else name)
-    return next(index for index, word in enumerate(_THE_GOLD) if word in names), name
+    return next(index for index, word in enumerate(_THE_GOLD) if word in names), str(name)
 
 
 def _inner_names(task: Task) -> Iterable[str]:

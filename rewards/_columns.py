@@ -10,10 +10,10 @@ import gc
 import inspect
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import _lru_cache_wrapper, partial
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -26,7 +26,6 @@ _CALLS = 3
 _MOST = 100
 """Texts of a container; a larger one is data."""
 _WRAPPERS = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _FIELD = re.compile(r"[{(](\w+)[})]")
 """In a template: ``{name}`` or ``%(name)s``."""
 _NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})
@@ -116,7 +115,7 @@ def _is_users(module: str, package: str) -> bool:
     """Whether a module is not installed, or is of the package of the reward."""
     top, file = module.partition(".")[0], getattr(sys.modules.get(module), "__file__", None) or ""
     ours = top == "groundwire" or top in sys.stdlib_module_names
-    return not ours and (top == package or not file.startswith(_INSTALLED))
+    return not ours and (top == package or not {"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
 class RecordedTask(dict[str, Any]):
