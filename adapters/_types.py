@@ -30,7 +30,13 @@ __all__ = [
 ]
 
 AGENT_HEADER = "x-agent-name"
-"""The request header that names the agent or node behind a call; ``agent_match`` reads it."""
+"""The request header that names the agent or node behind a call, percent-encoded; ``agent_match`` reads it."""
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def quoted_name(agent: str) -> str:
+    """The value of :data:`AGENT_HEADER`: headers hold ASCII only. Names in ASCII stay as they are."""
+    return quote(valid_texts(agent), safe=_PRINTABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class Endpoint:
 
     def agent_headers(self, agent: str) -> dict[str, str]:
         """Headers with the agent's name: :data:`AGENT_HEADER`, and W3C baggage for clients that propagate it."""
-        return {AGENT_HEADER: agent, "baggage": f"agent={quote(agent)}"}
+        return {AGENT_HEADER: quoted_name(agent), "baggage": f"agent={quote(valid_texts(agent))}"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwire import rewards
-from groundwire.adapters import Answer
+from groundwire.adapters import AGENT_HEADER, Answer, Endpoint
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.adapters.tracing.wire.exchange import parse_reply, read_request
+from groundwire.adapters.tracing.wire.exchange import calling_agent, parse_reply, read_request
 from groundwire.domains import load_split, task_list
 from groundwire.tools import text
 from groundwire.tools.errors import UserError
@@ -66,6 +66,14 @@ def test_text_is_made_valid_where_it_enters_and_where_it_leaves() -> None:
     assert read_request(body) == parse_reply(body) == {"messages": [{"content": GOOD}]}
     assert to_json({BAD: BAD}) == f'{{"{GOOD}":"{GOOD}"}}'
     assert masked_values({BAD: BAD}) == read_prompts({BAD: BAD}) == {GOOD: GOOD}
+
+
+@given(ANY_TEXT)
+def test_an_agent_may_have_any_name_and_headers_are_ascii(name: str) -> None:
+    headers = Endpoint(base_url="http://h/v1", model="m").agent_headers(name)
+    assert all(value.isascii() and value.isprintable() for value in headers.values())
+    assert calling_agent({"baggage": headers["baggage"]}) == calling_agent(headers) == valid_text(name)
+    assert Endpoint(base_url="", model="").agent_headers("write query [1]")[AGENT_HEADER] == "write query [1]"
 
 
 def test_tasks_are_made_valid_and_their_share_is_said(tmp_path: Path) -> None:

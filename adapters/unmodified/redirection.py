@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from opentelemetry import context
 
-from groundwire.adapters._types import AGENT_HEADER, Endpoint
+from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.unmodified.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.unmodified.conversation import Conversation
@@ -104,7 +104,7 @@ class AttemptCalls:
         name = current_agent()
         host = urlsplit(self.endpoint.base_url).netloc
         headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **call_headers()}
-        return {**headers, **({AGENT_HEADER: name} if name else {})}
+        return {**headers, **({AGENT_HEADER: quoted_name(name)} if name else {})}
 
     @contextmanager
     def sending(self) -> Iterator[None]:

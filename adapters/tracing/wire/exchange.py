@@ -133,7 +133,7 @@ def calling_agent(headers: Mapping[str, str]) -> str:
     ``headers`` must ignore case.
     """
     if AGENT_HEADER in headers:
-        return headers[AGENT_HEADER]
+        return unquote(headers[AGENT_HEADER])
     for entry in headers.get("baggage", "").split(","):
         key, _, value = entry.partition(";")[0].partition("=")
         if key.strip() == "agent":
