@@ -82,8 +82,11 @@ def components(value: Any) -> dict[str, float]:
         numbers = {name: _number(each) for name, each in named.items()}
     except Exception as error:  # a value's own conversion may raise anything
         raise RewardError(f"the reward is {value!r:.300}; it must be a number, or a dict of named numbers") from error
-    if all(name.startswith(METRIC) for name in numbers):
+    summed = [name for name in numbers if not name.startswith(METRIC)]
+    if not summed:
         raise RewardError(f"the reward is {value!r:.300}; it must have a number besides the metrics, even if it is 0")
+    if "total" in summed and len(summed) > 1:
+        raise RewardError(f"the reward is {value!r:.300}; its numbers are summed: call the total {METRIC}total")
     if not all(map(math.isfinite, numbers.values())):
         raise RewardError(f"the reward is {value!r:.300}; it must be finite")
     return numbers

@@ -34,7 +34,7 @@ class _Raises:
     "value",
     [True, 1, np.float32(1), np.int64(1), np.array(1.0), np.array([1.0]), torch.tensor(1.0), torch.tensor([1]),
      torch.tensor(1.0, requires_grad=True), Decimal(1), Fraction(1), {"a": True}, {"a": np.array([1]), "metric/b": 7},
-     {1: 0.5, "b": Decimal("0.5")}],
+     {"total": 1.0}, {1: 0.5, "b": Decimal("0.5")}],
 )  # fmt: skip
 def test_whatever_is_one_number_is_a_reward(value: Any) -> None:
     assert rewards.total(value) == 1.0
@@ -47,7 +47,7 @@ def test_whatever_is_one_number_is_a_reward(value: Any) -> None:
     [None, "0.5", "great", b"1", np.str_("1"), np.array("1"), 1j, np.complex64(1), [1.0], (1.0, "good"),
      np.array([1, 2]), torch.zeros(2), math.nan, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), _Raises(), {},
      {"metric/a": 1.0}, {"a": None}, {"a": "1"}, {"a": {"b": 1.0}}, {"a": 1.0, "metric/b": math.nan},
-     {"a": 1e308, "b": 1e308}],
+     {"a": 1e308, "b": 1e308}, {"total": 1.0, "a": 0.5, "b": 0.5}],
 )  # fmt: skip
 def test_anything_else_is_no_reward_and_the_error_shows_it(value: Any) -> None:
     with pytest.raises(RewardError, match="the reward is ") as caught:
