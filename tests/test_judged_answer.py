@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,13 +20,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from pydantic import BaseModel
+from rich.console import Console
 from test_unmodified_agents import traced
 
 from groundwire.adapters import AgentSetupError, Endpoint, Question, agent_backend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train import evaluate
+from groundwire.train import evaluate, fit
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.diagnosis import CallNotes
+from groundwire.train.cli.progress import ProgressDisplay
+from groundwire.train.evaluation.diagnosis import CallNotes, diagnose
 from groundwire.train.rollouts.errors import RolloutsFailedError
 
 PROSE = Question(id="1", text="How many?", database="", form="prose")
@@ -207,14 +210,13 @@ async def test_an_agent_that_asks_a_person_is_a_failure_that_says_so() -> None:
 
 
 async def test_a_rollout_has_a_conversation_of_its_own_in_the_memory_of_a_graph() -> None:
-    backend = agent_backend(build(own_prompt, Asked, checkpointer=InMemorySaver()), agent_input=_hello)
+    async def chat(state: Any) -> Any:
+        return {"messages": [AIMessage(await ask(" ".join(each.content for each in state["messages"])))]}
+
+    backend = agent_backend(build(chat, MessagesState, checkpointer=InMemorySaver()))
     async with traced(lambda _: "fine") as policy:
         runs = [await policy.run(backend) for _ in range(3)]
-    assert [len(calls[0].messages) for _, calls in runs] == [2] * 3
-
-
-def _hello(task: Any) -> Any:
-    return {"messages": [("user", "hello")], "question": "hello"}
+    assert [call.messages[1]["content"] for _, [call] in runs] == ["Which singers?"] * 3
 
 
 # -- functions that yield, and that make the agent
@@ -286,26 +288,16 @@ def reward(answer: str, expected: str) -> float:
     return float(answer == expected)
 
 
-def evaluated(agent: Any, folder: Path, **settings: Any) -> tuple[Any, str]:
+def evaluated(agent: Any, folder: Path) -> tuple[Any, str]:
     async def run() -> tuple[Any, str]:
         async with ScriptedPolicyServer(replies=lambda _: "fine") as server:
-            given = {"model": server.model, "base_url": server.base_url, "output_dir": folder, "quiet": True}
-            err = _Text()
-            with contextlib.redirect_stderr(err):
-                result = await asyncio.to_thread(evaluate, agent, TASKS, reward, **given, **settings)
-            return result, err.text
+            given = {"model": server.model, "base_url": server.base_url, "output_dir": folder}
+            out = io.StringIO()
+            with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
+                result = await asyncio.to_thread(evaluate, agent, TASKS, reward, **given)
+            return result, out.getvalue()
 
     return asyncio.run(run())
-
-
-class _Text:
-    text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
 
 
 async def by_rule(question: str) -> Any:
@@ -313,13 +305,33 @@ async def by_rule(question: str) -> Any:
 
 
 def test_a_rollout_without_a_call_is_judged_and_counted_apart(tmp_path: Path) -> None:
-    result, _ = evaluated(by_rule, tmp_path)
+    result, shown = evaluated(by_rule, tmp_path)
+    lines = shown.splitlines()
+    assert lines[0] == "agent: called as by_rule(question=the question)"
+    assert lines[1] == "reward: called as reward(answer=the answer, expected=the column expected)"
+    assert len([line for line in lines if line.startswith("note: 1 of 4 validation rollouts made no LLM call: ")]) == 1
     assert (result.accuracy.value, result.accuracy.n) == (1.0, 4)
     assert (result.figures["without_calls"], result.figures["failures"]) == (1, {})
     rows = sorted(RunDir.open(result.run_dir).rollouts()[0], key=lambda row: str(row["task_id"]))
     assert [row["judged_field"] for row in rows] == ["answer", *["what it returned"] * 3]
     assert rows[0]["input"] == "by_rule(question='Question 0?')"
     assert "made no LLM call that can be traced" in rows[0]["message"]
+
+
+def test_training_leaves_out_and_counts_rollouts_without_a_call(tmp_path: Path) -> None:
+    steps = {"steps": 1, "tasks_per_step": 3, "group_size": 2, "max_tokens": 4, "val_tasks": 1}
+    trained = fit(
+        by_rule, TASKS, reward, validation=[{**TASKS[1], "question": "?"}], output_dir=tmp_path, quiet=True, **steps
+    )
+    run = RunDir.open(trained.run_dir)
+    assert trained.metrics[-1]["without_calls"] == 2
+    assert json.loads((run.path / "summary.json").read_text())["without_calls"] == 2
+    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
+    kinds = [reason.kind for row, reason in zip(rows, diagnose(rows), strict=True) if "0" in row["task"]]
+    assert kinds == ["no_calls"] * 2
+    shown = io.StringIO()
+    ProgressDisplay(Console(file=shown, width=200), 1).on_step_end(trained.metrics[-1])
+    assert "without an LLM call: 2" in shown.getvalue()
 
 
 def test_an_agent_that_never_calls_the_model_ends_the_evaluation(tmp_path: Path) -> None:

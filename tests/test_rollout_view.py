@@ -44,7 +44,7 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
     result = RolloutResult(
         request=RolloutRequest(task=task, group="t1", mode="val"), rollout_id="r", status="succeeded", reward=0.25,
         reward_components={"rows": 0.25}, message="", answer="SELECT nme FROM singer", steps=[], calls=calls,
-        attempts=1, seconds=1.0,
+        attempts=1, seconds=1.0, input="agent(question='Who?')", judged_field="generation",
     )  # fmt: skip
     out = io.StringIO()
     show_rollouts(
@@ -57,6 +57,7 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
         'assistant calls run_query({"sql": "SELECT 2"})',
         "tool      [(2,)]",
         "prompt ids   [0, 1, 2, 3, 4, 5, 6, 7, ... 32, 33, 34, 35, 36, 37, 38, 39] (40)",
+        "judged      generation",
         "gold        SELECT name FROM singer",
         "rows [('Ann',), ('Bob',)]",
         "answer      SELECT nme FROM singer",
@@ -64,4 +65,5 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
         "reward      0.25 (rows 0.25)",
     ):
         assert text in shown, text
-    assert shown.count("Who sings?") == 2  # the question, and the message once
+    assert shown.splitlines()[1] == "input       agent(question='Who?')"
+    assert shown.count("Who sings?") == 1  # the message once
