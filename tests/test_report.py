@@ -171,6 +171,13 @@ def test_the_loss_mask_is_on_the_sampled_tokens_only(finished: RunDir) -> None:
     assert shown[1][1][1].startswith(("CORRECT", "INCORRECT"))
 
 
+def test_a_rollout_names_its_input_and_the_field_that_was_judged(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(input="ask(question='?')", judged_field="generation")])
+    [shown] = read(run).data["rollouts"]
+    assert (shown["input"], shown["judged_field"]) == ("ask(question='?')", "generation")
+
+
 def test_tokens_that_were_not_trained_carry_no_loss(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     credits = [{"returns": 1.0, "advantage": 0.5, "weight": weight} for weight in (1.0, 0.0)]
