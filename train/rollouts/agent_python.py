@@ -13,9 +13,11 @@ from groundwire.tools.startup import PACKAGE
 from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["find_agent_python", "reward_elsewhere"]
+__all__ = ["ask", "find_agent_python", "reward_elsewhere"]
 
 _TIMEOUT_S = 60.0
+_IMPORTS_S = 300.0
+"""Of an agent or a reward."""
 _PROBE = """
 import groundwire.train.store.runner_client
 from groundwire.tools.terminal import version
@@ -42,10 +44,17 @@ def find_agent_python(given: str) -> str:
     found = shutil.which(path) if os.sep not in path else os.path.abspath(path)
     if not found:
         raise ConfigError(f"runner_python is {given!r}, and there is no such command: give the path of an interpreter")
-    done = _run(given, [found, "-c", _PROBE])
+    try:
+        done = subprocess.run(  # noqa: S603
+            [found, "-c", _PROBE], check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = getattr(error, "strerror", None) or f"no answer within {_TIMEOUT_S:g} s"
+        raise ConfigError(f"runner_python is {given!r}, which cannot be run: {reason}") from error
     if done.returncode:
         raise ConfigError(
-            f"runner_python is {given!r}, and groundwire cannot be imported there ({_last_line(done.stderr):.300}): "
+            f"runner_python is {given!r}, and groundwire cannot be imported there "
+            f"({(done.stderr.strip().splitlines() or ['no message'])[-1]:.300}): "
             f"install it with {given} -m pip install {_source()}"
         )
     theirs, ours = done.stdout.strip(), version()
@@ -57,33 +66,32 @@ def find_agent_python(given: str) -> str:
     return found
 
 
+def ask(python: str, *arguments: str, given: str = "") -> Any:
+    """What a program of ``python`` prints as JSON in its last line. Raises :class:`ConfigError` with its last error."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [python, *arguments], input=given, check=False, capture_output=True, text=True, timeout=_IMPORTS_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"in the environment of runner_python: no import within {_IMPORTS_S:g} s") from error
+    last = (done.stderr if done.returncode else done.stdout).strip().rpartition("\n")[2]
+    if done.returncode:
+        raise ConfigError(f"in the environment of runner_python: {last:.500}")
+    return json.loads(last)
+
+
 def reward_elsewhere(python: str, name: str) -> rewards.Reward:
-    """The reward ``name`` of the environment of ``python``, which cannot be called here: only what its code says of
-    itself. Without a name, that of a ``LitAgent``. Raises :class:`ConfigError`.
+    """The reward ``name`` of the environment of ``python``: not to be called here, and what its code says of itself.
+
+    Without a name it is that of a ``LitAgent``. Raises :class:`ConfigError`.
     """
 
     async def reward(task: Any, answer: str, steps: Any) -> float:
         raise rewards.RewardError("the reward is computed in the environment of runner_python")
 
-    if name:
-        done = _run(python, [python, "-c", _ABOUT_REWARD, name])
-        if done.returncode:
-            raise ConfigError(f"in the environment of runner_python: {_last_line(done.stderr):.500}")
-        form, reads = json.loads(_last_line(done.stdout))
-        vars(reward).update(form=form, reads=reads)
+    form, reads = ask(python, "-c", _ABOUT_REWARD, name) if name else (None, [])
+    vars(reward).update(form=form, reads=reads)
     return reward
-
-
-def _run(given: str, command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or f"no answer within {_TIMEOUT_S:g} s"
-        raise ConfigError(f"runner_python is {given!r}, which cannot be run: {reason}") from error
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
 
 
 def _source() -> str:

@@ -6,7 +6,6 @@ With ``runner_python`` they are asked in their own environment, where this modul
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -17,13 +16,13 @@ from groundwire.domains import Task
 from groundwire.tools.errors import UserError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.rollouts.agent_python import ask
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend
 
 __all__ = ["call_notes"]
 
 _MODULE = "groundwire.train.rollouts.call_notes"
-_TIMEOUT_S = 300.0  # of the imports of an agent
 _MOST = 20
 
 
@@ -43,15 +42,7 @@ def call_notes(
         return _describe(backend, reward, questions, found)
     settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
     given = json.dumps([settings, [asdict(each) for each in questions], found], default=str)
-    command = [config.runner_python, "-m", _MODULE]
-    try:
-        done = subprocess.run(command, input=given, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return [f"agent: {config.agent} is not imported within {_TIMEOUT_S:g} s"]
-    last = (done.stdout if done.returncode == 0 else done.stderr).strip().rpartition("\n")[2]
-    if done.returncode:
-        raise ConfigError(f"in the environment of runner_python: {last:.500}")
-    return [str(note) for note in json.loads(last)]
+    return [str(note) for note in ask(config.runner_python, "-m", _MODULE, given=given)]
 
 
 def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
