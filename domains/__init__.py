@@ -15,7 +15,7 @@ from groundwire.domains._types import (
     load_split,
 )
 from groundwire.domains.columns import columns_line, gold_answer, visible_columns
-from groundwire.domains.held_out import shared_notes
+from groundwire.domains.held_out import hold_out, shared_notes
 from groundwire.domains.task_list import TaskList, task_list
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "database_folders",
     "get",
     "gold_answer",
+    "hold_out",
     "is_inside",
     "load_split",
     "names",

@@ -44,6 +44,7 @@ from groundwire.train.sft.batches import make_rows, make_steps
 from groundwire.train.sft.data.chats import read_chats
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import GoldTurns, answer_turns, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.load import _first_question, _split
 from groundwire.train.sft.data.rollouts import accepted_rollouts
 from groundwire.train.sft.data.schema_variants import make_variant
 from groundwire.train.sft.data.wrong_queries import wrong_query
@@ -448,6 +449,16 @@ def test_a_file_of_chats_without_chats_is_refused(tmp_path: Path) -> None:
         read_chats(Path(_chats(tmp_path / "empty.jsonl")))
     with pytest.raises(ConfigError, match="chats is 'a' and rollouts 'b': give one of them"):
         SFTSettings(chats="a", rollouts="b")
+
+
+def test_chats_with_the_same_first_question_are_on_one_side(tmp_path: Path) -> None:
+    asked = [f"Question {i % 30}?" for i in range(60)]
+    reply = {"role": "assistant", "content": "yes"}
+    chats = [{"messages": [{"role": "user", "content": text}, reply]} for text in asked]
+    settings = SFTSettings(chats=_chats(tmp_path / "c.jsonl", *chats))
+    learned, held_out = _split(read_chats(Path(str(settings.chats))), settings, _first_question)
+    assert (len(learned), len(held_out)) == (54, 6)
+    assert not set(map(_first_question, learned)) & set(map(_first_question, held_out))
 
 
 def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class _Chats:
         self._chats = read_chats(Path(self.name))
 
     def load(self, tokenizer: Any) -> Data:
-        learned, held_out = _split(self._chats, self._settings)
+        learned, held_out = _split(self._chats, self._settings, _first_question)
         encode(tokenizer, [turn for chat in self._chats for turn in chat if turn.tools][:1])
         size = f"{counted(len(learned), 'chat')} to learn, {len(held_out):,} held out"
         turns = [turn for chat in held_out for turn in chat]
@@ -111,7 +111,7 @@ class _Rollouts:
 
     def load(self, tokenizer: Any) -> Data:
         check_tokenizer(self._run, tokenizer, self._settings.model)
-        learned, held_out = _split(self._tasks, self._settings)
+        learned, held_out = _split(self._tasks, self._settings, lambda calls: calls[0].prompt_ids)
         calls = sum(map(len, learned))
         size = (
             f"{counted(calls, 'call')} of {counted(len(learned), 'task')} to learn, of "
@@ -160,12 +160,16 @@ def _held_out_questions(domain: domains.Domain, data: domains.TaskData, settings
         return make_questions(domain, tasks, settings, wrong=False, on_end=on_end)
 
 
-def _split(groups: Sequence[Any], settings: SFTSettings) -> tuple[list[Any], list[Any]]:
-    """What is learned, and what is held out: a tenth, at most ``val_tasks``."""
+def _split(groups: Sequence[Any], settings: SFTSettings, question: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
+    """What is learned, and what is held out: about a tenth, or ``val_tasks`` if those are fewer, by their questions."""
     tenth = len(groups) // 10
     count = min(settings.val_tasks or tenth, tenth)
-    chosen = set(random.Random(settings.seed).sample(range(len(groups)), count))
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for index, group in enumerate(groups):
-        parts[index in chosen].append(group)
-    return parts
+    if not count:
+        return list(groups), []
+    rows = [{"id": index, "question": question(group)} for index, group in enumerate(groups)]
+    learned, held_out, _ = domains.hold_out(rows, count / len(groups), source="")
+    return [groups[row["id"]] for row in learned], [groups[row["id"]] for row in held_out]
+
+
+def _first_question(chat: Sequence[Any]) -> str:
+    return next((str(each.get("content")) for each in chat[0].messages if each["role"] == "user"), "")
