@@ -20,6 +20,7 @@ _KINDS = re.compile(
 """What an annotation says of a value: the first of these words."""
 _GOLD = re.compile("gold|truth|true|expect|target|label|ref|solution|answer|want|correct", re.IGNORECASE)
 """Names that mean a gold answer: they get a column of their name, or nothing."""
+_TASK = re.compile("task|row|item|example|sample|record|data|entry|instance|case", re.IGNORECASE)
 _SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
 
 
@@ -208,7 +209,7 @@ class _Given:
         values = {each.name: each for each in self._binder.values}
         by_column = any(kind == "column" for kind, _ in self.sources.values())
         free = [each for each in positional[:2] if not self.taken(each)]
-        if by_column or left[:1] != [*self._named][:1]:
+        if len(positional) > 1 and (by_column or not any(_says_task(each) for each in left[:1])):
             free = [each for each in free if each != "task"]
         known = {name for each in values.values() for name in (*each.names, *each.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
@@ -222,6 +223,10 @@ class _Given:
 
     def _of_kind(self, kind: str | None) -> Value | None:
         return next((each for each in self._binder.values if self._binder.by_kind and each.kind == kind), None)
+
+
+def _says_task(name: str) -> bool:
+    return bool(_TASK.search(name) or _SAYS_NOTHING.fullmatch(name))
 
 
 def _kind(parameter: inspect.Parameter) -> str | None:

@@ -19,7 +19,7 @@ __all__ = ["TEXT_NAMES", "AgentInTheMaking", "agent_binder", "is_async", "make_a
 
 TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
-    *("problem", "instruction"),
+    *("problem", "instruction", "user_question", "question_text", "nl_question"),
 )
 _OTHERS = (
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),

@@ -7,6 +7,7 @@ differs from its group's mean. Each rule below tests one condition, in this orde
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections import Counter, defaultdict
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
+_log = logging.getLogger(__name__)
 
 KINDS = {
     "trained": "trained",
@@ -134,12 +136,13 @@ class CallNotes:
         cached = sum(row["task_id"] in self._asked for row in silent)
         if silent:
             share = f"{len(silent)} of {len(rows)} {rollouts_text(rows)} made no LLM call"
-            self._once("silent", f"{share}: they are judged, and train nothing. {silent[0]['message'] or _NO_CALL}")
+            reason = max(
+                (row["message"] or _NO_CALL for row in silent), key=len
+            )  # one that names hosts, if there is one
+            self._once("silent", f"{share}: they are judged, and train nothing. {reason}")
         if cached:
-            share = (
-                f"{cached} of {len(rows)} {rollouts_text(rows)} made no LLM call, though others of their questions did"
-            )
-            self._once("cached", f"{share}: {_CACHES}")
+            share = f"{cached} of {len(rows)} {rollouts_text(rows)} made no LLM call"
+            self._once("cached", f"{share}, though others of their questions did: {_CACHES}", _log.warning)
         pairs = (zip(row["calls"] or (), row_credits(row), strict=False) for row in rows if self._credit == "last")
         trained = [(call, credit) for of_row in pairs for call, credit in of_row if credit]
         if left := sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in trained):
@@ -147,10 +150,10 @@ class CallNotes:
             only = "credit=last trains only the last request of a rollout"
             self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
 
-    def _once(self, kind: str, note: str) -> None:
+    def _once(self, kind: str, note: str, warn: Callable[[str, str], None] | None = None) -> None:
         if kind not in self._shown:
             self._shown.add(kind)
-            self._show_note(note)
+            warn("%s", note) if warn else self._show_note(note)
 
 
 class FailureNotes:
