@@ -61,3 +61,12 @@ def test_the_names_of_the_examples_tools_are_held_out(items):
     assert not HELD_OUT & {tool["name"] for item in items for tool in tools_of(item)}
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.rglob("*.py")))
     assert all(name in source or name.startswith("sql_db_") for name in HELD_OUT)
+
+
+def test_most_checked_queries_are_right_and_most_wrong_ones_fail_as_the_policys_own_do():
+    stage = Stage(n_tables=(2,), n_attributes=(2,), writes=1, checks=10, rewrites=1)
+    made = itertools.islice(dialogues(random.Random(11), stage), 60)
+    checks = [dialogue for item in made for dialogue in item.dialogues[1:-1]]
+    wrong = [asked for (asked, _), (reply, _) in checks if reply.startswith("INCORRECT")]
+    assert 0.2 < len(wrong) / len(checks) < 0.3
+    assert sum("Result: Error" in asked for asked in wrong) > 0.6 * len(wrong)

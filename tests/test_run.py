@@ -102,7 +102,7 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
-    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "max_turns": 1, "max_tokens": 16, "n_runners": 16}
+    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "max_turns": 1, "max_tokens": 1, "n_runners": 16}
     config = resolve("fast", steps=steps, track=track, **small)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from groundwire.adapters.sql_agents import prompts
 from groundwire.domains import get
+from groundwire.tools.schema import table_info
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.types import Sampling
+from groundwire.train.pretrain.corpus import prompt, query_result
 from groundwire.train.pretrain.training import accuracy
 
 
@@ -35,3 +40,19 @@ def test_accuracy_leaves_room_for_reinforcement_learning(policy):
     for half in ("familiar", "new"):
         assert 0.25 < greedy[half] < 0.75
         assert 0.08 < sampled[half] < 0.6
+
+
+def test_its_check_keeps_right_queries_and_rejects_those_that_fail(policy):
+    model, tokenizer = policy
+    engine = LocalEngine(model, tokenizer, max_model_len=2048)
+    replies = []
+    for task in get("spider").load().validation[:20]:
+        schema = table_info(task["db_path"], example_values=0, show_keys=False).text
+        for sql in (task["query"], task["query"].replace("SELECT ", "SELECT nothing", 1)):
+            message = prompts.check_message(task["question"], sql, query_result(task["db_path"], sql))
+            ids = tokenizer("".join(prompt(schema, message)))["input_ids"]
+            replies.append(engine.submit(ids, Sampling(temperature=0.0, max_tokens=8, seed=0)))
+    verdicts = [prompts.is_correct(reply.result().text) for reply in replies]
+    engine.close()
+    assert sum(verdicts[::2]) >= 18  # right queries
+    assert sum(verdicts[1::2]) <= 2

@@ -30,9 +30,9 @@ from groundwire.train.local.update.packing import Branch
 from groundwire.train.pretrain.drills import drills
 from groundwire.train.pretrain.other_agents import Asked, other_dialogues
 from groundwire.train.pretrain.turns import Dialogues, Segment, reply, system_turn, tool_call, tool_turn, user_turn
-from groundwire.train.pretrain.wrong_queries import corrupt
+from groundwire.train.pretrain.wrong_queries import corrupt, first_query
 
-__all__ = ["Stage", "dialogues", "encode", "prompt"]
+__all__ = ["Stage", "dialogues", "encode", "prompt", "query_result"]
 
 _RESULT_CHARS = 72
 
@@ -105,7 +105,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[t
 
 
 def _asked(rng: random.Random, stage: Stage, database: Database) -> Asked:
-    questions = [_question(rng, stage, database) for _ in range(stage.writes + stage.checks + stage.rewrites)]
+    questions = [_question(rng, stage, database) for _ in range(stage.writes + stage.rewrites)]
     return Asked(database, questions[: stage.writes], questions[stage.writes :])
 
 
@@ -117,41 +117,36 @@ def _graph_dialogues(rng: random.Random, stage: Stage, database: Database, path:
         turns.append((prompts.write_message(question.text), prompts.fence(question.sql)))
     for _ in range(stage.checks):
         question = _question(rng, stage, database)
-        # More wrong queries than right ones: an unsure policy then rejects, and learns from the rewrite.
-        sql = question.sql if rng.random() < 0.2 else corrupt(rng, database, question.sql)
+        sql = first_query(rng, database, question.sql)
         verdict = prompts.CORRECT if sql == question.sql else prompts.INCORRECT
-        turns.append((prompts.check_message(question.text, sql, _result(path, sql)), verdict))
+        turns.append((prompts.check_message(question.text, sql, query_result(path, sql)), verdict))
     for _ in range(stage.rewrites):
         question = _question(rng, stage, database)
         sql = corrupt(rng, database, question.sql)
-        message = prompts.rewrite_message(question.text, sql, _result(path, sql), prompts.INCORRECT)
+        message = prompts.rewrite_message(question.text, sql, query_result(path, sql), prompts.INCORRECT)
         turns.append((message, prompts.fence(question.sql)))
     prefix = system_turn(prompts.system_message(schema_text(database)))
     return Dialogues(prefix, [[(user_turn(user), False), reply(text)] for user, text in turns])
 
 
 def _tool_dialogues(rng: random.Random, stage: Stage, database: Database, path: str) -> Dialogues:
-    """``writes`` dialogues with a first tool call, and ``checks + rewrites`` that go on after a query's rows."""
+    """``writes`` dialogues with a first tool call, and ``rewrites`` that go on after a query's rows."""
 
     def call(sql: str, *, learned: bool = True) -> Segment:
         return tool_call(prompts.QUERY_TOOL["name"], {"sql": sql}, learned=learned)
 
     items: list[list[Segment]] = []
-    for number in range(stage.writes + stage.checks + stage.rewrites):
+    for number in range(stage.writes + stage.rewrites):
         question = _question(rng, stage, database)
         start = (user_turn(prompts.write_message(question.text)), False)
         if number < stage.writes:
             items.append([start, call(question.sql)])
             continue
-        rows = tool_turn(_result(path, question.sql))
-        if rng.random() < 0.25:
-            items.append([start, call(question.sql, learned=False), rows, reply(prompts.DONE)])
-        else:  # as with checks, most first queries are wrong; half of the corrupted ones fail
-            wrong = corrupt(rng, database, question.sql)
-            begin = [start, call(wrong, learned=False), tool_turn(_result(path, wrong))]
-            # Ends are rarely learned: whether a second query is right is left to reinforcement learning.
-            end = reply(prompts.DONE, learned=rng.random() < 0.1)
-            items.append([*begin, call(question.sql), rows, end])
+        first = first_query(rng, database, question.sql)
+        item = [start, call(first, learned=False), tool_turn(query_result(path, first))]
+        if first != question.sql:
+            item += [call(question.sql), tool_turn(query_result(path, question.sql))]
+        items.append([*item, reply(prompts.DONE)])
     return Dialogues(system_turn(prompts.tool_system_message(schema_text(database)), [prompts.QUERY_TOOL]), items)
 
 
@@ -159,7 +154,7 @@ def _question(rng: random.Random, stage: Stage, database: Database) -> Generated
     return write_question(rng, database, freedom=stage.freedom, mix=stage.mix)
 
 
-def _result(path: str, sql: str) -> str:
+def query_result(path: str, sql: str) -> str:
     """The output of the agent's execute node."""
     try:
         return render(run_query(path, sql, max_rows=100), max_chars=_RESULT_CHARS)

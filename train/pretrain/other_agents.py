@@ -36,7 +36,7 @@ from groundwire.train.pretrain.turns import (
     user_turn,
 )
 from groundwire.train.pretrain.wording import argument_name, paragraph, phrase
-from groundwire.train.pretrain.wrong_queries import corrupt
+from groundwire.train.pretrain.wrong_queries import corrupt, first_query
 
 __all__ = ["Asked", "other_dialogues"]
 
@@ -80,8 +80,8 @@ class _Answer:
             key = argument_name(rng, "final_arguments")
         return cls(form, "" if rng.random() < 0.15 and form != "bare" else instruction, key, final)
 
-    def segment(self, rng: random.Random, sql: str, result: str = "") -> Segment:
-        """The last reply, after ``result`` if the agent runs its queries."""
+    def segment(self, sql: str) -> Segment:
+        """The last reply."""
         if self.form == "fenced":
             return reply(fence(sql))
         if self.form == "json":
@@ -157,13 +157,13 @@ def _plain(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> 
     items = []
     last = answer.instruction if in_user else ""
     for question in asked.writes:
-        items.append([first(_ask(rng, question.text, last)), answer.segment(rng, question.sql)])
+        items.append([first(_ask(rng, question.text, last)), answer.segment(question.sql)])
     for question in asked.later:
         wrong = corrupt(rng, asked.database, question.sql)
         shown = fence(wrong) if rng.random() < 0.7 else wrong
         text = f"{phrase(rng, 'failed')}\n{shown}\n{phrase(rng, 'error_intro')}{run(wrong)}"
         text = f"{_ask(rng, question.text, spare=1.0)}\n{text}\n{phrase(rng, 'repair')}"
-        items.append([first(f"{text}\n{last}".strip()), answer.segment(rng, question.sql)])
+        items.append([first(f"{text}\n{last}".strip()), answer.segment(question.sql)])
     return Dialogues(prefix, items)
 
 
@@ -215,14 +215,11 @@ def _tools(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> 
 
     items = [[*start(question.text), call(question.sql)] for question in asked.writes]
     for question in asked.later:
-        result = run(question.sql)
-        last = [tool_turn(result), answer.segment(rng, question.sql, result)]
-        if rng.random() < 0.25:
-            items.append([*start(question.text), call(question.sql, learned=False), *last])
-        else:  # as with our own agents, most first queries are wrong
-            wrong = corrupt(rng, asked.database, question.sql)
-            begin = [*start(question.text), call(wrong, learned=False), tool_turn(run(wrong))]
-            items.append([*begin, call(question.sql), *last])
+        first = first_query(rng, asked.database, question.sql)
+        item = [*start(question.text), call(first, learned=False), tool_turn(run(first))]
+        if first != question.sql:
+            item += [call(question.sql), tool_turn(run(question.sql))]
+        items.append([*item, answer.segment(question.sql)])
     return Dialogues(prefix, items)
 
 
@@ -267,8 +264,7 @@ def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -
         start = (user_turn(_ask(rng, question.text)), False)
         item = [start, *explored, tool_call(tool["name"], {argument: question.sql})]
         if number >= 2:
-            result = run(question.sql)
-            item += [tool_turn(result), answer.segment(rng, question.sql, result)]
+            item += [tool_turn(run(question.sql)), answer.segment(question.sql)]
         items.append(item)
     return Dialogues(prefix, items)
 
