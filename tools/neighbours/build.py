@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
 
-_VERSION = 8
+_VERSION = 9
 _CANDIDATES = 48
+_FEW_ROWS = 3
 _PATIENCE = 10
 """Variants without a gain, one after the other, after which no more are made if one tells constants from each gold."""
 _ENOUGH = 5
@@ -203,7 +204,9 @@ def _try_variants(
             break
         rng, style = random.Random(f"{source.key} {variant}"), _STYLES[variant % len(_STYLES)]
         if largest > 5 and variant % 4 == 3:
-            style = Style(rows=largest * 4, keep=style.keep, known=style.known)
+            style = replace(style, rows=largest * 4)
+        elif variant >= _CANDIDATES // 2 and variant % 2:  # few rows rarely have equal sort keys
+            style = replace(style, rows=_FEW_ROWS)
         path = folder / f"{variant}.sqlite"
         try:
             write_database(path, source.schema, make_rows(source.schema, known, style, rng))
