@@ -80,7 +80,7 @@ def check_given(train: Sequence[Task], validation: Sequence[Task]) -> None:
         raise DataError(
             f"{len(shared):,} of the {len(validation):,} validation tasks have questions of training tasks, such "
             f"as {shorten_repr(shared[0][_QUESTION])}: their score would show what was memorised. Give other tasks, or "
-            "set allow_shared_questions"
+            "set allow_shared"
         )
 
 

@@ -33,22 +33,22 @@ class TaskList:
         *,
         source: str,
         group_column: str | None = None,
-        allow_shared_questions: bool = False,
+        allow_shared: bool = False,
     ) -> None:
         self._tasks, self._validation, self._source = tasks, validation, source
         train, held_out, how = tasks, validation, ""
         if not isinstance(held_out, list):
             train, held_out, how = hold_out(tasks, held_out, source=source, column=group_column)
-        elif not allow_shared_questions:
+        elif not allow_shared:
             check_given(tasks, held_out)
         sizes = f"train {len(train):,} tasks, validation {len(held_out):,} tasks"
         self._data = TaskData(train=train, validation=held_out, source=f"{source}: {sizes}{', ' if how else ''}{how}")
 
-    def split_as(self, *, group_column: str | None, allow_shared_questions: bool) -> TaskList:
+    def split_as(self, *, group_column: str | None, allow_shared: bool) -> TaskList:
         """The same tasks under these settings of a run. Raises :class:`DataError`."""
         if group_column is None and not isinstance(self._validation, list):
             return self
-        options: dict[str, Any] = {"group_column": group_column, "allow_shared_questions": allow_shared_questions}
+        options: dict[str, Any] = {"group_column": group_column, "allow_shared": allow_shared}
         return TaskList(self._tasks, self._validation, source=self._source, **options)
 
     def load(self, data_dir: str | None = None) -> TaskData:
@@ -61,12 +61,12 @@ class TaskList:
         return os.path.abspath(path) if path else ""
 
 
-def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared_questions: bool = False) -> TaskList:
+def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) -> TaskList:
     """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.
 
     A task has at least a ``question``; an ``id`` is made where it is missing. ``validation`` is more tasks, or the
     share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`). Raises :class:`DataError`, also for
-    validation tasks with questions of ``tasks``, unless ``allow_shared_questions``.
+    validation tasks with questions of ``tasks``, unless ``allow_shared``.
     """
     rows, source = _read(tasks, "tasks")
     check_unique_ids(rows, source)
@@ -74,7 +74,7 @@ def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared_questions: bool
         return TaskList(rows, float(validation), source=source)
     given, given_source = _read(validation, "validation")
     check_unique_ids(given, given_source)
-    return TaskList(rows, given, source=source, allow_shared_questions=allow_shared_questions)
+    return TaskList(rows, given, source=source, allow_shared=allow_shared)
 
 
 def is_file(name: str | Path) -> bool:

@@ -116,9 +116,9 @@ def test_validation_tasks_with_questions_of_training_are_refused_unless_a_settin
     for validation, count in ((tasks, "20 of the 20"), (leaked, "1 of the 10")):
         with pytest.raises(UserError, match=f"{count} validation tasks have questions of training tasks, such as"):
             _prepared(tasks, validation)
-        with pytest.raises(DataError, match="or set allow_shared_questions"):
+        with pytest.raises(DataError, match="or set allow_shared"):
             task_list(tasks, validation=validation)
-        notes = _prepared(tasks, validation, allow_shared_questions=True).notes
+        notes = _prepared(tasks, validation, allow_shared=True).notes
         assert f"      validation shares with training: {count.replace('the ', '')} questions" in notes
     assert not any("shares" in note for note in _prepared(tasks, others).notes)
     on_another = [{**task, "db_id": "b"} for task in tasks]

@@ -221,7 +221,7 @@ def test_the_same_share_of_the_tasks_is_held_out_each_time() -> None:
     assert first == second
     assert (len(first.train), len(first.validation)) == (7, 3)
     assert {task["id"] for task in (*first.train, *first.validation)} == {f"tasks-{number}" for number in range(10)}
-    both = domains.task_list(TASKS, validation=TASKS, allow_shared_questions=True).load()
+    both = domains.task_list(TASKS, validation=TASKS, allow_shared=True).load()
     assert (len(both.train), len(both.validation)) == (10, 10)
     with pytest.raises(DataError, match="1 ids stand for more than one task"):
         domains.task_list([{"id": 1, "question": "?"}] * 4, validation=TASKS)
@@ -246,7 +246,7 @@ def test_a_column_does_not_make_answers_sql_and_a_reward_of_queries_does(tmp_pat
     sqlite3.connect(tmp_path / "shop.sqlite").close()
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"question": "?", "db_path": "shop.sqlite", "query": "SELECT 1"}) + "\n")
-    domain = domains.task_list(file, validation=file, allow_shared_questions=True)
+    domain = domains.task_list(file, validation=file, allow_shared=True)
     [task] = domain.load().train
     assert domain.database(task) == str(tmp_path / "shop.sqlite")
     own = reward_function(lambda task, answer: float(answer in task["query"]))

@@ -74,7 +74,7 @@ def _error_class(row: Mapping[str, Any]) -> str:
     if not row["answer"].strip():
         return "no query"
     found = execution_match(row["answer"], task["query"], task["db_path"])
-    if found.executed:
+    if found.reason.startswith(("the results ", "the prediction reads ")):  # it ran
         return found.reason
     return next((name for name in _SQL_ERRORS if name in found.reason), "another error")
 

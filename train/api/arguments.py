@@ -44,7 +44,7 @@ def parse_arguments(
         if validation is not None:
             raise ConfigError("a domain has its own validation tasks: leave out validation")
     else:
-        later = {"allow_shared_questions": True}  # until all settings are known
+        later = {"allow_shared": True}  # until all settings are known
         shares: dict[str, Any] = {} if validation is None else {"validation": validation}
         domain = task_list(tasks, **shares, **later) if train else task_list([], validation=tasks)
         elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))

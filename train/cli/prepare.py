@@ -191,7 +191,7 @@ def _load_data(config: RunConfig, domain: domains.Domain, split: str | None) -> 
     """The domain's data, with notes about what training and validation share; tasks are held out by the settings."""
     column = config.group_column
     if isinstance(domain, domains.TaskList):
-        domain = domain.split_as(group_column=column, allow_shared_questions=config.allow_shared_questions)
+        domain = domain.split_as(group_column=column, allow_shared=config.allow_shared)
     elif column is not None:
         raise ConfigError(f"group_column is {column!r}, but domain {domain.name!r} has its own split: leave it out")
     data = domains.load_split(domain, split, config.data_dir)

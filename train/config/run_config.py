@@ -161,7 +161,7 @@ class RunConfig(AgentSettings):
         "db_id, document or group",
         metavar="NAME",
     )
-    allow_shared_questions: bool = _data(False, "Accept validation tasks that have questions of training tasks")
+    allow_shared: bool = _data(False, "Accept validation tasks that have questions of training tasks")
     gold_trust: str | None = _data(
         None,
         "File such as suspects.json: a training task stays with the probability of its gold's trust, and has its "
