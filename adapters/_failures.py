@@ -17,7 +17,7 @@ from groundwire.adapters._types import (
     ToolError,
     TurnLimitError,
 )
-from groundwire.tools.infrastructure import causes, infrastructure_errors
+from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
 from groundwire.tools.sql import DatabaseError
 
 __all__ = ["agent_failure", "typed_failures"]
@@ -49,7 +49,9 @@ def agent_failure(error: BaseException) -> BackendError:
     message = f"{type(error).__name__}: {error}"
     if broken := infrastructure_errors(error):
         root = f"{type(broken[-1]).__name__}: {broken[-1]}"
-        return ToolError(message if root == message else f"{message} ({root})")
+        failure = ToolError(message if root == message else f"{message} ({root})")
+        failure.resources = {name for each in broken for name in named_resources(each)}
+        return failure
     names = {kind.__name__ for each in causes(error) for kind in type(each).__mro__}
     if names & _TURN_LIMITS:
         return TurnLimitError(message)

@@ -5,7 +5,7 @@ A :class:`Question` has no field for the gold answer, so no agent can see it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -112,6 +112,8 @@ class BackendError(Exception):
     """The agent's steps before the failure, as far as they are known."""
     input: str = ""
     """How the agent was called, in one line."""
+    resources: Collection[str] = ()
+    """The hosts, files and commands that failed, as far as they are known: the policy may have made them up."""
 
 
 class AgentError(BackendError):

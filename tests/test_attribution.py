@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import queue
+import shlex
 import sqlite3
+import sys
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +25,7 @@ from no_data import NoData
 from groundwire.adapters import agent_backend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.tools.infrastructure import infrastructure_errors
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
@@ -180,6 +183,37 @@ def _connect(path: str) -> Any:
 )
 async def test_what_the_policy_made_up_is_its_own_failure(tool: Tool, reply: str, kind: str) -> None:
     result = await _outcome(tool, reply)
+    assert (result.status, result.reward) == (kind, 0.0 if kind == "agent" else None)
+
+
+COMMAND = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+body = {"model": "m", "messages": [{"role": "user", "content": task["question"]}]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+headers = {"Content-Type": "application/json"}
+reply = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+text = reply["choices"][0]["message"]["content"]
+exec(sys.argv[1], {"text": text, "urllib": urllib})
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "reply", "kind"),
+    [
+        ("raise ConnectionRefusedError(111, 'Connection refused')", "go", "tool"),
+        ("raise SystemExit('Error: connect ECONNREFUSED given.invalid:80')", "given.invalid", "tool"),
+        ("raise SystemExit(f'Error: getaddrinfo ENOTFOUND {text}')", "made-up.invalid", "agent"),
+        ("raise ValueError(f'no number in {text}')", "go", "agent"),
+    ],
+)
+async def test_the_output_of_a_program_that_failed_tells_who_caused_it(
+    tool: str, reply: str, kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(COMMAND)
+    command = shlex.join([sys.executable, str(tmp_path / "agent.py"), tool])
+    async with _rollouts(CommandBackend(agent=command), reply) as run:
+        [result] = await run(1)
     assert (result.status, result.reward) == (kind, 0.0 if kind == "agent" else None)
 
 

@@ -428,6 +428,25 @@ def test_an_agent_that_cannot_use_a_reply_is_trained_with_reward_0_unless_such_f
         assert figures["rollouts/dropped_total"] == 0
 
 
+def test_a_failure_of_the_policy_scores_the_least_reward_of_its_group_and_of_the_run(tmp_path: Path) -> None:
+    class Parser(_Backend):
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            answer = await super().run(question, endpoint)
+            if answer.text == "wrong":
+                raise AgentError("cannot parse this")
+            return answer
+
+    async def signed(task: Any, answer: str, steps: Any) -> float:
+        return next(given)
+
+    given = itertools.chain([-1.0], itertools.repeat(1.0))
+    with _service(tmp_path, Parser(), reward=signed) as made:
+        for step in range(2):
+            made.service.submit([_prompt(str(step))])
+            made.until_done(step + 1)
+    assert sorted(row.reward for row in made.queue.rows.values()) == [*[-1.0] * 5, *[1.0] * 3]
+
+
 def test_three_steps_in_which_the_policy_fails_every_rollout_end_the_training(tmp_path: Path) -> None:
     class Broken(_Backend):
         async def run(self, question: Question, endpoint: Endpoint) -> Answer:

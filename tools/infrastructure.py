@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["causes", "infrastructure_errors", "named_resources"]
+__all__ = ["causes", "hosts_in", "infrastructure_errors", "is_infrastructure_text", "named_resources"]
 
 _LINKS = ("__cause__", "__context__", "original_exception", "orig", "reason", "last_attempt")
 """What an exception was raised from or while handling; some libraries keep it elsewhere."""
@@ -44,6 +44,12 @@ _SQLITE = re.compile(
 )
 _MYSQL = {1021, 1040, 1114, 1203, 1205, 1213}
 """Disk full, too many connections, table full, lock wait timeout, deadlock. The client's own codes are 2xxx."""
+_IN_TEXT = re.compile(
+    r"\b(?:E(?:CONN\w+|TIMEDOUT|NOTFOUND|AI_AGAIN|PIPE|NOSPC|N?FILE|MFILE|NOMEM|IO)"
+    rf"|\w*(?:{'|'.join(_INFRASTRUCTURE)})|Connection\w+Error|OSError)\b"
+)
+"""Classes of exceptions, and codes of the operating system, in what a program writes."""
+_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+")
 _RESOURCE_NAMES = (
     *("url", "str_or_url", "fullurl", "full_url", "host", "address"),
     *("path", "file", "filename", "file_path", "database", "db_path", "cmd", "command"),
@@ -70,6 +76,16 @@ def causes(error: BaseException | None) -> list[BaseException]:
 def infrastructure_errors(error: BaseException) -> list[BaseException]:
     """The failures of the network, the operating system or a server in the chain of causes of ``error``."""
     return [each for each in causes(error) if _is_infrastructure(each)]
+
+
+def is_infrastructure_text(text: str) -> bool:
+    """Whether the last lines of a program that failed name such a failure."""
+    return _IN_TEXT.search(text) is not None
+
+
+def hosts_in(text: str) -> set[str]:
+    """What may be hosts in ``text``."""
+    return set(_HOST.findall(text))
 
 
 def named_resources(error: BaseException) -> set[str]:

@@ -17,16 +17,17 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
+from groundwire.adapters._types import AgentError, Answer, Endpoint, Question, ToolError
 from groundwire.adapters.unmodified.answers import judged_answer
 from groundwire.adapters.unmodified.backend import agent_task
 from groundwire.adapters.unmodified.conversation import Conversation
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
+from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 __all__ = ["CommandBackend"]
 
-_MAX_ANSWER = 1 << 20
+_MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of the last line of standard error in the message of a failure."""
 
@@ -45,7 +46,7 @@ class CommandBackend:
             raise ValueError(f"agent {agent!r}: there is no program {' '.join(self._command[:1])!r}")
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question. Raises :class:`adapters.AgentError`."""
+        """Answer one question. Raises :class:`adapters.AgentError`, or :class:`adapters.ToolError` by its output."""
         # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
         process = subprocess.Popen(  # noqa: ASYNC220, S603
             self._command,
@@ -65,8 +66,14 @@ class CommandBackend:
                 os.killpg(process.pid, signal.SIGKILL)
         output, errors = await asyncio.wrap_future(ends)
         if process.returncode:
-            last = [*output.split(b"\n"), *errors.strip().split(b"\n")][-1].decode("utf-8", "replace")[:_SHOWN]
-            raise AgentError(f"the agent ended with status {process.returncode}: {last} ({shlex.join(self._command)})")
+            written = [*output.split(b"\n"), *errors.strip().split(b"\n")]
+            last, end = (b"\n".join(written[-count:]).decode("utf-8", "replace") for count in (1, _LAST_LINES))
+            broken = is_infrastructure_text(end) or process.returncode == -signal.SIGKILL  # out of memory
+            failure = (ToolError if broken else AgentError)(
+                f"the agent ended with status {process.returncode}: {last[:_SHOWN]} ({shlex.join(self._command)})"
+            )
+            failure.resources = hosts_in(end) if broken else ()
+            raise failure
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
         answer, field = judged_answer(text, question.form, Conversation(), {})
         shown = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"

@@ -18,7 +18,6 @@ from groundwire.adapters import (
     TurnLimitError,
 )
 from groundwire.adapters.tracing.call_summary import CallSummary, call_summary
-from groundwire.tools.infrastructure import infrastructure_errors, named_resources
 
 __all__ = ["attribute", "attribute_time_limit"]
 
@@ -30,9 +29,7 @@ async def attribute(error: BackendError, endpoint: Endpoint) -> BackendError:
     """The failure that ``error``, which a backend raised, stands for."""
     if isinstance(error, PromptTooLongError):
         return error
-    broken = infrastructure_errors(error) if isinstance(error, ToolError) else ()
-    made = await call_summary(endpoint.base_url, {name for each in broken for name in named_resources(each)})
-    found = _attributed(error, made)
+    found = _attributed(error, await call_summary(endpoint.base_url, error.resources))
     if found is not error:
         found.steps, found.input, found.__cause__ = error.steps, error.input, error
     return found
