@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import Any
 
 import agentlightning.emitter as agl
@@ -224,11 +225,14 @@ async def test_emitting_outside_of_a_rollout_is_refused() -> None:
         tracer = get_active_tracer()
         assert tracer is not None
         emitted.append(tracer)
+        contexts.append(copy_context())
 
     emitted: list[Any] = []
+    contexts: list[Any] = []
     await _outcomes(elsewhere)
-    with pytest.raises(RuntimeError, match="outside of a rollout"):
-        emitted[0].create_span("annotation")
+    for context in (copy_context(), contexts[0]):  # the second is that of a thread that the rollout left
+        with pytest.raises(RuntimeError, match="outside of a rollout"):
+            context.run(emitted[0].create_span, "annotation")
     assert get_active_tracer() is None
 
 

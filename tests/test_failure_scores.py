@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from groundwire import rewards
 from groundwire.adapters import AgentError
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.attempts import failure_span
@@ -83,6 +85,34 @@ def test_a_reward_that_has_read_no_answer_yet_is_what_fails() -> None:
     [failed] = scores.settle([_result("unreadable_answer")])
     assert (failed.status, failed.reward) == ("reward", None)
     assert _rewards(scores, _result("unreadable_answer"), _result("succeeded", 1.0)) == [0.0, 1.0]
+
+
+def test_a_reply_that_was_cut_off_is_trained_with_the_least_reward_of_the_run(tmp_path: Path, tiny_policy: Any) -> None:
+    async def agent(choose: Choose) -> str:
+        return await choose("select a name", "01")
+
+    given = itertools.chain([-2.0], itertools.repeat(1.0))  # the first is of the validation
+    settings = {"truncated": "zero", "max_tokens": 1, "val_temperature": 1.0}
+    rows = rollouts(train(tmp_path, tiny_policy, agent, lambda answer: next(given), **settings))
+    assert {row["reward"] for row in rows} == {1.0}
+    assert {credit.returns for row in rows for credit in row_credits(row) if credit} == {-2.0}
+
+
+def test_an_unreachable_service_of_a_reward_is_no_wrong_answer(tmp_path: Path, tiny_policy: Any) -> None:
+    async def agent(choose: Choose) -> str:
+        return await choose("select a name", "01")
+
+    def reward(answer: str) -> float:
+        if answer == "1":
+            return 1.0
+        try:
+            raise ConnectionRefusedError("the grader")
+        except OSError as error:
+            raise ValueError("no grade") from error
+
+    metrics = evaluate(tmp_path, tiny_policy, agent, reward, val_tasks=16, val_temperature=1.0, retries=0)
+    assert set(metrics["failures"]) == {"reward"}
+    assert metrics["accuracy"] == 1.0
 
 
 def test_a_failed_rollout_whose_calls_were_lost_has_no_reward() -> None:

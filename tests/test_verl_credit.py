@@ -94,12 +94,13 @@ def test_last_trains_the_last_call_alone() -> None:
     assert row.mask == [0, 0, 0, 1]
 
 
-def test_truncated_replies_are_left_out_or_make_the_reward_0() -> None:
+def test_truncated_replies_are_left_out_or_make_the_reward_the_least() -> None:
     cut = [GROWING[0], replace(GROWING[1], finish_reason="length")]
     [trained], [masked], [zeroed] = (_rows(cut, truncated=mode) for mode in ("train", "mask", "zero"))
     assert (trained.mask, trained.reward) == ([1, 1, 0, 1], 1.0)
     assert (masked.mask, masked.reward) == ([1, 1, 0, 0], 1.0)
     assert (zeroed.mask, zeroed.reward) == ([1, 1, 0, 1], 0.0)
+    assert [row.reward for row in _rows(cut, truncated="zero", least=-2.0)] == [-2.0]
 
 
 def test_only_the_agents_that_match_are_trained() -> None:
