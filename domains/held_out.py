@@ -86,6 +86,8 @@ def check_given(train: Sequence[Task], validation: Sequence[Task]) -> None:
 
 def shared_notes(data: TaskData, column: str | None = None) -> list[str]:
     """A sentence about the questions, databases, documents and groups of validation that training has as well."""
+    if not data.train:
+        return []
     shared = []
     for name in (_QUESTION, *group_columns([*data.train, *data.validation], column)):
         trained = {_value(task, name) for task in data.train} - {""}
