@@ -134,6 +134,9 @@ def test_a_column_is_named_by_a_setting() -> None:
     data = _prepared(tasks, group_column="patient").data
     assert not set.intersection(*_values(data, "patient"))
     assert "held out by question and patient" in data.source
+    judged = task_list([], validation=[{"question": "?"}])  # by the settings of the run that trained the model
+    judged = judged.split_as(group_column="patient", allow_shared_questions=False)
+    assert shared_notes(judged.load(), "patient") == []
     with pytest.raises(
         DataError, match="group_column is 'doctor'; the tasks have the columns question, patient, db_id"
     ):
