@@ -135,7 +135,7 @@ def test_a_column_is_named_by_a_setting() -> None:
     assert not set.intersection(*_values(data, "patient"))
     assert "held out by question and patient" in data.source
     judged = task_list([], validation=[{"question": "?"}])  # by the settings of the run that trained the model
-    judged = judged.split_as(group_column="patient", allow_shared_questions=False)
+    judged = judged.split_as(group_column="patient", allow_shared=False)
     assert shared_notes(judged.load(), "patient") == []
     with pytest.raises(
         DataError, match="group_column is 'doctor'; the tasks have the columns question, patient, db_id"
