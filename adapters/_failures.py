@@ -50,7 +50,7 @@ def agent_failure(error: BaseException) -> BackendError:
     if broken := infrastructure_errors(error):
         root = f"{type(broken[-1]).__name__}: {broken[-1]}"
         failure = ToolError(message if root == message else f"{message} ({root})")
-        failure.resources = {name for each in broken for name in named_resources(each)}
+        failure.resources = named_resources(broken)
         return failure
     names = {kind.__name__ for each in causes(error) for kind in type(each).__mro__}
     if names & _TURN_LIMITS:

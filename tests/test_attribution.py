@@ -15,6 +15,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -166,6 +167,11 @@ def _fetch(url: str) -> bytes:
     return urllib.request.urlopen(url, timeout=5).read()
 
 
+def _answers_badly(url: str) -> None:
+    with _server(503) as own:
+        requests.get(url.format(port=urlsplit(own).port), timeout=5).raise_for_status()
+
+
 def _connect(path: str) -> Any:
     return sqlite3.connect(":memory:").execute(f"SELECT {path}")
 
@@ -176,6 +182,7 @@ def _connect(path: str) -> Any:
         (_fetch, "http://made-up.invalid/x", "agent"),
         (_fetch, "http://given.invalid", "tool"),
         (lambda reply: _fetch("http://of-the-tool.invalid"), "http://made-up.invalid/x", "tool"),
+        (_answers_badly, "http://127.0.0.1:{port}/of-the-policy", "tool"),
         (open, "/tmp/no-such-folder/made-up.csv", "agent"),
         (lambda reply: Path("/no/such/settings.toml").read_text(), "made-up.csv", "tool"),
         (_connect, "no_such_column", "agent"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,6 +44,12 @@ _SQLITE = re.compile(
 )
 _MYSQL = {1021, 1040, 1114, 1203, 1205, 1213}
 """Disk full, too many connections, table full, lock wait timeout, deadlock. The client's own codes are 2xxx."""
+_CONNECTED = {
+    "ReadTimeout", "ReadTimeoutError", "ReadError", "RemoteProtocolError",  # requests, httpx, urllib3
+    "RemoteDisconnected", "ServerDisconnectedError", "IncompleteRead", "ChunkedEncodingError", "ClientPayloadError",
+    "ConnectionResetError", "BrokenPipeError",
+}  # fmt: skip
+"""Errors after a connection was made, so there is such a host."""
 _IN_TEXT = re.compile(
     r"\b(?:E(?:CONN\w+|TIMEDOUT|NOTFOUND|AI_AGAIN|PIPE|NOSPC|N?FILE|MFILE|NOMEM|IO)"
     rf"|\w*(?:{'|'.join(_INFRASTRUCTURE)})|Connection\w+Error|OSError)\b"
@@ -88,10 +94,15 @@ def hosts_in(text: str) -> set[str]:
     return set(_HOST.findall(text))
 
 
-def named_resources(error: BaseException) -> set[str]:
-    """The hosts, URLs, files and commands that ``error`` is about, from its attributes and from where it was raised."""
+def named_resources(broken: Sequence[BaseException]) -> set[str]:
+    """The hosts, URLs, files and commands that a failure is about, from its attributes and from where it was raised.
+
+    ``broken`` are its :func:`infrastructure_errors`. A host that has answered, if only with a status, is none of them.
+    """
+    if any(_status(each) or {kind.__name__ for kind in type(each).__mro__} & _CONNECTED for each in broken):
+        return set()
     found = set[str]()
-    for value in _values(error):
+    for value in (value for each in broken for value in _values(each)):
         for text in value if isinstance(value, (list, tuple)) else [value]:
             name = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
             found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
@@ -125,7 +136,7 @@ def _status(error: BaseException) -> int | None:
     metadata = response.get("ResponseMetadata") if isinstance(response, dict) else None
     found = (
         *(getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")),
-        getattr(error, "code", None),
+        getattr(error, "code", None) if type(error).__name__ == "HTTPError" else None,
         metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None,
     )
     return next((each for each in found if isinstance(each, int) and 400 <= each < 600), None)
