@@ -18,7 +18,7 @@ from groundwire.adapters import AGENT_HEADER, Answer, Endpoint
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.adapters.tracing.wire.exchange import calling_agent, parse_reply, read_request
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, calling_agent, read_exchange, read_request
 from groundwire.domains import load_split, task_list
 from groundwire.tools import text
 from groundwire.tools.errors import UserError
@@ -63,9 +63,20 @@ def test_text_is_made_valid_where_it_enters_and_where_it_leaves() -> None:
     answer = Answer(text=BAD, steps=[step])  # type: ignore[list-item]
     assert (answer.text, answer.steps) == (GOOD, [{**step, "agent": GOOD, "input": GOOD, "output": GOOD}])
     body = json.dumps({"messages": [{"content": BAD}]}).encode()
-    assert read_request(body) == parse_reply(body) == {"messages": [{"content": GOOD}]}
+    assert read_request(body) == {"messages": [{"content": GOOD}]}
     assert to_json({BAD: BAD}) == f'{{"{GOOD}":"{GOOD}"}}'
     assert masked_values({BAD: BAD}) == read_prompts({BAD: BAD}) == {GOOD: GOOD}
+
+
+def test_halves_that_a_server_streams_one_by_one_are_one_character() -> None:
+    deltas = [{"role": "assistant", "content": half} for half in ("\ud83d", "\ude00", "\ud83d")]
+    events = [{"choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas]
+    events[-1]["choices"][0]["finish_reason"] = "stop"
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    exchange = HttpExchange(
+        rollout_id="r", attempt_id="a", agent="", started=1.0, ended=2.0, body=body.encode(), streamed=True
+    )
+    assert read_exchange(exchange, sequence=1).reply["content"] == "\U0001f600\ufffd"
 
 
 @given(ANY_TEXT)

@@ -20,7 +20,6 @@ from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, check_id
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.text import valid_texts
 
 __all__ = [
     "CANCELLED",
@@ -232,7 +231,7 @@ def parse_reply(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:  # Python's own parser also takes lone surrogates, NaN and infinity
-        return valid_texts(json.loads(body))
+        return json.loads(body)
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
