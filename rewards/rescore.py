@@ -7,12 +7,14 @@ only from groups whose rewards differ, so the result lists the groups that gain 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groundwire.rewards._neighbours import in_training
+from groundwire.rewards._range import declared_range
 from groundwire.rewards._scoring import Score, map_concurrently, score
 from groundwire.rewards._types import Reward
 
@@ -81,7 +83,8 @@ async def rescore(
 ) -> RescoredRun:
     """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. ``on_end`` is called after each rollout.
 
-    Rollouts of training are judged as in training. A failure that scored in the run keeps its score: it has no answer.
+    Rollouts of training are judged as in training. A failure that scored in the run has no answer: it scores the least
+    of the new rewards, or 0 if none is lower.
 
     Raises ``ValueError`` for a row without a task or steps.
     """
@@ -91,11 +94,13 @@ async def rescore(
     async def score_rollout(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
         row, task, steps = item
         if row["status"] != "succeeded":
-            return Score(row["reward"])
+            return Score(math.inf)
         with in_training(row["mode"] == "train"):
             return await score(reward, task, row["answer"], steps)
 
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)
+    least = min([0.0, declared_range(reward)[0], *(each.value for each in scores if each.value is not None)])
+    scores = [Score(least) if each.value == math.inf else each for each in scores]
     rollouts = [
         RescoredRollout(
             step=row["step"],

@@ -65,9 +65,13 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
     async def likes_everything(task: Any, answer: str, steps: Any) -> float:
         return 1.0
 
-    replayed = await rescore(rows, likes_everything)
-    assert {each.new for each in replayed.rollouts if each.rollout == failed["rollout_id"]} == {0.0}
-    assert replayed.failed == 0
+    async def likes_nothing(task: Any, answer: str, steps: Any) -> float:
+        return -1.0
+
+    for reward, least in ((likes_everything, 0.0), (likes_nothing, -1.0)):
+        replayed = await rescore(rows, reward)
+        assert {each.new for each in replayed.rollouts if each.rollout == failed["rollout_id"]} == {least}
+        assert replayed.failed == 0
 
 
 class _NoDecoder:

@@ -52,8 +52,8 @@ class RolloutCollector:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
     has ended.
 
-    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each result, before it is
-    returned.
+    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each result of :meth:`run`,
+    before it is returned.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
@@ -110,7 +110,10 @@ class RolloutCollector:
         async for index, result in self.each(requests, deadline_s=deadline_s):
             results[index] = result
             on_end()
-        return self._scores.settle([results[index] for index in range(len(requests))])
+        settled = self._scores.settle([results[index] for index in range(len(requests))])
+        for result in settled:
+            self._on_result(result)
+        return settled
 
     async def each(
         self, requests: Sequence[RolloutRequest], *, deadline_s: float
@@ -137,7 +140,6 @@ class RolloutCollector:
                 ended = False
             left_s = max(deadline - time.monotonic(), _COLLECT_S)
             collected = await self._collect(requests[index], ids[index], ended=ended, timeout_s=left_s)
-            self._on_result(collected)
             return index, collected
 
         tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
