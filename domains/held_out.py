@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,10 +19,8 @@ from groundwire.tools.files import shorten_repr
 
 __all__ = ["check_given", "group_columns", "hold_out", "question_key", "shared_notes"]
 
-_SUBJECTS = (
-    "dbid", "database", "databaseid", "db", "dbname", "dbpath", "document", "documentid", "doc", "docid",
-)  # fmt: skip
-_GROUPS = (*_SUBJECTS, "group", "groupid")
+_SUBJECTS = re.compile(r"(db|database|doc|document)(id|name|path|key)?")
+_GROUPS = re.compile(rf"{_SUBJECTS.pattern}|group(id|name|key)?")
 """Names of columns, without case and punctuation, whose values are a database, a document or a group."""
 _QUESTION, _ROW = "question", "id"
 _END = "?!.,;:。؟। "
@@ -35,7 +34,7 @@ def group_columns(tasks: Iterable[Task], named: str | None = None) -> list[str]:
     present = {name: None for task in tasks for name in task if isinstance(name, str)}
     if named is not None and named not in present:
         raise DataError(f"group_column is {named!r}; the tasks have the columns {', '.join(present)}")
-    return [name for group in _GROUPS for name in present if _plain(name) == group] if named is None else [named]
+    return [name for name in present if _GROUPS.fullmatch(_plain(name))] if named is None else [named]
 
 
 def hold_out(
@@ -73,7 +72,7 @@ def check_given(train: Sequence[Task], validation: Sequence[Task]) -> None:
     The same question about another database or document is another one.
     """
     both = set(group_columns(train)) & set(group_columns(validation))
-    names = (_QUESTION, *(name for name in both if _plain(name) in _SUBJECTS))
+    names = (_QUESTION, *(name for name in both if _SUBJECTS.fullmatch(_plain(name))))
     trained = {tuple(_value(task, name) for name in names) for task in train}
     shared = [task for task in validation if tuple(_value(task, name) for name in names) in trained]
     if shared:

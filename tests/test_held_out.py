@@ -57,7 +57,7 @@ def test_questions_are_the_same_without_case_spaces_final_punctuation_and_width(
 
 
 @pytest.mark.parametrize(
-    "column", ["db_id", "DB ID", "database", "db_path", "Document", "doc_id", "documentId", "group"]
+    "column", ["db_id", "DB ID", "database", "db_path", "Document", "doc_id", "documentId", "database_name", "group"]
 )
 def test_a_database_document_or_group_is_on_one_side(column: str) -> None:
     data = task_list(_rows(200, **{column: lambda n: f"g{n // 10}"})).load()
