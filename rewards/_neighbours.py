@@ -77,7 +77,7 @@ class OfTraining:
     value: float
     official: float
     wrong_on: str = ""
-    """The first neighbour with a lower value."""
+    """The neighbour with the least value, if that is lower."""
     unchecked: str = ""
     """Why there are no neighbours."""
 
@@ -96,13 +96,14 @@ def on_neighbours(answer: SqlAnswer, official: float, judge: Callable[[str, str,
     predicted, gold, database, question = answer
     if official <= 0 or _tokens(predicted) == _gold_tokens(gold):
         return OfTraining(value=official, official=official)
+    least, wrong_on = official, ""
     try:
         for neighbour in neighbours_of(database, gold, question):
-            if (value := judge(predicted, gold, neighbour)) < official:
-                return OfTraining(value=value, official=official, wrong_on=neighbour)
+            if least > 0 and (value := judge(predicted, gold, neighbour)) < least:
+                least, wrong_on = value, neighbour
     except NeighboursError as error:
         return OfTraining(value=official, official=official, unchecked=str(error))
-    return OfTraining(value=official, official=official)
+    return OfTraining(value=least, official=official, wrong_on=wrong_on)
 
 
 def without_neighbours(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
