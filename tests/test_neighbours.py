@@ -23,7 +23,7 @@ from groundwire.rewards.audit import audit
 from groundwire.rewards.spider.execution_match import execution_match, training_match
 from groundwire.tools.neighbours import Built, Job, NeighboursError, build_neighbours, cache, neighbours_of
 from groundwire.tools.neighbours.fuzz import write_database
-from groundwire.tools.neighbours.mutations import mutations
+from groundwire.tools.neighbours.mutations import memorised, mutations
 from groundwire.tools.neighbours.tables import Schema, Table, read_schema
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 
@@ -102,6 +102,48 @@ def test_a_near_miss_that_one_database_accepts_loses_on_a_neighbour(pets: str, g
     found = training_match(SqlAnswer(near_miss, gold, pets, ""))
     assert found.value == 0
     assert found.wrong_on in ("", *neighbours_of(pets, gold))
+
+
+@pytest.mark.parametrize(
+    ("gold", "copied"),
+    [
+        ("SELECT name FROM pet WHERE age > (SELECT avg(age) FROM pet)", "SELECT name FROM pet WHERE age > 6.0"),
+        ("SELECT name FROM pet ORDER BY age DESC LIMIT 1", "SELECT name FROM pet WHERE age = 9"),
+        ("SELECT count(*) FROM pet WHERE kind = 'cat'", "SELECT count(*) - 1 FROM pet"),
+        ("SELECT name FROM pet WHERE kind = 'cat'", "SELECT name FROM pet WHERE kind LIKE 'c%'"),
+    ],
+)
+def test_a_query_with_a_value_that_was_copied_from_the_database_loses(pets: str, gold: str, copied: str) -> None:
+    assert execution_match(copied, gold, pets).score == 1
+    assert paid(copied, gold, pets) == 0
+
+
+def test_parts_of_a_gold_are_replaced_by_values_that_a_policy_can_copy() -> None:
+    values = {"SELECT AVG(b) FROM t": 6.5, "SELECT b FROM t ORDER BY b DESC LIMIT 1": 9, 'SELECT COUNT(*) FROM "t"': 5}
+    gold = "SELECT count(*) FROM t WHERE b > 4"
+    assert memorised("SELECT a FROM t WHERE b > (SELECT avg(b) FROM t)", values.get) == [
+        "SELECT a FROM t WHERE b > 6.5"
+    ]
+    assert memorised("SELECT a FROM t ORDER BY b DESC LIMIT 1", values.get) == ["SELECT a FROM t WHERE b = 9"]
+    assert memorised(gold, (values | {gold: 3}).get) == ['SELECT COUNT(*) + -2 FROM "t"']
+    assert memorised("not a query", values.get) == []
+
+
+def test_dates_stay_dates_and_sums_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
+    values = ", ".join(f"({i % 9}.{i}1, '2026-0{1 + i % 4}-1{i % 9}')" for i in range(40))
+    make_database(tmp_path / "t.sqlite", f"CREATE TABLE t (weight real, day text); INSERT INTO t VALUES {values}")
+    for gold in ("SELECT count(*) FROM t WHERE day < '2026-03-01'", "SELECT avg(weight) FROM t"):
+        for file in map(Path, neighbours_of(str(tmp_path / "t.sqlite"), gold)):
+            assert rows(file, "SELECT count(*) FROM t WHERE date(day) IS NOT day") == [(0,)]
+            weights = [weight for (weight,) in rows(file, "SELECT weight FROM t")]
+            assert sum(weights) == sum(sorted(weights)) == sum(sorted(weights, reverse=True))
+
+
+def test_a_gold_for_the_largest_value_finds_one_on_each_neighbour(pets: str) -> None:
+    gold = "SELECT max(age) FROM pet WHERE kind = 'cat' AND name = 'Tom' AND owner_id = 1"
+    with closing(sqlite3.connect(pets)) as connection, connection:
+        connection.execute("UPDATE pet SET owner_id = 1")
+    assert all(rows(Path(file), gold) != [(None,)] for file in neighbours_of(pets, gold))
 
 
 def test_golds_and_rewrites_with_the_same_meaning_win_on_all_neighbours(pets: str) -> None:

@@ -29,7 +29,7 @@ from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
 
-_VERSION = 9
+_VERSION = 10
 _CANDIDATES = 48
 _FEW_ROWS = 3
 _PATIENCE = 10

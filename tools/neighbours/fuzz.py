@@ -116,7 +116,7 @@ def _with_nulls(values: list[Any], column: Column, rng: random.Random) -> list[A
 
 
 def _distinct(column: Column, wanted: list[Any], near: list[Any], count: int, rng: random.Random) -> list[Any]:
-    own = list(column.values) or _invented(column, rng)
+    own = [_short(value) for value in column.values] or _invented(column, rng)
     first = [value for value in dict.fromkeys([*wanted, *near]) if rng.random() < 0.8]
     rest = rng.sample(own, k=len(own))
     found = dict.fromkeys(_as_stored(value, column) for value in [*first[: count // 2 + 1], *rest])
