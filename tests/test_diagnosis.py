@@ -230,7 +230,8 @@ def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -
         environment={**_environment(), "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 1
-    assert "no rollout gave anything to train on. 4 of 4: no LLM call reached the proxy" in done.stderr
+    assert "none of 4 validation rollouts made an LLM call: no LLM call reached the proxy" in done.stderr
+    assert "a cache of the agent may answer" in done.stderr
     assert "groundwire why" in done.stderr
 
 

@@ -106,6 +106,8 @@ def diagnose(rows: Sequence[Row], settings: Mapping[str, Any] = MappingProxyType
 
 def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
     """Why no row (of whole steps, or a validation) gives a triplet; empty if one does."""
+    if silent := never_called(rows):
+        return f"no rollout gave anything to train on: {silent}"
     reasons = [_no_triplets(row, agent_match) for row in rows]
     found = [reason for reason in reasons if reason]
     if not found or len(found) < len(rows):
