@@ -106,8 +106,8 @@ def on_neighbours(answer: SqlAnswer, official: float, judge: Callable[[str, str,
     return OfTraining(value=least, official=official, wrong_on=wrong_on)
 
 
-def without_neighbours(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The ids of the tasks whose golds have no neighbours, and why."""
+def without_neighbours(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[], None]) -> dict[str, str]:
+    """The ids of the tasks whose golds have no neighbours, and why. ``on_end`` is called after each task."""
 
     def problem(task: Mapping[str, Any]) -> str:
         try:
@@ -115,6 +115,8 @@ def without_neighbours(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             neighbours_of(database, gold, question)
         except (NeighboursError, RewardError) as error:
             return str(error)
+        finally:
+            on_end()
         return ""
 
     tasks = list(tasks)

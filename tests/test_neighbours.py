@@ -217,7 +217,7 @@ def test_without_neighbours_an_answer_is_judged_on_the_database_alone_and_counte
     assert (found.value, found.components()["metric/unchecked"]) == (1, 1)
     assert "virtual table docs" in found.unchecked
     task = {"id": 7, "question": "?", "query": gold, "db_path": database}
-    assert "virtual table docs" in without_neighbours([task])["7"]
+    assert "virtual table docs" in without_neighbours([task], on_end=lambda: None)["7"]
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def _answers_unchecked(lines: Sequence[Line]) -> str:
     return (
         f"{fmean(shares):.1%} of the right answers of {len(shares)} steps were judged on their database alone, "
         "where a memorised result wins, too: no variant can be made that tells their gold from a constant. groundwire "
-        "audit lists the tasks"
+        "audit shows such tasks"
     )
 
 
