@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import json
 import sqlite3
@@ -36,7 +35,6 @@ from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories,
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.tools.loading import load_object
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
@@ -235,14 +233,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def load_backend(name: str) -> Backend:
     """The backend called ``name``: ``module:attribute`` (see the module's docstring), or a registered name."""
-    found: Any = load_object(name, option="--backend-under-test") if ":" in name else adapters.get(name)
-    is_factory = inspect.isclass(found) or (inspect.isroutine(found) and not _requires_arguments(found))
-    return found() if is_factory else adapters.agent_backend(found)
-
-
-def _requires_arguments(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    return adapters.agent_backend(name) if ":" in name else adapters.get(name)()
 
 
 def _question(database: str) -> Question:

@@ -80,11 +80,7 @@ def agent_backend(
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return UnmodifiedAgent(
-        made,
-        name=str(name),
-        options=options,
-    )
+    return UnmodifiedAgent(made, name=str(name), options=options)
 
 
 def _name(agent: Any) -> str:
@@ -157,7 +153,7 @@ class UnmodifiedAgent:
                 failure = _own_failure(error, endpoint) if driver.own_calls else _typed(error, calls)
                 failure.steps = failure.steps or calls.conversation.steps()
                 failure.input = called
-                raise failure from error
+                raise failure from (None if failure is error else error)
         untraced = "" if calls.traced or driver.own_calls else _no_call(self._name, calls)
         return replace(answer, input=called, no_call=untraced)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 from uuid import uuid4
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
@@ -53,8 +53,11 @@ def framework_of(agent: Any) -> Literal["langgraph", "openai-agents", "function"
     return "function" if callable(agent) and not inspect.isclass(agent) else None
 
 
-class Driver:
-    """Runs ``agent``. ``source`` is the task, or what ``agent_input`` made of it."""
+class _Driver:
+    """Runs ``agent``: ``arguments`` makes what it gets from a source, the task or what ``agent_input`` made of it,
+    ``show`` writes the call in one line, and ``describe`` says how it is called for tasks like one. The last and the
+    first raise ``ValueError`` if it cannot be. ``result_types`` are the classes of its results that are declared.
+    """
 
     threaded = False
     """Whether each run has a thread."""
@@ -64,28 +67,8 @@ class Driver:
     def __init__(self, agent: Any, name: str) -> None:
         self.agent, self.name = agent, name
 
-    def describe(self, task: AgentTask) -> str:
-        """How the agent is called for tasks like this one. Raises ``ValueError`` if it cannot be."""
-        raise NotImplementedError
 
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        """What the agent gets. Raises ``ValueError``."""
-        raise NotImplementedError
-
-    def show(self, given: Any) -> str:
-        """The call in one line."""
-        raise NotImplementedError
-
-    async def run(self, given: Any, task: AgentTask) -> Any:
-        """The agent's result."""
-        raise NotImplementedError
-
-    def result_types(self) -> Iterator[Any]:
-        """The classes of its results, as far as they are declared."""
-        raise NotImplementedError
-
-
-class _Graph(Driver):
+class _Graph(_Driver):
     def describe(self, task: AgentTask) -> str:
         return f"{self.name}.ainvoke({', '.join(self._input(task))})"
 
@@ -126,7 +109,7 @@ class _Graph(Driver):
         yield getattr(getattr(self.agent, "builder", None), "output_schema", None)
 
 
-class _SdkAgent(Driver):
+class _SdkAgent(_Driver):
     def describe(self, task: AgentTask) -> str:
         if any(getattr(each, "session", self) is None for each in getattr(self.agent, "mcp_servers", ())):
             raise ValueError(
@@ -153,7 +136,7 @@ class _SdkAgent(Driver):
             yield getattr(kind, "output_type", kind)  # an AgentOutputSchema, or the class itself
 
 
-class _Function(Driver):
+class _Function(_Driver):
     def __init__(self, function: Any, name: str) -> None:
         super().__init__(function, name)
         self._binder, self.own_calls = agent_binder(function, name)
@@ -187,12 +170,19 @@ class _Function(Driver):
             return
 
 
+Driver: TypeAlias = _Graph | _SdkAgent | _Function
+
+
 def driver_of(agent: Any, name: str) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
-    kind = {"langgraph": _Graph, "openai-agents": _SdkAgent, "function": _Function}.get(framework_of(agent) or "")
-    if kind is None:
-        raise ValueError(
-            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
-            "function of the task, or a LitAgent of Agent Lightning"
-        )
-    return kind(agent, name)
+    match framework_of(agent):
+        case "langgraph":
+            return _Graph(agent, name)
+        case "openai-agents":
+            return _SdkAgent(agent, name)
+        case "function":
+            return _Function(agent, name)
+    raise ValueError(
+        f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a function "
+        "of the task, or a LitAgent of Agent Lightning"
+    )
