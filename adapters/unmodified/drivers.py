@@ -183,6 +183,6 @@ def driver_of(agent: Any, name: str) -> Driver:
         case "function":
             return _Function(agent, name)
     raise ValueError(
-        f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a function "
-        "of the task, or a LitAgent of Agent Lightning"
+        f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
+        "function of the task, or a LitAgent of Agent Lightning"
     )
