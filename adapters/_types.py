@@ -89,8 +89,8 @@ class Answer:
     """What is known of an agent that made no LLM call that was traced."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", valid_texts(self.text))
-        object.__setattr__(self, "steps", valid_texts(self.steps))
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, valid_texts(value))
 
 
 class BackendError(Exception):

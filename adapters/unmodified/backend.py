@@ -72,7 +72,7 @@ def agent_backend(
     if is_lit_agent(found):
         _reject(options, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(found)
-    made = found if framework_of(found) in ("langgraph", "openai-agents") else make_agent(found, str(name))
+    made = found if framework_of(found) in ("langgraph", "openai-agents") else make_agent(found, name)
     if isinstance(made, Backend):
         return made
     kind = framework_of(made)
@@ -80,7 +80,7 @@ def agent_backend(
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return UnmodifiedAgent(made, name=str(name), options=options)
+    return UnmodifiedAgent(made, name=name if made is found else f"{name}()", options=options)
 
 
 def _name(agent: Any) -> str:
@@ -122,7 +122,7 @@ class UnmodifiedAgent:
         which part of its result is the answer is not known.
         """
         if self._driver is None:
-            return f"{self._name} makes it in the first rollout"
+            return f"{self._name}, which is made in the first rollout"
         if self._read_output is None:
             for kind in self._driver.result_types():
                 if names := lacks_answer(kind, question.form):
