@@ -73,7 +73,8 @@ _NO_CALL = (
 )
 _CACHES = (
     "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
-    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own)"
+    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own); or a worker thread or task that serves "
+    "several rollouts makes their calls, and all count for the rollout that started it: start one in each rollout"
 )
 _NO_IDS = "the server sent no token ids"
 # The messages of groundwire's server, of vLLM (two), and of OpenAI.
