@@ -176,7 +176,8 @@ class Backend(Protocol):
     The optional method ``default_prompts(form)`` returns the named prompts that a run can replace.
 
     A run is refused at its start where the model cannot serve the agent: ``calls_tools = True`` says that its requests
-    have tools, and ``first_prompt(question, prompts)`` returns the text of its first request with the run's prompts.
+    have tools, ``first_prompt(question, prompts)`` returns the text of its first request with the run's prompts, and
+    ``describe_call(question)`` how the agent is called, or raises ``ValueError`` if it cannot be, or not be judged.
     """
 
     agents: tuple[str, ...]
