@@ -75,6 +75,8 @@ GOLD = {"documents": ["gold"], "question": "How many?"}
         (Pair("4", 0.5), "4", "answer"),
         ([{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "4"}], "4", "the last message"),
         ([{"type": "thinking", "thinking": "?"}, {"type": "text", "text": "4"}], "4", "what it returned"),
+        ({"messages": [("user", "How many?"), ("assistant", "4")], "documents": ["gold"]}, "4", "the last message"),
+        ({"answer": ["4", "5"], "documents": ["gold"]}, "4\n5", "answer"),
         ([("Ann", 1)], '[["Ann", 1]]', "what it returned"),
     ],
 )

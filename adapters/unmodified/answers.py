@@ -83,7 +83,8 @@ def _candidates(
     if (text := _plain(value)) is not None:
         yield text, field
     elif isinstance(value, Sequence | Set) and not hasattr(value, "_fields"):
-        messages = [each for each in value if _is_message(each)]
+        pairs = [{"role": each[0], "content": each[1]} if _is_pair(each) else each for each in value]
+        messages = [each for each in pairs if _is_message(each)]
         if messages:
             asked = _read(messages[-1], "role") in ("user", None) and _read(messages[-1], "type") in ("human", None)
             for text, _ in _candidates(messages[-1], form, ""):
@@ -127,7 +128,7 @@ def _joined(parts: Sequence[Any]) -> str | None:
     """The text of a list: of the parts of a message, of scalars, of rows; None if it has anything else."""
     texts = [_plain(each) for each in parts]
     if None not in texts:
-        return ("" if all(isinstance(each, str) for each in parts) else "\n").join(map(str, texts))
+        return "\n".join(map(str, texts))
     if all(isinstance(each, list | tuple) for each in parts):
         return json.dumps(parts, ensure_ascii=False, default=str)
     parts = [each for each in parts if _read(each, "type") not in ("reasoning", "thinking", "redacted_thinking")]
@@ -137,6 +138,12 @@ def _joined(parts: Sequence[Any]) -> str | None:
 
 def _is_message(value: Any) -> bool:
     return _plain(value) is None and bool(_read(value, "role") or _read(value, "content", _MISSING) is not _MISSING)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is a message as LangChain takes it: ``("user", "Hello")``."""
+    roles = ("user", "human", "assistant", "ai", "system", "tool")
+    return isinstance(value, list | tuple) and len(value) == 2 and value[0] in roles
 
 
 def _given_texts(given: Mapping[str, Any]) -> set[str]:
