@@ -265,7 +265,7 @@ async def test_a_rollout_makes_as_many_calls_as_max_calls_allows() -> None:
     async with _rollouts(agent_backend(loops), "again", max_calls=3) as run:
         [result] = await run(1)
     assert (result.status, result.reward, len(result.calls)) == ("turn_limit", 0.0, 3)
-    assert "it had made 3 LLM calls, as many as max_calls allows" in result.message
+    assert "the rollout has made 3 calls, as many as max_calls allows" in result.message
 
 
 async def test_a_thread_of_a_rollout_that_has_ended_makes_no_call_for_another() -> None:

@@ -52,6 +52,8 @@ _ABOUT_THE_ANSWER = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, SyntaxError, RecursionError),
 )
 """What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
+_CANCEL_S = 10.0
+"""How long an agent may take to end after its time; then it is left alone, and its calls are refused."""
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
@@ -128,7 +130,7 @@ class RolloutAgent:
             raise (await attribute(error, endpoint) if running.done() else error) from error.__cause__
         finally:
             running.cancel()
-            await asyncio.wait({running})
+            await asyncio.wait({running}, timeout=_CANCEL_S)
 
     async def _answer(self, task: dict[str, Any], endpoint: adapters.Endpoint) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""

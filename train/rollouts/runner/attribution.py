@@ -37,7 +37,8 @@ async def attribute(error: BackendError, endpoint: Endpoint) -> BackendError:
 
 def _attributed(error: BackendError, made: CallSummary | None) -> BackendError:
     if made is not None and made.at_limit:
-        return TurnLimitError(f"{error}; it had made {made.calls} LLM calls, as many as max_calls allows")
+        limit = f"it had made {made.calls} LLM calls, as many as max_calls allows"
+        return TurnLimitError(str(error) if "max_calls" in str(error) else f"{error}; {limit}")
     if not isinstance(error, AgentError | ToolError):
         return error
     if made is None:
