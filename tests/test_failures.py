@@ -56,7 +56,9 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
     text = diagnose(trained)[trained.index(failed)].text
     assert "the reply has no query (scored 0); trained on" in text
     count = sum(row["status"] == "agent" for row in rows)
-    assert f"failed: {count} agent (scored 0)" in "\n".join(overview([rows], lambda step: {}, _NoDecoder()))
+    text = "\n".join(overview([rows], lambda step: {}, _NoDecoder()))
+    assert f"failed: {count} agent (scored 0)" in text
+    assert f"the policy caused {count} ({count / len(rows):.0%}), what it runs on 0 (0%)" in text
     validation = [row for row in rows if row["mode"] == "val"]
     accuracy = compute_accuracy(validation)
     assert accuracy["n"] == accuracy["total"]

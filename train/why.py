@@ -15,6 +15,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
+from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
@@ -98,6 +99,9 @@ def overview(batches: Iterable[Sequence[Row]], settings: Settings, decoder: Toke
     yield from _counts(kinds, rollouts, KINDS, examples)
     if failures:
         yield f"failed: {', '.join(f'{count} {kind} {count / rollouts:.0%}' for kind, count in failures.most_common())}"
+        policy = sum(count for kind, count in failures.items() if kind.split()[0] in POLICY_FAILURES)
+        rest = failures.total() - policy
+        yield f"the policy caused {policy} ({policy / rollouts:.0%}), what it runs on {rest} ({rest / rollouts:.0%})"
     if mismatches:
         backend = settings(0).get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"
