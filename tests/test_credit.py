@@ -221,9 +221,9 @@ def test_the_presets_credit_learns_a_call_that_raises_the_accuracy_and_not_one_t
 
 def test_tokens_have_the_advantage_of_their_call() -> None:
     first = _call(1)
-    second = Triplet(**{name: getattr(first, name) for name in Triplet.__slots__} | {"prompt_ids": [1, 7, 8, 5]})
+    second = replace(first, prompt_ids=[1, 7, 8, 5], sequence=2)
     [trajectory] = trajectories([first, second])
-    credits = {id(first): CallCredit(1.0, 2.0, 0.5), id(second): CallCredit(1.0, -1.0, 1.0)}
+    credits = {(1, None): CallCredit(1.0, 2.0, 0.5), (2, None): CallCredit(1.0, -1.0, 1.0)}
     assert token_credit(trajectory, credits) == ([1, 1, 0, 1, 1], [1.0, 1.0, 0.0, -1.0, -1.0])
-    credits[id(first)] = CallCredit(1.0, 2.0, 0.0)
+    credits[1, None] = CallCredit(1.0, 2.0, 0.0)
     assert token_credit(trajectory, credits) == ([0, 0, 0, 1, 1], [0.0, 0.0, 0.0, -1.0, -1.0])

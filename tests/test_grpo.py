@@ -44,7 +44,7 @@ def test_loss_and_gradient_equal_verls(case: dict) -> None:
 
 
 def _trajectory(
-    prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None
+    prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None, first: int = 0
 ) -> Trajectory:
     """The trajectory of a rollout's calls: one for each run of ones in ``mask``."""
     mask = mask or [1] * len(response)
@@ -63,7 +63,7 @@ def _trajectory(
             weights_version=None,
             first_weights_version=None,
         )
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True), first)
     ]
     [trajectory] = trajectories(calls)
     return trajectory
@@ -105,7 +105,11 @@ def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
             sampled.append((str(group), float(member % 2), [(prompt, ids(3 + member)) for prompt in calls]))
     logprobs = iter(_all_logprobs(model, [pair for _, _, pairs in sampled for pair in pairs]))
     return [
-        ScoredRollout(group=group, reward=reward, trajectories=[_trajectory(p, r, next(logprobs)) for p, r in pairs])
+        ScoredRollout(
+            group=group,
+            reward=reward,
+            trajectories=[_trajectory(p, r, next(logprobs), first=first) for first, (p, r) in enumerate(pairs)],
+        )
         for group, reward, pairs in sampled
     ]
 

@@ -40,7 +40,7 @@ import numpy as np
 from groundwire.adapters.tracing import Trajectory, Triplet, same_request
 
 __all__ = [
-    "CallCredit", "Credit", "Truncated", "assign_credit", "normalize", "rewards_differ", "token_credit",
+    "CallCredit", "Credit", "Credits", "Truncated", "assign_credit", "normalize", "rewards_differ", "token_credit",
     "trained_reward",
 ]  # fmt: skip
 
@@ -56,6 +56,10 @@ class CallCredit:
     advantage: float
     weight: float
     """Factor of the advantage. Tokens of weight 0 are not trained: they do not count in a mean over tokens either."""
+
+
+Credits = Mapping[tuple[int, int | None], CallCredit]
+"""The credit of a rollout's calls by their sequence and choice."""
 
 
 def assign_credit(
@@ -113,15 +117,15 @@ def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
     return _advantages(returns, _deviation(returns) + np.float32(1e-6) if scale else np.float32(1))
 
 
-def token_credit(trajectory: Trajectory, credits: Mapping[int, CallCredit]) -> tuple[list[int], list[float]]:
+def token_credit(trajectory: Trajectory, credits: Credits) -> tuple[list[int], list[float]]:
     """The loss mask and the weighted advantages of a trajectory, one for each of its ``response_ids``.
 
-    ``credits`` are by the ``id()`` of the trajectory's triplets. Tokens of weight 0 have mask 0.
+    Tokens without credit, or with weight 0, have mask 0.
     """
     mask, advantages = [0] * len(trajectory.response_ids), [0.0] * len(trajectory.response_ids)
     for triplet in trajectory.triplets:
-        credit, length = credits[id(triplet)], len(triplet.response_ids)
-        if credit.weight:
+        credit, length = credits.get((triplet.sequence, triplet.choice)), len(triplet.response_ids)
+        if credit and credit.weight:
             start = len(triplet.prompt_ids) - len(trajectory.prompt_ids)
             mask[start : start + length] = [1] * length
             advantages[start : start + length] = [credit.weight * credit.advantage] * length

@@ -51,11 +51,7 @@ from groundwire.train.local.update.lora import add_adapters, check_rank, merged_
 from groundwire.train.local.update.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import (
-    fitting_length,
-    load_initial_state,
-    load_start,
-)
+from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -175,7 +171,8 @@ class LocalTrainer:
         before = self.engine.generated_tokens
         results = self._sample(step)
         generated = self.engine.generated_tokens - before
-        self._record_credits(results)
+        scored = self._scored(results)
+        self.grpo.assign_credits(scored)  # which the rows have, too
         rows = [result.to_row(step) for result in results]
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
@@ -183,9 +180,8 @@ class LocalTrainer:
             self._pass_rates.add_rows(rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
-            line = self._update(step, results, generated)
-            figures = step_figures(line, reply_counts(rows, config.agent_match))
-            self._unwritten_line = line | figures
+            line = self._update(step, results, scored, generated)
+            self._unwritten_line = line | step_figures(line, reply_counts(rows, config.agent_match))
             self._model_step = step
         line = self._unwritten_line | self._validate(step)
         with self.shutdown.critical_section(f"writing step {step}"):
@@ -229,9 +225,10 @@ class LocalTrainer:
         self.callback.on_phase_start(name, len(requests))
         return self.runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
-    def _update(self, step: int, results: Sequence[RolloutResult], generated: int) -> dict[str, Any]:
+    def _update(
+        self, step: int, results: Sequence[RolloutResult], scored: Sequence[ScoredRollout], generated: int
+    ) -> dict[str, Any]:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
-        scored = self._scored(results)
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             metrics = self.grpo.update(scored)
@@ -264,21 +261,15 @@ class LocalTrainer:
             if result.reward is not None:
                 calls = triplets(result.trained_calls(config.agent_match), result.reward)
                 reward = trained_reward(result.reward, calls, config.truncated, self.runtime.scores.least)
-                group = result.request.group
-                scored.append(ScoredRollout(group=group, reward=reward, trajectories=trajectories(calls)))
+                scored.append(
+                    ScoredRollout(
+                        group=result.request.group,
+                        reward=reward,
+                        trajectories=trajectories(calls),
+                        credits=result.credits,
+                    )
+                )
         return scored
-
-    def _record_credits(self, results: Sequence[RolloutResult]) -> None:
-        """Add to the results what their calls are trained with."""
-        groups: defaultdict[str, list[tuple[RolloutResult, ScoredRollout]]] = defaultdict(list)
-        for result, rollout in zip(
-            (each for each in results if each.reward is not None), self._scored(results), strict=True
-        ):
-            groups[rollout.group].append((result, rollout))
-        for group in groups.values():
-            for (result, rollout), credits in zip(group, self.grpo.credits([each for _, each in group]), strict=True):
-                places = ((call.sequence, call.choice) for call in rollout.calls)
-                result.credits.update(zip(places, credits, strict=True))
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

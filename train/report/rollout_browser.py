@@ -15,7 +15,7 @@ from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.domains import gold_answer
-from groundwire.train.algorithms.credit import CallCredit, token_credit
+from groundwire.train.algorithms.credit import Credits, token_credit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.credits import credit_lines, row_credits
@@ -200,13 +200,10 @@ def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[A
         for index, call in enumerate(row["calls"] or ())
     ]
     shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[:MAX_TRAJECTORIES]
-    credits, untrained = dict(enumerate(row_credits(row))), CallCredit(0.0, 0.0, 0.0)
+    credits: Credits = {(index, None): credit for index, credit in enumerate(row_credits(row)) if credit}
     spans = []
     for each in shown:
-        mask = each.loss_mask
-        if any(credits.values()):
-            of_calls = {id(call): credits.get(call.sequence) or untrained for call in each.triplets}
-            mask, _ = token_credit(each, of_calls)
+        mask = token_credit(each, credits)[0] if credits else each.loss_mask
         spans.append(_spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + mask))
     return spans
 

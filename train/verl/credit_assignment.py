@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from groundwire.adapters.tracing import Trajectory, Triplet, select_calls, trajectories, triplets
 from groundwire.train.algorithms.credit import (
-    CallCredit,
     Credit,
+    Credits,
     Truncated,
     assign_credit,
     rewards_differ,
@@ -97,10 +97,7 @@ def training_rows(
         by_place = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
         if credit:
             result.credits.update(by_place)
-        nothing = CallCredit(reward, 0.0, 0.0)
-        by_call = {id(turn): by_place.get((turn.sequence, turn.choice), nothing) for turn in turns}
-        parts = _trained_parts(turns, by_call)
-        for index, (trajectory, mask, advantages) in enumerate(parts):
+        for index, (trajectory, mask, advantages) in enumerate(_trained_parts(turns, by_place)):
             versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
             rows.append(
                 TrainingRow(
@@ -124,9 +121,7 @@ def training_rows(
     return rows
 
 
-def _trained_parts(
-    turns: Sequence[Triplet], credits: Mapping[int, CallCredit]
-) -> Iterator[tuple[Trajectory, list[int], list[float]]]:
+def _trained_parts(turns: Sequence[Triplet], credits: Credits) -> Iterator[tuple[Trajectory, list[int], list[float]]]:
     """The trajectories with a trained token, each with its mask and advantages.
 
     The one with the last call comes last: verl takes a session's reward from its row with the highest index.

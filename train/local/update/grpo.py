@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,7 @@ from torch import Tensor
 from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
 from groundwire.train.algorithms.credit import CallCredit, assign_credit, rewards_differ, token_credit
-from groundwire.train.algorithms.losses import (
-    clipped_policy_loss,
-    kl_to_reference,
-    learning_rate,
-    token_weights,
-)
+from groundwire.train.algorithms.losses import clipped_policy_loss, kl_to_reference, learning_rate, token_weights
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters, load_adapters, without_adapters
 from groundwire.train.local.update.packing import Packed, pack, packed_hidden, to_device
@@ -45,6 +41,8 @@ class ScoredRollout:
     group: str
     reward: float
     trajectories: Sequence[Trajectory]
+    credits: dict[tuple[int, int | None], CallCredit] = field(default_factory=dict)
+    """Filled by :meth:`GRPO.assign_credits`."""
 
     @property
     def calls(self) -> list[Triplet]:
@@ -114,10 +112,8 @@ class GRPO:
         (``groups_used`` is 0). A minibatch whose loss or gradient is not finite is skipped (``updates_skipped``).
         """
         config = self.config
-        batch: dict[str, list[ScoredRollout]] = {}
-        for rollout in rollouts:
-            batch.setdefault(rollout.group, []).append(rollout)
-        scored = [(group, self._items(group)) for group in batch.values()]
+        batch = self.assign_credits(rollouts)
+        scored = [(group, _items(group)) for group in batch]
         used = [group for group, items in scored if self._teaches(group, items)]
         groups = [items for _, items in scored if _has_gradient(items)]
         penalized = scored if config.kl_coef or config.entropy_coef else []
@@ -148,7 +144,8 @@ class GRPO:
 
     def has_gradient(self, group: Sequence[ScoredRollout]) -> bool:
         """Whether the rewards of a group differ, and so give it an advantage other than 0."""
-        return self._teaches(group, self._items(group))
+        self.assign_credits(group)
+        return self._teaches(group, _items(group))
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
@@ -174,17 +171,24 @@ class GRPO:
         other = f"another learning_rate than {base:g} would begin the new schedule"
         return f"the learning rate goes on from {last:.2g}, where the schedule of before has left it; {other}"
 
-    def credits(self, group: Sequence[ScoredRollout]) -> list[list[CallCredit]]:
-        """What the calls of each rollout of a group are trained with."""
-        config = self.config
-        return assign_credit(
-            [(rollout.reward, rollout.calls) for rollout in group],
-            credit=config.credit,
-            discount=config.credit_discount,
-            scale=config.scale_rewards,
-            truncated=config.truncated,
-            call_cost=config.call_cost,
-        )
+    def assign_credits(self, rollouts: Iterable[ScoredRollout]) -> list[list[ScoredRollout]]:
+        """Add to rollouts what their calls are trained with; returns their groups."""
+        config, groups = self.config, defaultdict[str, list[ScoredRollout]](list)
+        for rollout in rollouts:
+            groups[rollout.group].append(rollout)
+        for group in groups.values():
+            assigned = assign_credit(
+                [(rollout.reward, rollout.calls) for rollout in group],
+                credit=config.credit,
+                discount=config.credit_discount,
+                scale=config.scale_rewards,
+                truncated=config.truncated,
+                call_cost=config.call_cost,
+            )
+            for rollout, credits in zip(group, assigned, strict=True):
+                places = ((call.sequence, call.choice) for call in rollout.calls)
+                rollout.credits.update(zip(places, credits, strict=True))
+        return list(groups.values())
 
     def _learning_rate(self, step: int) -> float:
         config = self.config
@@ -201,20 +205,6 @@ class GRPO:
         scored = [(rollout.reward, rollout.calls) for rollout in group]
         differ = rewards_differ(scored, credit=self.config.credit, truncated=self.config.truncated)
         return differ and _has_gradient(items)
-
-    def _items(self, group: Sequence[ScoredRollout]) -> list[Item]:
-        """The trajectories of a group's rollouts with their tokens' advantages."""
-        by_call = {
-            id(call): credit
-            for rollout, credits in zip(group, self.credits(group), strict=True)
-            for call, credit in zip(rollout.calls, credits, strict=True)
-        }
-        made = [
-            Item(trajectory, *token_credit(trajectory, by_call))
-            for rollout in group
-            for trajectory in rollout.trajectories
-        ]
-        return [item for item in made if any(item.mask)]
 
     def _minibatch(self, trained: list[Item], others: list[Item], metrics: dict[str, float], index: int) -> None:
         """One optimizer step on the trajectories of some groups. ``others`` are those of groups without a gradient:
@@ -365,6 +355,12 @@ class GRPO:
                     forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
                 start = end
         return forbidden
+
+
+def _items(group: Sequence[ScoredRollout]) -> list[Item]:
+    """The trajectories of a group's rollouts with their tokens' advantages."""
+    made = [Item(each, *token_credit(each, rollout.credits)) for rollout in group for each in rollout.trajectories]
+    return [item for item in made if any(item.mask)]
 
 
 def _has_gradient(items: Sequence[Item]) -> bool:
