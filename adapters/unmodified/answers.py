@@ -143,7 +143,7 @@ def _is_message(value: Any) -> bool:
 def _is_pair(value: Any) -> bool:
     """Whether it is a message as LangChain takes it: ``("user", "Hello")``."""
     roles = ("user", "human", "assistant", "ai", "system", "tool")
-    return isinstance(value, list | tuple) and len(value) == 2 and value[0] in roles
+    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and value[0] in roles
 
 
 def _given_texts(given: Mapping[str, Any]) -> set[str]:

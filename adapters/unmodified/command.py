@@ -45,6 +45,10 @@ class CommandBackend:
         if not self._command or shutil.which(self._command[0]) is None:
             raise ValueError(f"agent {agent!r}: there is no program {' '.join(self._command[:1])!r}")
 
+    def describe_call(self, question: Question) -> str:
+        """How the program is called."""
+        return f"{shlex.join(self._command)}, with the task as JSON on standard input"
+
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises :class:`adapters.AgentError`, or :class:`adapters.ToolError` by its output."""
         # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.

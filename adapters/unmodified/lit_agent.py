@@ -38,6 +38,10 @@ class LitAgentBackend:
         except TypeError as error:
             raise ValueError(f"agent {agent.__qualname__!r} cannot be made ({error}): name an object of it") from error
 
+    def describe_call(self, question: Question) -> str:
+        """How the agent is called."""
+        return f"{type(self.agent).__name__}.training_rollout(the whole task, resources, rollout)"
+
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Always raises :class:`adapters.AgentError`."""
         raise AgentError("a LitAgent needs the whole task: it runs in a training run or an evaluation only")

@@ -46,17 +46,17 @@ def call_notes(
 
 
 def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
-    agent = _first(getattr(backend, "describe_call", None), questions)
+    agent = _first(getattr(backend, "describe_call", lambda _: ""), questions)
     function = _first(lambda task: rewards.describe_call(reward, task), tasks)
     return [f"{part}: called as {call}" for part, call in (("agent", agent), ("reward", function)) if call]
 
 
-def _first(describe: Callable[[Any], str] | None, values: Iterable[Any]) -> str:
+def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:
     """What ``describe`` says of the first value that it does not refuse."""
     refused: Exception | None = None
-    for value in values if describe is not None else ():
+    for value in values:
         try:
-            return describe(value)  # type: ignore[misc]
+            return describe(value)
         except (ValueError, rewards.UnusableRewardError) as error:
             refused = refused or error
     if refused is not None:
