@@ -27,7 +27,7 @@ from groundwire.adapters import agent_backend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.unmodified.command import CommandBackend
-from groundwire.tools.infrastructure import infrastructure_errors
+from groundwire.tools.infrastructure import infrastructure_errors, named_resources
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -157,7 +157,15 @@ def test_a_failure_is_found_wherever_a_library_keeps_it() -> None:
     class GroupError(Exception):
         exceptions = (ValueError("no"), TimeoutError("late"))
 
-    for error in (WrappedError(), GroupError(), RuntimeError(OSError(errno.ENOSPC, "full"))):
+    class OddError(TimeoutError):
+        @property
+        def response(self) -> None:
+            raise RuntimeError("not yet")
+
+        reason = url = response
+
+    assert named_resources([OddError(), FileNotFoundError(2, "no file", "http://[")]) == set()
+    for error in (WrappedError(), GroupError(), RuntimeError(OSError(errno.ENOSPC, "full")), OSError("x", OddError())):
         assert infrastructure_errors(error)
     for harmless in (ValueError("no JSON"), sqlite3.OperationalError("no such column: x"), requests.HTTPError("404")):
         assert not infrastructure_errors(harmless)

@@ -52,7 +52,7 @@ _CONNECTED = {
 """Errors after a connection was made, so there is such a host."""
 _IN_TEXT = re.compile(
     r"\b(?:E(?:CONN\w+|TIMEDOUT|NOTFOUND|AI_AGAIN|PIPE|NOSPC|N?FILE|MFILE|NOMEM|IO)"
-    rf"|\w*(?:{'|'.join(_INFRASTRUCTURE)})|Connection\w+Error|OSError)\b"
+    rf"|\w*(?:{'|'.join(_INFRASTRUCTURE - {'Timeout'})})|\w+Timeout|Connection\w+Error|OSError)\b"
 )
 """Classes of exceptions, and codes of the operating system, in what a program writes."""
 _HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+")
@@ -71,12 +71,16 @@ def causes(error: BaseException | None) -> list[BaseException]:
         if not isinstance(each, BaseException) or any(each is other for other in found):
             continue
         found.append(each)
-        members = getattr(each, "exceptions", ())
-        linked = [getattr(each, name, None) for name in _LINKS]
-        waiting += [
-            _of_future(link) for link in (*linked, *(members if isinstance(members, tuple) else ()), *each.args)
-        ]
+        waiting += _linked(each)
     return found
+
+
+def _linked(error: BaseException) -> Iterator[Any]:
+    yield from error.args
+    for name in (*_LINKS, "exceptions"):
+        with suppress(Exception):  # an attribute may be computed
+            link = getattr(error, name, None)
+            yield from link if isinstance(link, tuple) else [_of_future(link)]
 
 
 def infrastructure_errors(error: BaseException) -> list[BaseException]:
@@ -105,7 +109,8 @@ def named_resources(broken: Sequence[BaseException]) -> set[str]:
     for value in (value for each in broken for value in _values(each)):
         for text in value if isinstance(value, (list, tuple)) else [value]:
             name = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-            found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
+            with suppress(ValueError):  # no URL
+                found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
     return {name for name in found if len(name) > 2 and not name.isdigit()}
 
 
@@ -132,14 +137,15 @@ def _is_infrastructure(error: BaseException) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status in an exception of any client: requests, httpx, openai, aiohttp, urllib, botocore."""
-    response = getattr(error, "response", None)
-    metadata = response.get("ResponseMetadata") if isinstance(response, dict) else None
-    found = (
-        *(getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")),
-        getattr(error, "code", None) if type(error).__name__ == "HTTPError" else None,
-        metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None,
-    )
-    return next((each for each in found if isinstance(each, int) and 400 <= each < 600), None)
+    with suppress(Exception):  # as in _linked
+        response = getattr(error, "response", None)
+        found = [getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")]
+        if isinstance(response, dict):
+            found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+        if type(error).__name__ == "HTTPError":
+            found.append(getattr(error, "code", None))
+        return next((each for each in found if isinstance(each, int) and 400 <= each < 600), None)
+    return None
 
 
 def _is_database_down(error: BaseException) -> bool:
@@ -153,10 +159,10 @@ def _is_database_down(error: BaseException) -> bool:
 
 
 def _values(error: BaseException) -> Iterator[Any]:
-    for name in ("filename", "filename2", "cmd", "url", "host"):
-        yield getattr(error, name, None) or ""
-    with suppress(RuntimeError):  # of httpx's errors before the request is sent
-        yield getattr(getattr(error, "request", None), "url", "")
+    for name in ("filename", "filename2", "cmd", "url", "host", "request"):
+        with suppress(Exception):  # as in _linked: httpx's errors before the request is sent have no request
+            value = getattr(error, name, None) or ""
+            yield getattr(value, "url", value)
     for frame, _ in traceback.walk_tb(error.__traceback__):
         variables = frame.f_locals
         yield from (variables[name] for name in _RESOURCE_NAMES if isinstance(variables.get(name), (str, bytes, tuple)))
