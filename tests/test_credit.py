@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from group_advantages import normalize
 
 from groundwire.adapters.tracing import Triplet, trajectories
 from groundwire.train.algorithms.credit import (
     CallCredit,
     assign_credit,
-    normalize,
     rewards_differ,
     token_credit,
     trained_reward,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from group_advantages import normalize
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.adapters.tracing import Trajectory, Triplet, trajectories
-from groundwire.train.algorithms.credit import normalize
 from groundwire.train.algorithms.losses import clipped_policy_loss
 from groundwire.train.local.update.grpo import GRPO, ScoredRollout
 from groundwire.train.local.update.grpo_config import GRPOConfig

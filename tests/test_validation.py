@@ -10,6 +10,7 @@ import pytest
 
 from groundwire import domains
 from groundwire.train.algorithms.statistics import wilson
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 
@@ -85,20 +86,17 @@ def test_the_questions_of_a_shorter_validation_are_among_those_of_a_longer_one()
 def test_samples_of_other_seeds_are_other_samples() -> None:
     tasks = [{"id": str(i), "question": "?"} for i in range(3)]
     samples = [
-        [
-            request.sampling["seed"]
-            for request in validation_requests(tasks, temperature=1.0, max_tokens=9, seed=seed, sample=sample)
-        ]
+        [request.sampling["seed"] for request in validation_requests(tasks, RunConfig(seed=seed), 1.0, sample=sample)]
         for seed in range(3)
         for sample in range(8)
     ]
     assert len({seed for seeds in samples for seed in seeds}) == 3 * 8 * 3
-    [last] = validation_requests(tasks[2:], temperature=1.0, max_tokens=9, seed=0)
+    [last] = validation_requests(tasks[2:], RunConfig(seed=0), 1.0)
     assert last.sampling["seed"] == samples[0][2]  # whatever other tasks are validated
 
 
 def test_greedy_is_temperature_zero() -> None:
-    [job] = validation_requests([{"id": "1", "question": "?"}], temperature=0.0, max_tokens=5, seed=0)
+    [job] = validation_requests([{"id": "1", "question": "?"}], RunConfig(), 0.0)
     assert job.sampling["temperature"] == 0.0
     assert job.mode == "val"
     assert [validation_name(each) for each in (0.0, 0.7, 1.0)] == ["validation", *["validation_sampled"] * 2]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from group_advantages import normalize
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
-from groundwire.train.algorithms.credit import normalize
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields

@@ -40,7 +40,7 @@ import numpy as np
 from groundwire.adapters.tracing import Trajectory, Triplet, same_request
 
 __all__ = [
-    "CallCredit", "Credit", "Credits", "Truncated", "assign_credit", "normalize", "rewards_differ", "token_credit",
+    "CallCredit", "Credit", "Credits", "Truncated", "assign_credit", "rewards_differ", "token_credit",
     "trained_reward",
 ]  # fmt: skip
 
@@ -74,7 +74,8 @@ def assign_credit(
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
-    and every advantage is 0. Without ``scale`` they are not divided by the standard deviation.
+    and every advantage is 0. Without ``scale`` they are not divided by the standard deviation (Liu et al. 2025, "Dr.
+    GRPO", arXiv:2503.20783).
     """
     calls = [each for _, each in rollouts]
     rewards = _rewards(rollouts, credit, truncated)
@@ -108,13 +109,6 @@ def rewards_differ(
 def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated, least: float) -> float:
     """The reward that a rollout with these trained calls is compared with; ``least`` is the least of the run."""
     return least if truncated == "zero" and any(call.truncated for call in calls) else reward
-
-
-def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
-    """``(return - mean) / (std + 1e-6)`` in float32, with the unbiased standard deviation; without ``scale`` the
-    numerator (Liu et al. 2025, "Dr. GRPO", arXiv:2503.20783). Equal returns, or a single one, give 0.
-    """
-    return _advantages(returns, _deviation(returns) + np.float32(1e-6) if scale else np.float32(1))
 
 
 def token_credit(trajectory: Trajectory, credits: Credits) -> tuple[list[int], list[float]]:
@@ -196,23 +190,20 @@ def _call_advantages(
     divisor: np.float32,
 ) -> list[list[float]]:
     """The advantage of each call among the comparable calls of its group. ``returns`` are those of requests."""
-    sets: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     keys: dict[tuple[int, int], tuple[Hashable, ...]] = {}
     for index, calls in enumerate(rollouts):
         requests: defaultdict[str, dict[int, int]] = defaultdict(dict)  # of each agent: their ordinals by step
-        for place, (call, step) in enumerate(zip(calls, steps[index], strict=True)):
+        for at, (call, step) in enumerate(zip(calls, steps[index], strict=True)):
             ordinal = requests[call.agent].setdefault(step, len(requests[call.agent]))
-            keys[index, place] = (tuple(call.prompt_ids), (call.agent, ordinal), "all")
-            for key in keys[index, place]:
-                sets[key].append((index, place))
-    advantages = [[0.0] * len(calls) for calls in rollouts]
-    compared: dict[Hashable, dict[tuple[int, int], float]] = {}
-    for (index, place), candidates in keys.items():
-        for key in candidates:
-            if len({member for member, _ in sets[key]}) > 1:
-                if key not in compared:
-                    values = [returns[member][steps[member][at]] for member, at in sets[key]]
-                    compared[key] = dict(zip(sets[key], _advantages(values, divisor), strict=True))
-                advantages[index][place] = compared[key][index, place]
-                break
-    return advantages
+            keys[index, at] = (tuple(call.prompt_ids), (call.agent, ordinal), "all")
+    advantages: dict[tuple[int, int], float] = {}
+    for rank in range(3):  # the closest comparison that another rollout takes part in
+        sets: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        for place, candidates in keys.items():
+            sets[candidates[rank]].append(place)
+        for places in sets.values():
+            if len({index for index, _ in places}) > 1:
+                values = [returns[index][steps[index][at]] for index, at in places]
+                for place, advantage in zip(places, _advantages(values, divisor), strict=True):
+                    advantages.setdefault(place, advantage)
+    return [[advantages.get((index, at), 0.0) for at in range(len(calls))] for index, calls in enumerate(rollouts)]

@@ -64,13 +64,7 @@ def evaluate(
     with runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
-            requests = validation_requests(
-                tasks,
-                temperature=config.val_temperature,
-                max_tokens=config.max_tokens,
-                seed=config.seed,
-                sample=sample,
-            )
+            requests = validation_requests(tasks, config, config.val_temperature, sample=sample)
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
             sample_rows = [result.to_row(0) for result in results]

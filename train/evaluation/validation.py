@@ -57,11 +57,11 @@ def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
 
 
 def validation_requests(
-    tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int, sample: int = 0
+    tasks: Iterable[Task], config: RunConfig, temperature: float, *, sample: int = 0
 ) -> list[RolloutRequest]:
     """One rollout per task, the one of number ``sample``; a ``temperature`` of 0 is greedy.
 
-    A task's seed is independent of those of other runs' ``seed``, of other samples and of training.
+    A task's seed is independent of those of other runs' seeds, of other samples and of training.
     """
     from groundwire.train.rollouts.outcome import RolloutRequest  # slow: imports the store
 
@@ -72,8 +72,8 @@ def validation_requests(
             mode="val",
             sampling={
                 "temperature": temperature,
-                "max_tokens": max_tokens,
-                "seed": derive_seed(seed, "validation", task["id"], sample),
+                "max_tokens": config.max_tokens,
+                "seed": derive_seed(config.seed, "validation", task["id"], sample),
             },
         )
         for task in tasks

@@ -155,9 +155,7 @@ class PromptTrainer:
         tasks: list[Task] = choose_tasks(self.data.validation, config.val_tasks)
         requests = [
             RolloutRequest(task=each.task, group=each.group, mode="val", sampling=each.sampling, prompts=prompts)
-            for each in validation_requests(
-                tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed
-            )
+            for each in validation_requests(tasks, config, temperature)
         ]
         self.callback.on_phase_start("validation", len(requests))
         results = self._run(requests)

@@ -155,11 +155,7 @@ class LocalTrainer:
     def dev(self, count: int = 10) -> list[RolloutResult]:
         """Run ``count`` validation tasks without training; returns the rollouts with every call."""
         config = self.config
-        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens}
-        requests = [
-            RolloutRequest(task=task, group=str(task["id"]), mode="val", sampling=sampling)
-            for task in choose_tasks(self.data.validation, count)
-        ]
+        requests = validation_requests(choose_tasks(self.data.validation, count), config, config.val_temperature)
         with self.runtime:
             results = self._collect("tasks", requests, config.step_deadline_s)
         self._print_notes(results, [result.to_row(0) for result in results])
@@ -284,9 +280,7 @@ class LocalTrainer:
             self.callback.on_note(note)
         validations: dict[str, Any] = {}
         for temperature in validation_temperatures(config, step):
-            requests = validation_requests(
-                tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed
-            )
+            requests = validation_requests(tasks, config, temperature)
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
             rows = [result.to_row(step) for result in results]

@@ -13,11 +13,11 @@ import asyncio
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from groundwire import domains
 from groundwire.domains import Task
@@ -42,9 +42,13 @@ from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.step_metrics import StepMetrics
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["Prompt", "RolloutService", "Runs", "Runtime"]
+if TYPE_CHECKING:
+    from groundwire.train.rollouts.collector import RolloutCollector
+    from groundwire.train.rollouts.runtime import RolloutRuntime
+    from groundwire.train.verl.rollout_workers import RolloutWorkers
 
-T = TypeVar("T")
+__all__ = ["Prompt", "RolloutService"]
+
 _log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
 _CONSTRAINED = (
@@ -68,32 +72,6 @@ class Prompt:
     """``train`` or ``val``."""
 
 
-class Runs(Protocol):
-    """Runs rollouts: a :class:`.RolloutCollector`, or the processes that each have one."""
-
-    def each(
-        self, requests: Sequence[RolloutRequest], *, deadline_s: float
-    ) -> AsyncIterator[tuple[int, RolloutResult]]:
-        """See :meth:`.RolloutCollector.each`."""
-        ...
-
-
-class Runtime(Protocol):
-    """The event loop of the rollouts: a :class:`.RolloutRuntime`, or :class:`.RolloutWorkers`."""
-
-    def submit(self, work: Callable[[Runs], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start ``work`` on the loop and return at once."""
-        ...
-
-    def call(self, work: Callable[[Runs], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work`` on the loop and return its result."""
-        ...
-
-    def runner_failure(self) -> str:
-        """Why no rollout can end any more; "" if they can. Raises :class:`.EventLoopError`."""
-        ...
-
-
 class RolloutService:
     """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
@@ -104,7 +82,7 @@ class RolloutService:
     def __init__(
         self,
         *,
-        runtime: Runtime,
+        runtime: RolloutRuntime | RolloutWorkers,
         queue: TransferQueueRows,
         config: RunConfig,
         run: RunDir,
@@ -144,7 +122,7 @@ class RolloutService:
 
         groups = list(zip(prompts, self._requests(prompts), strict=True))
 
-        async def run_groups(runs: Runs) -> None:
+        async def run_groups(runs: RolloutCollector | RolloutWorkers) -> None:
             await asyncio.gather(*(self._run_group(runs, *group, deadline_s) for group in groups))
 
         with self._lock:
@@ -230,7 +208,11 @@ class RolloutService:
                 self._changed.set()
 
     async def _run_group(
-        self, runs: Runs, prompt: Prompt, requests: Sequence[RolloutRequest], deadline_s: float
+        self,
+        runs: RolloutCollector | RolloutWorkers,
+        prompt: Prompt,
+        requests: Sequence[RolloutRequest],
+        deadline_s: float,
     ) -> None:
         partition = prompt.partition
         training = partition == "train"
@@ -241,13 +223,11 @@ class RolloutService:
             if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
                 _log.warning("%s", _CONSTRAINED)
-        scored = list[tuple[int, RolloutResult, float]]()
         settled = self._scores.settle([result for _, result in ended])
-        for (session, _), result in zip(ended, settled, strict=True):
-            if result.reward is not None:
-                scored.append((session, result, result.reward))
-            else:
-                self._last_failure = _failure(result)
+        sessions = zip((session for session, _ in ended), settled, strict=True)
+        scored = [(session, result, result.reward) for session, result in sessions if result.reward is not None]
+        if failed := [result for result in settled if result.reward is None]:
+            self._last_failure = _failure(failed[-1])
         rows = self._training_rows(prompt, scored)  # which adds the credits to the results
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
@@ -271,10 +251,15 @@ class RolloutService:
             if teaches:
                 counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
         finished = usable and not replaced
-        if training and finished:
-            counts.update(_batch_counts(rows))
+        if training:
+            counts.update(_batch_counts(rows) if finished else {})
+            for result in () if finished else settled:  # it is not trained
+                result.credits.clear()
         # A validation is settled as a whole: some groups ended before the least reward was known.
-        self._add_results(partition, settled if training else [result for _, result in ended], counts, finished)
+        results = settled if training else [result for _, result in ended]
+        with self._lock:
+            self._counts[partition].update(counts)
+            self._results[partition] += results
         if training and scored and self._curriculum is not None:
             self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
         if finished:
@@ -282,16 +267,6 @@ class RolloutService:
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
         if not finished:
             self._changed.set()
-
-    def _add_results(
-        self, partition: str, results: Sequence[RolloutResult], counts: Counter[str], finished: bool
-    ) -> None:
-        """Keep the results of a group for :meth:`finish_sampling`. Unless it is ``finished``, it is not trained."""
-        for result in () if finished else results:
-            result.credits.clear()
-        with self._lock:
-            self._counts[partition].update(counts)
-            self._results[partition] += results
 
     def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[RolloutRequest]]:
         """The group of each of the prompts of a step."""
@@ -302,12 +277,8 @@ class RolloutService:
             of_group = config.model_copy(update={"group_size": count})
             groups = requests_of_step(tasks, of_group, step, drawn=self._drawn[step])
         else:
-            settings: dict[str, Any] = {
-                "temperature": config.val_temperature,
-                "max_tokens": config.max_tokens,
-                "seed": config.seed,
-            }
-            samples = [validation_requests(tasks, **settings, sample=sample) for sample in range(count)]
+            temperature = config.val_temperature
+            samples = [validation_requests(tasks, config, temperature, sample=sample) for sample in range(count)]
             groups = zip(*samples, strict=True)
         for prompt, group in zip(prompts, groups, strict=True):
             yield [replace(request, group=prompt.uid) for request in group]
