@@ -226,6 +226,15 @@ async def test_a_program_is_an_agent(tmp_path: Path) -> None:
         await backend.run(Question(id="2", text="", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
 
 
+async def test_a_program_ends_when_it_exits_whatever_it_leaves_running(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint(input()[:13])\n")
+    question = Question(id="1", text="Who?", database="", form="prose")
+    answer = await CommandBackend(agent=f"python {program}").run(question, Endpoint(base_url="", model="m"))
+    assert (answer.text, answer.judged_field) == ('{"id": "1", "', "standard output")
+    assert answer.input.endswith('with {"id": "1", "question": "Who?", "database": ""} as standard input')
+
+
 async def test_an_agent_of_the_agents_sdk_keeps_context_handoffs_and_tools() -> None:
     def reply(body: dict[str, Any]) -> Reply | str:
         tools = [tool["function"]["name"] for tool in body.get("tools") or ()]
