@@ -158,7 +158,7 @@ def make_pristine(folder: Path) -> Path:
     (folder / "settings.toml").write_text(_SETTINGS)
     (folder / "settings.yaml").write_text(_SETTINGS.replace("=", ": "))
     result = programs.run(*_TRAIN, folder=folder)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0 or "nothing was trained" in result.stdout, result.stderr
     (folder / "runs" / "latest").resolve().rename(folder / "run")
     (folder / "runs" / "latest").unlink()
     for name in ("evaluations", "run/report"):
