@@ -18,7 +18,6 @@ _GOLD = re.compile(
 )
 _THE_GOLD = ("gold", "truth", "expected", "answer", "solution", "reference", "target", "label", "query", "sql", "")
 """Words in the names of gold columns, those first that most surely name the answer itself."""
-_LISTED = 30
 _ALWAYS_SHOWN = frozenset({"id", "question", "database", "db_path"})
 
 
@@ -49,12 +48,7 @@ def columns_line(domain: Domain, tasks: Iterable[Task], *, read: Collection[str]
     if unknown := [name for name in shown if not {name, name.partition(".")[0]} & known]:
         raise DataError(f"agent_columns names {unknown[0]!r}, and no task has it; they have {', '.join(sorted(known))}")
     seen.pop("id", None)
-    return f"the agent sees: {_listed(seen)}; hidden: {_listed(hidden) or 'nothing'}"
-
-
-def _listed(names: Iterable[Any]) -> str:
-    texts = list(map(str, names))
-    return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else "")
+    return f"the agent sees: {', '.join(map(str, seen))}; hidden: {', '.join(hidden) or 'nothing'}"
 
 
 def gold_answer(task: Task, first: Iterable[str] = (), *, read: Collection[str] = ()) -> str:
@@ -63,16 +57,13 @@ def gold_answer(task: Task, first: Iterable[str] = (), *, read: Collection[str] 
     """
     named = [name for name in task.keys() - _ALWAYS_SHOWN if name in read or _is_gold(name) or name == "query"]
     named.sort(key=lambda name: (name not in read, not _is_gold(name), _rank(name, task[name])))
-    texts = (_text(task[name]) for name in [*(name for name in first if name in task), *named])
-    return next((text for text in texts if text), "")
+    return _text([task.get(name) for name in (*first, *named)])
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return gold_answer(value)
     if isinstance(value, list | tuple):
-        return next((text for each in value if (text := _text(each))), "")
-    return "" if value is None else str(value)
+        return next(filter(None, map(_text, value)), "")
+    return gold_answer(value) if isinstance(value, Mapping) else "" if value is None else str(value)
 
 
 def _rank(name: str, value: Any) -> tuple[int, str]:

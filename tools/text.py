@@ -6,11 +6,14 @@ JSON can hold one. UTF-8 has no bytes for it: no file, store or socket can.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["is_damaged", "valid_text", "valid_texts"]
+__all__ = ["is_damaged", "texts_in", "valid_text", "valid_texts"]
 
 _log = logging.getLogger(__name__)
 _DAMAGED = re.compile("[\ud800-\udfff\ufffd]")
@@ -37,6 +40,18 @@ def valid_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {valid_texts(key): valid_texts(each) for key, each in value.items()}
     return type(value)(map(valid_texts, value)) if type(value) in (list, tuple) else value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in ``value``, those in a text of JSON too, such as the arguments of a tool call."""
+    if isinstance(value, str):
+        yield value
+        if value.lstrip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                yield from texts_in(json.loads(value))
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(each)
 
 
 def is_damaged(value: Any) -> bool:

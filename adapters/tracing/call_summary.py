@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall
-from groundwire.adapters.tracing.wire.exchange import UNREADABLE, HttpExchange, read_exchange
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
+from groundwire.tools.text import texts_in
 
 __all__ = ["CALLS_PATH", "AttemptCalls", "CallSummary", "call_summary"]
 
@@ -96,21 +94,9 @@ def _failure(call: LLMCall) -> str:
 def _made_up(names: Collection[str], calls: Iterable[LLMCall]) -> list[str]:
     wrote, given = list[str](), list[str]()
     for call in calls:
-        wrote += _texts(call.reply)
-        given += _texts([message for message in call.messages if message.get("role") != "assistant"])
+        wrote += texts_in(call.reply)
+        given += texts_in([message for message in call.messages if message.get("role") != "assistant"])
     return [name for name in names if _is_in(name, wrote) and not _is_in(name, given)]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a message, also those in the JSON of tool calls' arguments."""
-    if isinstance(value, str):
-        yield value
-        if value.lstrip().startswith("{"):
-            with suppress(*UNREADABLE):
-                yield from _texts(json.loads(value))
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
 
 
 def _is_in(name: str, texts: Iterable[str]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from groundwire.tools.text import texts_in
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.outcome import RolloutResult
 
@@ -28,7 +28,7 @@ def gold_in_prompts(results: Sequence[RolloutResult], view: AgentView) -> str:
         gold = _words(view.gold(task))
         gold = gold if gold.isascii() else gold.strip()  # many scripts do not divide words
         if calls and gold.strip() and gold not in _words(task["question"]):
-            prompt = _words(" ".join(_texts(min(calls, key=lambda call: call.sequence).messages)))
+            prompt = _words(" ".join(texts_in(min(calls, key=lambda call: call.sequence).messages)))
             pairs.append((gold, prompt))
             if gold in prompt:
                 columns |= {name: None for name, value in view.columns(task).items() if gold in _words(str(value))}
@@ -49,11 +49,3 @@ def gold_in_prompts(results: Sequence[RolloutResult], view: AgentView) -> str:
 def _words(text: str) -> str:
     """``text`` in lower case without punctuation, so that only whole words are found in it."""
     return " ".join(["", *re.findall(r"\w+", text.casefold()), ""])
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from groundwire import domains, rewards
@@ -43,9 +43,9 @@ class AgentView:
         shown = tuple(filter(None, agent_columns.split(",")))
         return cls(domain, answer_form(domain, reward), rewards.names_read(reward), shown)
 
-    def columns(self, task: Task, read: frozenset[str] | None = None) -> dict[str, Any]:
+    def columns(self, task: Task) -> dict[str, Any]:
         """The columns that an agent sees."""
-        return domains.visible_columns(self.domain, task, read=read or self.read, shown=self.shown)
+        return domains.visible_columns(self.domain, task, read=self.read, shown=self.shown)
 
     def question(self, task: Task, database: str) -> Question:
         """What an agent gets."""
@@ -76,4 +76,4 @@ class AgentView:
             self.read |= names
 
     def _sees(self, name: str, task: Task) -> bool:
-        return self.columns(task) != self.columns(task, self.read | {name})
+        return self.columns(task) != replace(self, read=self.read | {name}).columns(task)
