@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 __all__ = ["Binder", "BindingError", "Value"]
@@ -64,7 +65,8 @@ class Binder:
     """Binds the parameters of ``function`` to ``values`` and to the columns of a task.
 
     ``positional`` are the values for parameters whose names say nothing. With ``by_kind`` an annotation (``str``,
-    ``dict``, ``list``) chooses the value of its kind. One of ``needs`` must be taken. ``example`` is what would fit.
+    ``dict``, ``list``) chooses the value of its kind, and a column is enough; without, one of ``needs`` must be taken.
+    ``example`` is what would fit.
     """
 
     function: Callable[..., Any]
@@ -144,7 +146,8 @@ class Binder:
         parameters = self.signature.parameters
         variadic = {each.kind: name for name, each in parameters.items()}
         rest, many = (variadic.get(kind) for kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL))
-        named = {name: each for name, each in parameters.items() if name not in (rest, many)}
+        fixed = self.function.keywords if isinstance(self.function, partial) else {}
+        named = {name: each for name, each in parameters.items() if name not in (rest, many, *fixed)}
         optional = {name: each.default is not each.empty for name, each in named.items()}
         given = _Given(self, named)
         for value in self.values:
@@ -166,7 +169,8 @@ class Binder:
         if not left and not sources and many:
             return _Bound({}, positional=self.positional)
         alone = bool(rest and not sources and len(self.positional) == 1)
-        if left or not (alone or any(map(given.taken, self.needs))):
+        by_column = self.by_kind and any(kind == "column" for kind, _ in sources.values())
+        if left or not (alone or by_column or any(map(given.taken, self.needs))):
             raise BindingError(self._refusal(left, columns), left)
         fills = alone or (rest and len(self.positional) > 1 and not given.taken("task"))
         return _Bound(

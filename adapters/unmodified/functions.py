@@ -70,7 +70,7 @@ def make_agent(function: Any, name: str) -> Any:
     if required not in ([], ["config"]) or (not required and takes_a_task(function)):
         return function
     make = partial(function, *[{"configurable": {}}] * len(required))
-    if is_async(function):
+    if is_async(function) and not inspect.isclass(function):
         return AgentInTheMaking(make)
     try:
         made = make()
