@@ -11,7 +11,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -502,7 +501,7 @@ def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Pa
     given.write_rollouts(2, [_rollout("d", 1.0, 4, mode="val")], kind="val")
     replies = {number: [] for number in (0, 1, 2)}
     for number, found in replies.items():
-        tasks = accepted_rollouts(given, min_reward=0.9, per_task=number)
+        tasks, _ = accepted_rollouts(given, min_reward=0.9, per_task=number)
         found += [[each.reply_ids for each in examples] for examples in tasks]
     assert replies == {0: [[[5], [7], [8]], [[7]]], 1: [[[5]], [[7]]], 2: [[[5], [7]], [[7]]]}
     with pytest.raises(ConfigError, match=r"reward of at least 3: the highest reward of 6 is 2"):
@@ -568,8 +567,7 @@ def test_accepted_rollouts_teach_the_calls_of_trained_agents_without_queries_tha
     plain = [query.removeprefix("```sql\n").removesuffix("\n```") for query in queries]
     row = {**_rollout("a", 1.0), "calls": calls, "agent_steps": _steps(*plain), "answer": plain[-1]}
     given.write_rollouts(1, [row])
-    counts = Counter[str]()
-    [examples] = accepted_rollouts(given, min_reward=1.0, per_task=0, left_out=counts)
+    [examples], counts = accepted_rollouts(given, min_reward=1.0, per_task=0)
     assert [each.prompt_ids[1] for each in examples] == learned
     assert len(counts) == len(left_out)
     assert all(any(name.startswith(each) for name in counts) for each in left_out)

@@ -16,7 +16,7 @@ from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
 from groundwire.tools.text import texts_in
 
-__all__ = ["CALLS_PATH", "AttemptCalls", "CallSummary", "call_summary"]
+__all__ = ["CALLS_PATH", "CallLog", "CallSummary", "call_summary"]
 
 CALLS_PATH = "calls"
 _REQUEST_REFUSED = (400, 413, 422)
@@ -43,7 +43,7 @@ class CallSummary:
 
 
 @dataclass
-class AttemptCalls:
+class CallLog:
     """The calls of an attempt that runs, the last ones with their texts."""
 
     count: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from groundwire.adapters.tracing.call_summary import AttemptCalls
+from groundwire.adapters.tracing.call_summary import CallLog
 from groundwire.adapters.tracing.wire.errors import RefusedError
 
 __all__ = ["OpenAttempt", "OpenAttempts"]
@@ -37,7 +37,7 @@ class OpenAttempt:
     sampling: Mapping[str, Any]
     """The trainer's sampling parameters for the attempt."""
     requests: Counter[int] = field(default_factory=Counter)
-    calls: AttemptCalls = field(default_factory=AttemptCalls)
+    calls: CallLog = field(default_factory=CallLog)
 
     def count_request(self, prompt: str) -> int:
         """The number of requests with the same prompt before this one."""

@@ -83,18 +83,18 @@ def assign_credit(
     deviation = _deviation([sum(each) for each in rewards if each])
     compared = returns if deviation else [_returns([0.0] * len(each), credit, discount, call_cost) for each in rewards]
     divisor = deviation + np.float32(1e-6) if scale and deviation else np.float32(1)
-    steps = [_steps(each) for each in calls]
+    steps = list(map(_steps, calls))
     if credit == "turns":
         advantages = _call_advantages(calls, steps, compared, divisor)
     else:
-        of_rollout = iter(_advantages([each[0] for each in compared if each], divisor))
-        advantages = [[next(of_rollout)] * len(each) if each else [] for each in calls]
+        of_rollouts = iter(_advantages([each[0] for each in compared if each], divisor))
+        advantages = [[next(of_rollouts)] * len(each) if each else [] for each in calls]
     return [
         [
-            CallCredit(of_requests[step], advantage, _weight(call, steps[-1] - step, credit, discount, truncated))
-            for call, step, advantage in zip(of_rollout, steps, advantages, strict=True)
+            CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, credit, discount, truncated))
+            for call, step, advantage in zip(of_rollout, places, of_calls, strict=True)
         ]
-        for of_rollout, steps, of_requests, advantages in zip(calls, steps, returns, advantages, strict=True)
+        for of_rollout, places, of_requests, of_calls in zip(calls, steps, returns, advantages, strict=True)
     ]
 
 

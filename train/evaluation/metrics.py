@@ -58,7 +58,7 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
     ``first_query_accuracy`` is what the first queries of an SQL agent score, if it writes several.
     """
     judged = [row for row in rows if is_judged(row)]
-    binary = all((row["reward"] or 0.0) in (0.0, 1.0) for row in judged)
+    binary = all(row["reward"] in (0.0, 1.0) for row in judged)
     tasks = [json.loads(row["task"]) for row in judged] if breakdowns else []
     result = {"metric_name": "accuracy" if binary else "mean reward", **_mean_score(judged), "total": len(rows)}
     for column, labels in (breakdowns or {}).items():
@@ -105,9 +105,8 @@ def _first_messages(rows: Sequence[Row]) -> dict[str, str]:
 def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:
     """The scores of each question's judged samples, by task id."""
     scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if is_judged(row):
-            scores[row["task_id"]].append(row["reward"] or 0.0)
+    for row in filter(is_judged, rows):
+        scores[row["task_id"]].append(row["reward"])
     return dict(scores)
 
 
@@ -152,7 +151,7 @@ def baseline(before: Sequence[Row]) -> tuple[Sequence[Row], str]:
     Otherwise an agent that rewrites right queries into wrong ones would gain by no longer doing so.
     """
     first = [{**row, "reward": scores[0]} if (scores := _turn_scores(row)) else row for row in before]
-    answers, queries = (_mean_score(list(filter(is_judged, rows)))["accuracy"] or 0.0 for rows in (before, first))
+    answers, queries = (round(_mean([row["reward"] for row in filter(is_judged, rows)]), 4) for rows in (before, first))
     return (first, "first query") if queries > answers else (before, "answer")
 
 
@@ -205,13 +204,12 @@ def _pass_at_k(scores: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def _accuracy_by_turn(rows: Sequence[Row]) -> list[float]:
     """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty if queries were not judged."""
-    turn_scores = list(map(_turn_scores, rows))
-    finals = [row["reward"] or 0.0 for row in rows]
-    result = []
-    for turn in range(max(map(len, turn_scores), default=0)):
-        scores = [each[turn] if turn < len(each) else final for each, final in zip(turn_scores, finals, strict=True)]
-        result.append(round(_mean(scores), 4))
-    return result
+    by_row = [(_turn_scores(row), row["reward"]) for row in rows]
+    turns = max((len(scores) for scores, _ in by_row), default=0)
+    return [
+        round(_mean([scores[turn] if turn < len(scores) else final for scores, final in by_row]), 4)
+        for turn in range(turns)
+    ]
 
 
 def _turn_scores(row: Row) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +103,8 @@ class _Rollouts:
     def __init__(self, settings: SFTSettings) -> None:
         self._settings, self._run = settings, RunDir.open(str(settings.rollouts))
         self.name = str(self._run.path)
-        self._left_out = Counter[str]()
-        self._tasks = accepted_rollouts(
-            self._run, min_reward=settings.min_reward, per_task=settings.max_per_task, left_out=self._left_out
+        self._tasks, self._left_out = accepted_rollouts(
+            self._run, min_reward=settings.min_reward, per_task=settings.max_per_task
         )
 
     def load(self, tokenizer: Any) -> Data:

@@ -43,15 +43,12 @@ def with_run_settings(settings: SFTSettings, given: Mapping[str, Any]) -> SFTSet
     return SFTSettings(**{**settings.model_dump(), **stored, **given})
 
 
-def accepted_rollouts(
-    run: RunDir, *, min_reward: float, per_task: int, left_out: Counter[str] | None = None
-) -> list[list[Example]]:
-    """The calls of each task's accepted training rollouts, which differ in their replies.
+def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple[list[list[Example]], Counter[str]]:
+    """The calls of each task's accepted training rollouts, which differ in their replies, and how many calls are left
+    out, by reason: those of agents that the run did not train, and queries that the agent itself rejected.
 
     At most ``per_task`` (0: all) of a task: those with the highest rewards, of the latest steps. Validation rollouts
-    are never learned, nor are the calls of agents that the run did not train, and queries that the agent itself
-    rejected: ``left_out`` counts these calls by reason. Raises :class:`ConfigError` if there is nothing to learn, and
-    for an evaluation.
+    are never learned. Raises :class:`ConfigError` if there is nothing to learn, and for an evaluation.
     """
     if "evaluation" in run.config():
         raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a train.run")
@@ -63,7 +60,7 @@ def accepted_rollouts(
         best = f"the highest reward of {len(rewards):,} is {max(rewards):g}" if rewards else "it has none with calls"
         raise ConfigError(f"{run.path} has no training rollout with a reward of at least {min_reward:g}: {best}")
     tasks: dict[str, dict[Any, list[Example]]] = {}
-    counts, decoder, config = Counter[str](), token_decoder(run), cache(run.config)
+    left_out, decoder, config = Counter[str](), token_decoder(run), cache(run.config)
     for row in sorted(rows, key=lambda each: (-each["reward"], -each["step"])):
         accepted = tasks.setdefault(row["task_id"], {})
         if per_task and len(accepted) >= per_task:
@@ -72,14 +69,12 @@ def accepted_rollouts(
         replies = tuple(tuple(call["response_ids"]) for call in calls)
         if calls and replies not in accepted:
             accepted[replies] = [Example(call["prompt_ids"], call["response_ids"]) for call in calls]
-            counts.update(reasons)
+            left_out.update(reasons)
     found = [[each for rollout in accepted.values() for each in rollout] for accepted in tasks.values() if accepted]
     if not found:
         match = run.config().get("agent_match")
         raise ConfigError(f"{run.path} has no accepted rollout with a call of an agent of agent_match {match!r}")
-    if left_out is not None:
-        left_out.update(counts)
-    return found
+    return found, left_out
 
 
 def _learned_calls(
