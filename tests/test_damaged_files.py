@@ -183,7 +183,7 @@ def test_a_wrong_value_in_a_file_of_rollouts_is_named(run: RunDir, change: dict[
 def test_a_file_of_rollouts_without_a_column_is_named(run: RunDir) -> None:
     run.write_rollouts(1, [{name: value for name, value in ROW.items() if name != "reward"}])
     unreadable: list[str] = []
-    assert not list(run.rollout_batches(None, unreadable, ["step", "reward"]))
+    assert not list(run.rollout_batches(["step", "reward"], unreadable))
     assert "it has no column 'reward'" in unreadable[0]
 
 

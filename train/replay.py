@@ -43,7 +43,7 @@ def main(
     with exit_on_user_error():
         read_env_file()
         function, notes = get_reward(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-        rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS, COLUMNS)
+        rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS)
         with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
             try:
                 result = asyncio.run(rescore(rows, function, on_end=on_end))

@@ -29,9 +29,8 @@ Settings = Callable[[int], Mapping[str, Any]]
 
 _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
-    *("calls", "untrainable"),
+    *("calls", "untrainable", "credits"),
 )
-_OPTIONAL = ("credits",)
 
 
 @app.command()
@@ -52,7 +51,7 @@ def main(
     with exit_on_user_error():
         run = RunDir.open(run_dir)
         damaged: list[str] = []
-        batches = run.rollout_batches((*_COLUMNS, *_OPTIONAL), damaged, _COLUMNS)
+        batches = run.rollout_batches(_COLUMNS, damaged)
         decoder = token_decoder(run)
         with spinner("reading the run"):
             if rollout_id is None:

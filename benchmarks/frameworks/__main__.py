@@ -105,8 +105,7 @@ def _train(agent: Agent, python: str, settings: Iterable[str]) -> dict[str, Any]
         run = RunDir.open(str(Path(folder) / "latest"))
         summary = json.loads((run.path / "summary.json").read_text())
         decoder, causes, later = token_decoder(run), Counter[str](), 0
-        columns = ("calls",)
-        for rows in run.rollout_batches(columns, [], columns):
+        for rows in run.rollout_batches(["calls"], []):
             for calls in (row["calls"] or () for row in rows):
                 later += max(0, len(calls) - 1)
                 causes.update(mismatch.cause for mismatch in find_mismatches(calls, decoder))

@@ -305,30 +305,25 @@ class RunDir:
                 writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))
         return unreadable
 
-    def rollouts(
-        self, columns: Sequence[str] | None = None, required: Collection[str] = ()
-    ) -> tuple[list[dict[str, Any]], list[str]]:
-        """All rollouts (with all columns, or those in ``columns``), and a message for each file that cannot be read.
-
-        See :meth:`rollout_batches`.
+    def rollouts(self, columns: Collection[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+        """All rollouts, and a message for each file that cannot be read, as :meth:`rollout_batches` reads them.
 
         Raises :class:`RunDirError` if there are no rollouts.
         """
         unreadable: list[str] = []
-        rows = [row for batch in self.rollout_batches(columns, unreadable, required) for row in batch]
+        rows = [row for batch in self.rollout_batches(columns, unreadable) for row in batch]
         if not rows:
             if unreadable:
                 raise RunDamagedError(f"{self.path} has no rollouts: {unreadable[0]}")
             raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
         return rows, unreadable
 
-    def rollout_batches(
-        self, columns: Sequence[str] | None, unreadable: list[str], required: Collection[str] = ()
-    ) -> Iterator[list[dict[str, Any]]]:
+    def rollout_batches(self, columns: Collection[str] | None, unreadable: list[str]) -> Iterator[list[dict[str, Any]]]:
         """The rollouts of one step or validation at a time, since those of a long run do not fit into memory.
 
-        Reads the files of the steps, else ``rollouts.parquet``, and the ``columns`` that a file has. A file cannot be
-        read if it lacks a ``required`` column or has a wrong value; a message for it is appended to ``unreadable``.
+        Reads the files of the steps, else ``rollouts.parquet``; of a file these ``columns``, or all that it has. A file
+        cannot be read if it lacks one of them that is not optional, or has a wrong value; a message for it is appended
+        to ``unreadable``.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -342,7 +337,7 @@ class RunDir:
                     continue
                 with suppress(FileNotFoundError), pq.ParquetFile(path) as file:
                     names = file.schema_arrow.names
-                    if missing := missing_column(names, required):
+                    if missing := missing_column(names, columns or ()):
                         raise ValueError(missing)
                     present = [name for name in names if columns is None or name in columns]
                     for group in range(file.num_row_groups):  # in the merged file: one per step

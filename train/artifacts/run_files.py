@@ -152,9 +152,9 @@ class _Rollout(BaseModel):
     turn_scores: Json[list[Number]] | None = []
 
 
+ROLLOUT_COLUMNS = tuple(_Rollout.model_fields)
 _OPTIONAL = ("call_rewards", "credits", "untrainable", "turn_scores", "judged_field", "input")
-ROLLOUT_COLUMNS = tuple(name for name in _Rollout.model_fields if name not in _OPTIONAL)
-"""The columns of every file of rollouts."""
+"""Columns that a file may lack."""
 
 _METRICS_LINE, _ROLLOUTS = TypeAdapter(_MetricsLine), TypeAdapter(list[_Rollout])
 
@@ -169,7 +169,7 @@ def rollout_error(rows: Iterable[Mapping[str, Any]]) -> str:
     return first_error(_ROLLOUTS, list(rows))
 
 
-def missing_column(present: Collection[str], required: Collection[str]) -> str:
-    """The message about a column that a file lacks, or an empty text."""
-    missing = [name for name in required if name not in present]
+def missing_column(present: Collection[str], wanted: Collection[str]) -> str:
+    """The message about a wanted column that a file lacks, or an empty text."""
+    missing = [name for name in wanted if name not in present and name not in _OPTIONAL]
     return f"it has no column {missing[0]!r}" if missing else ""

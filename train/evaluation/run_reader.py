@@ -40,7 +40,7 @@ _PARTS = {
     "parts.reward": "another source code of the reward",
     "parts.training tasks": "other training tasks",
 }
-_PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward")
+_PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward", "turn_scores")
 
 
 def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
@@ -123,8 +123,7 @@ def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:
     """The answers of all rollouts that ended, by the id of their task, and messages about files that cannot be read."""
     unreadable: list[str] = []
     answers: defaultdict[str, list[str]] = defaultdict(list)
-    columns = ("task_id", "status", "answer")
-    for rows in run.rollout_batches(columns, unreadable, columns):
+    for rows in run.rollout_batches(("task_id", "status", "answer"), unreadable):
         for row in rows:
             if row["status"] == "succeeded" and row["answer"]:
                 answers[row["task_id"]].append(row["answer"])
@@ -206,7 +205,7 @@ def _ends(by_step: Mapping[int, Rows]) -> tuple[Rows, Rows]:
     return ([] if last == first else by_step[first]), by_step[last]
 
 
-def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[float, dict[int, Rows]]:
+def _validations(run: RunDir, columns: Sequence[str] = ROLLOUT_COLUMNS) -> dict[float, dict[int, Rows]]:
     """The rows of each validation, by temperature and step.
 
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` if there is none, or if a file cannot be read: the
@@ -214,8 +213,7 @@ def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[floa
     """
     unreadable: list[str] = []
     found: dict[float, dict[int, Rows]] = defaultdict(lambda: defaultdict(list))
-    read = columns and (*columns, "turn_scores")  # optional
-    for batch in run.rollout_batches(read, unreadable, columns or ROLLOUT_COLUMNS):
+    for batch in run.rollout_batches(columns, unreadable):
         if rows := [row for row in batch if row["mode"] == "val"]:
             found[rows[0]["temperature"]][rows[0]["step"]] += rows
     if missing := [message for message in unreadable if "-train.parquet" not in message]:

@@ -56,7 +56,7 @@ def read_notes(run: RunDir) -> RunNotes:
     """Read the whole run once."""
     notes = RunNotes()
     columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
-    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable, ROLLOUT_COLUMNS)):
+    for batch_index, batch in enumerate(run.rollout_batches(ROLLOUT_COLUMNS, notes.unreadable)):
         reasons = diagnose(batch, run.config(batch[0]["step"]))
         for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
             notes.reasons[reason.kind] += 1
@@ -91,7 +91,7 @@ def rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> 
     tasks: dict[str, dict[str, Any]] = {}
     rollouts: list[dict[str, Any]] = []
     words: dict[tuple[int, str], int] = {}
-    for batch_index, batch in enumerate(run.rollout_batches(None, [], ROLLOUT_COLUMNS)):
+    for batch_index, batch in enumerate(run.rollout_batches(ROLLOUT_COLUMNS, [])):
         for index, note in wanted.get(batch_index, {}).items():
             if index >= len(batch):  # the run was resumed meanwhile, and repeated a step
                 continue

@@ -52,7 +52,7 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple
     """
     if "evaluation" in run.config():
         raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a train.run")
-    rows, _ = run.rollouts(_COLUMNS, _COLUMNS)
+    rows, _ = run.rollouts(_COLUMNS)
     rows = [row for row in rows if row["mode"] == "train" and row["reward"] is not None and row["calls"]]
     rewards = [row["reward"] for row in rows]
     rows = [row for row in rows if row["reward"] >= min_reward]
