@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import _lru_cache_wrapper, partial
+from itertools import pairwise
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -38,9 +39,8 @@ def names_read(reward: Any) -> frozenset[str]:
     Its parameters, constants, defaults, attributes, and the constants of the user's functions that it calls. A reward
     of another environment has them as its attribute ``reads``.
     """
-    names, seen = set[str](), dict[int, Any]()
-    if isinstance(reads := getattr(reward, "reads", None), list):
-        names.update(reads)
+    reads = getattr(reward, "reads", None)
+    names, seen = set(reads if isinstance(reads, list) else ()), dict[int, Any]()
     package = _module(inspect.unwrap(getattr(reward, "func", reward))).partition(".")[0]
     found = [(reward, 0)]
     while found:
@@ -80,9 +80,8 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
 
 def _constants(code: CodeType) -> Iterator[Any]:
     """The texts that the code loads, without the names of a call's arguments and a dict's keys, and its inner code."""
-    instructions = list(dis.get_instructions(code))
-    for instruction, after in zip(instructions, [*(each.opname for each in instructions[1:]), ""], strict=True):
-        names = isinstance(instruction.argval, tuple) and after.startswith(("CALL", "BUILD_CONST_KEY_MAP"))
+    for instruction, after in pairwise(dis.get_instructions(code)):  # the last one returns
+        names = isinstance(instruction.argval, tuple) and after.opname.startswith(("CALL", "BUILD_CONST_KEY_MAP"))
         if instruction.opname == "LOAD_CONST" and not names:
             yield instruction.argval
 

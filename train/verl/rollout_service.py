@@ -190,8 +190,7 @@ class RolloutService:
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
-        figures = step_figures(part.counts, part.counts)
-        metrics |= flat_numbers(figures)
+        metrics |= flat_numbers(step_figures(part.counts, part.counts))
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 
