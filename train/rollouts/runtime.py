@@ -154,12 +154,8 @@ class RolloutRuntime:
         return self._loop.call(self._while_runners_live(work))
 
     def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` returns its result."""
+        """Start ``work`` on the loop of the rollouts and return at once."""
         return asyncio.run_coroutine_threadsafe(self._while_runners_live(work), self._loop.loop)
-
-    def wait(self, submitted: Future[T]) -> T:
-        """The result of submitted work. Raises the errors of :meth:`run`."""
-        return self._loop.wait(submitted)
 
     async def _while_runners_live(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
         working = asyncio.ensure_future(work(self._collector))

@@ -94,10 +94,10 @@ def training_rows(
         rollouts, calls, scored, assigned, strict=True
     ):
         turns = triplets(of_agents, reward)
-        by_place = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
+        by_call = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
         if credit:
-            result.credits.update(by_place)
-        for index, (trajectory, mask, advantages) in enumerate(_trained_parts(turns, by_place)):
+            result.credits.update(by_call)
+        for index, (trajectory, mask, advantages) in enumerate(_trained_parts(turns, by_call)):
             versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
             rows.append(
                 TrainingRow(
