@@ -17,6 +17,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.validation import validation_missing
+from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.pretrained.locate import NAMES
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
@@ -110,7 +111,6 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
         raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.span_writer import SpansNotStoredError
-        from groundwire.train.local.errors import NonFiniteGradientError
         from groundwire.train.verl.launch import TrainingError
 
         failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)

@@ -43,7 +43,6 @@ from groundwire.train.evaluation.validation import (
 )
 from groundwire.train.local.checkpoint_writer import CheckpointWriter
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
-from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.local.update.grpo import GRPO, ScoredRollout, check_state
@@ -51,6 +50,7 @@ from groundwire.train.local.update.lora import add_adapters, check_rank, merged_
 from groundwire.train.local.update.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward

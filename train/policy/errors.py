@@ -1,9 +1,10 @@
-"""Errors of the policy: its model's files, its sampling engine, and its HTTP API.
+"""Errors of the policy: its model's files, its training, its sampling engine, and its HTTP API.
 
     UserError
     ├── ConfigError
     │   └── ModelUnreadableError   a model or tokenizer cannot be loaded
-    └── UnsupportedModelError      the engine does not implement the architecture
+    ├── UnsupportedModelError      the engine does not implement the architecture
+    └── NonFiniteGradientError     several updates in a row had a gradient that is not finite
     EngineError                    the engine could not complete a request
     └── EngineClosedError          because it was closed
     ContextLengthError             the prompt leaves no tokens for a reply
@@ -23,6 +24,7 @@ __all__ = [
     "EngineClosedError",
     "EngineError",
     "ModelUnreadableError",
+    "NonFiniteGradientError",
     "UnsupportedModelError",
 ]
 
@@ -33,6 +35,12 @@ class ModelUnreadableError(ConfigError):
 
 class UnsupportedModelError(UserError):
     """The engine does not implement the model's architecture."""
+
+    exit_code = 1
+
+
+class NonFiniteGradientError(UserError):
+    """Several updates in a row had a gradient that is not finite; the message says what to change."""
 
     exit_code = 1
 
