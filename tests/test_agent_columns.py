@@ -207,6 +207,15 @@ def test_a_setting_shows_what_the_agent_needs_and_a_name_that_no_task_has_is_ref
     assert AgentSettings(agent_columns=["a", "b"]) == AgentSettings(agent_columns="a, b")
 
 
+def test_a_reward_that_reads_the_question_hides_no_nested_question() -> None:
+    task = {"id": "1", "question": "one", "info": {"id": 7, "question": "the first of two", "zone": "a"}}
+    domain = task_list([task], validation=[{"question": "two"}])
+    assert visible_columns(domain, task, read={"id", "question", "zone"})["info"] == {
+        "id": 7,
+        "question": "the first of two",
+    }
+
+
 def test_the_gold_answer_for_people_is_what_the_reward_reads_else_the_likeliest_name() -> None:
     assert (
         gold_answer({"question": "?", "label": "easy", "reward_model": {"style": "rule", "ground_truth": "7"}}) == "7"
