@@ -20,7 +20,7 @@ from groundwire.adapters._types import (
 from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
 from groundwire.tools.sql import DatabaseError
 
-__all__ = ["agent_failure", "typed_failures"]
+__all__ = ["agent_failure", "failure_at", "known_failure", "refused_call", "typed_failures"]
 
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
@@ -58,59 +58,67 @@ def agent_failure(error: BaseException) -> BackendError:
     return MalformedOutputError(message) if names & _MALFORMED else AgentError(message)
 
 
+def known_failure(error: BaseException) -> BackendError | None:
+    """The failure that ``error`` or one of its causes already is, whatever the agent made of it."""
+    for each in causes(error):
+        if isinstance(each, BackendError):
+            return each
+        if isinstance(each, DatabaseError):
+            return ToolError(str(each))
+    return None
+
+
+def refused_call(status: int, code: object, message: str) -> EndpointError:
+    """The failure of an LLM call that the model's endpoint answered with an error."""
+    kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
+    return kind(f"the model's endpoint answered {status}: {message}", status=status)
+
+
+def failure_at(error: BaseException, endpoint: Endpoint) -> BackendError:
+    """The failure of an agent that raised ``error`` and sends its calls to ``endpoint`` by itself."""
+    calls = (_call_failure(each, endpoint) for each in causes(error))
+    return known_failure(error) or next(filter(None, calls), None) or agent_failure(error)
+
+
 @contextmanager
 def typed_failures(endpoint: Endpoint) -> Iterator[None]:
-    """Raise every error of an agent as the :class:`groundwire.adapters.BackendError` that says what failed."""
+    """Raise every error of an agent as its :func:`failure_at` ``endpoint``."""
     try:
         yield
     except BackendError:
         raise
     except Exception as error:
-        for each in causes(error):
-            _raise_known(each, endpoint)
-        raise agent_failure(error) from error
+        raise failure_at(error, endpoint) from error
 
 
-def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
-    """Raise the failure that ``error`` stands for, also behind an exception of the agent's own."""
-    if isinstance(error, BackendError):
-        raise error
-    if isinstance(error, DatabaseError):
-        raise ToolError(str(error)) from error
+def _call_failure(error: BaseException, endpoint: Endpoint) -> BackendError | None:
+    """The failure of an LLM call, if ``error`` is one of its client."""
     openai: Any = sys.modules.get("openai")  # an agent of another client need not have it
-    if openai is not None and isinstance(error, openai.APIStatusError):
-        _check_address(error.response.request, endpoint, f"it answered {error.status_code}: {error.message}", error)
-        failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
-        message = f"the model's endpoint answered {error.status_code}: {error.message}"
-        raise failure(message, status=error.status_code) from error
-    kinds = {each.__name__ for each in type(error).__mro__}
-    if "TransportError" in kinds or (openai is not None and isinstance(error, openai.APIError)):
-        # An error of httpx or httpx2 themselves: a stream that broke off.
-        try:
-            request = getattr(error, "request", None)
-        except RuntimeError:  # raised by httpx's errors before the request is sent
-            request = None
-        if request is not None and openai is not None and isinstance(error, openai.APIError):
-            _check_address(request, endpoint, f"no answer: {error}", error)
-        elif request is not None and not _is_sent_to(request, endpoint):  # of a tool
-            return
-        raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
     if openai is not None and type(error) is openai.OpenAIError and "api_key" in str(error):
-        raise AgentError(
+        return AgentError(
             f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
             "here) and api_key=endpoint.api_key"
-        ) from error
-
-
-def _check_address(request: Any, endpoint: Endpoint, outcome: str, error: BaseException) -> None:
-    """Raise the failure of an agent that sent ``request``, an LLM call, to another address than its endpoint."""
-    if _is_sent_to(request, endpoint):
-        return
-    address = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
-    raise (ToolError if infrastructure_errors(error) else AgentError)(
-        f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, which "
-        f"is {endpoint.base_url} here"
-    ) from error
+        )
+    of_openai = openai is not None and isinstance(error, openai.APIError)
+    if not of_openai and "TransportError" not in {each.__name__ for each in type(error).__mro__}:
+        return None  # a TransportError is httpx's own: a stream that broke off
+    try:
+        request = getattr(error, "request", None)
+    except RuntimeError:  # of httpx's errors before the request is sent
+        request = None
+    status = getattr(error, "status_code", None) if of_openai else None
+    if request is not None and not _is_sent_to(request, endpoint):
+        if not of_openai:  # of a tool
+            return None
+        outcome = f"no answer: {error}" if status is None else f"it answered {status}: {error}"
+        address = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
+        return (ToolError if infrastructure_errors(error) else AgentError)(
+            f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, "
+            f"which is {endpoint.base_url} here"
+        )
+    if status is None:
+        return EndpointError(f"no answer from {endpoint.base_url}: {error}")
+    return refused_call(status, getattr(error, "code", None), str(error))
 
 
 def _is_sent_to(request: Any, endpoint: Endpoint) -> bool:

@@ -30,8 +30,7 @@ from agents.run_config import CallModelData, ModelInputData
 
 from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._openai_client import Clients
-from groundwire.adapters._types import Answer, BackendError, Endpoint, Question
-from groundwire.tools.sql import DatabaseError
+from groundwire.adapters._types import Answer, Endpoint, Question
 from groundwire.tools.types import AgentStep
 
 __all__ = ["OpenAIAgentsBackend"]
@@ -87,10 +86,6 @@ class OpenAIAgentsBackend:
                 output = await self._output(self._make_input(question), context, steps, endpoint)
             except MaxTurnsExceeded:
                 output = ""
-            except Exception as error:
-                if (failure := _tool_failure(error)) is not None:
-                    raise failure from None
-                raise
             return Answer(text=self._read_answer(question, context, output), steps=steps)
 
     async def stop(self) -> None:
@@ -111,15 +106,6 @@ class OpenAIAgentsBackend:
         async for _ in result.stream_events():  # cancelled, it cancels the run itself; twice would leak the connection
             pass
         return str(result.final_output)
-
-
-def _tool_failure(error: BaseException | None) -> Exception | None:
-    """A broken tool's error, which the SDK wraps in another one."""
-    while error is not None:
-        if isinstance(error, (BackendError, DatabaseError)):
-            return error
-        error = error.__cause__
-    return None
 
 
 def _run_config(model: OpenAIChatCompletionsModel, endpoint: Endpoint) -> RunConfig:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters._failures import agent_failure, typed_failures
+from groundwire.adapters._failures import agent_failure, failure_at, known_failure, refused_call
 from groundwire.adapters._types import (
     AgentSetupError,
     Answer,
@@ -21,18 +21,14 @@ from groundwire.adapters._types import (
     BackendError,
     Endpoint,
     EndpointError,
-    PromptTooLongError,
     Question,
-    ToolError,
 )
 from groundwire.adapters.unmodified.answers import ASK, check_done, judged_answer, lacks_answer
 from groundwire.adapters.unmodified.drivers import AgentTask, Driver, agent_task, driver_of, framework_of
 from groundwire.adapters.unmodified.environment import set_environment
 from groundwire.adapters.unmodified.functions import AgentInTheMaking, make_agent, takes_a_task
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
-from groundwire.tools.infrastructure import causes
 from groundwire.tools.loading import load_object
-from groundwire.tools.sql import DatabaseError
 from groundwire.tools.types import AnswerForm
 
 if TYPE_CHECKING:
@@ -150,7 +146,7 @@ class UnmodifiedAgent:
                 result = await driver.run(given, task)
                 answer = self._answer(result, known, question, calls)
             except Exception as error:
-                failure = _own_failure(error, endpoint) if driver.own_calls else _typed(error, calls)
+                failure = failure_at(error, endpoint) if driver.own_calls else _typed(error, calls)
                 failure.steps = failure.steps or calls.conversation.steps()
                 failure.input = called
                 raise failure from (None if failure is error else error)
@@ -213,27 +209,15 @@ def _is_agent_function(value: Any) -> bool:
     return framework_of(value) == "function" and takes_a_task(value)
 
 
-def _own_failure(error: Exception, endpoint: Endpoint) -> BackendError:
-    """The failure of a function that makes its own calls."""
-    try:
-        with typed_failures(endpoint):
-            raise error
-    except BackendError as failure:
-        return failure
-
-
 def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
     """The failure of a rollout whose agent raised ``error``."""
-    for each in causes(error):
-        if isinstance(each, BackendError):
-            return each
-        if isinstance(each, DatabaseError):
-            return ToolError(str(each))
+    if (known := known_failure(error)) is not None:
+        return known
     if calls.error is not None:
         status, code, message = calls.error
-        kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
-        outcome = f"answered {status}: {message}" if status else f"gave no answer: {message}"
-        return kind(f"the model's endpoint {outcome}", status=status)
+        if status is None:
+            return EndpointError(f"the model's endpoint gave no answer: {message}")
+        return refused_call(status, code, message)
     failure = agent_failure(error)
     if calls.traced:
         return failure

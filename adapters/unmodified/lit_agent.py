@@ -19,9 +19,7 @@ _LIT_AGENT = "agentlightning.litagent.litagent.LitAgent"
 def is_lit_agent(agent: Any) -> bool:
     """Whether ``agent`` is a ``LitAgent`` or a class of them. Imports nothing."""
     classes = agent.__mro__ if inspect.isclass(agent) else type(agent).__mro__
-    return any(
-        f"{each.__module__}.{each.__qualname__}" == "agentlightning.litagent.litagent.LitAgent" for each in classes
-    )
+    return any(f"{each.__module__}.{each.__qualname__}" == _LIT_AGENT for each in classes)
 
 
 class LitAgentBackend:

@@ -174,15 +174,14 @@ def _install() -> None:
     for package in ("httpx", "httpx2"):
         hook(package, Client__send=_send, AsyncClient__send=_send_async)
     hook("aiohttp", ClientSession___request=_request_aiohttp)
-    hook("requests", Session__send=_send_requests)
+    hook("requests", Session__send=_send)
 
 
-def _redirect_httpx(request: Any) -> AttemptCalls | None:
+def _redirect(request: Any, body: Any) -> AttemptCalls | None:
+    """Change a request of httpx or requests that is an LLM call; None if it is left as it is."""
     calls = _current()
-    if calls is None:
-        return None
-    target = calls.target(request.method, str(request.url), getattr(request, "_content", None))
-    if target is None:
+    target = calls and calls.target(request.method, str(request.url), body)
+    if calls is None or target is None:
         return None
     request.url = type(request.url)(target)
     for name in _CREDENTIALS:
@@ -192,18 +191,21 @@ def _redirect_httpx(request: Any) -> AttemptCalls | None:
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    calls = _redirect_httpx(args[0] if args else kwargs["request"])
+    request = args[0] if args else kwargs["request"]
+    body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
+    calls = _redirect(request, body)
     if calls is None:
         return wrapped(*args, **kwargs)
     with calls.sending():
         response = wrapped(*args, **kwargs)
     if response.status_code >= 400:
-        calls.failed(response.status_code, response.read())
+        calls.failed(response.status_code, response.read() if hasattr(response, "read") else response.content)
     return response
 
 
 async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    calls = _redirect_httpx(args[0] if args else kwargs["request"])
+    request = args[0] if args else kwargs["request"]
+    calls = _redirect(request, getattr(request, "_content", None))
     if calls is None:
         return await wrapped(*args, **kwargs)
     _forget_closed_loop(client)
@@ -239,29 +241,11 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
     if target is None:
         return await wrapped(*args, **kwargs)
-    headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() != "host"}
-    own = {"authorization", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
-    headers = {name: value for name, value in headers.items() if name.lower() not in own}
+    own = {"host", "authorization", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
+    headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() not in own}
     kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
     with calls.sending():
         response = await wrapped(method, target, *rest, **kwargs)
     if response.status >= 400:
         calls.failed(response.status, await response.read())
-    return response
-
-
-def _send_requests(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
-    calls = _current()
-    request = args[0] if args else kwargs["request"]
-    target = calls and calls.target(request.method, request.url, request.body)
-    if not calls or target is None:
-        return wrapped(*args, **kwargs)
-    request.url = target
-    for name in _CREDENTIALS:
-        request.headers.pop(name, None)
-    request.headers.update(calls.headers())
-    with calls.sending():
-        response = wrapped(*args, **kwargs)
-    if response.status_code >= 400:
-        calls.failed(response.status_code, response.content)
     return response
