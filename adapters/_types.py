@@ -94,18 +94,7 @@ class Answer:
 
 
 class BackendError(Exception):
-    """A failed rollout. Each subclass is one cause, and one type of failure in the metrics.
-
-    BackendError
-    ├── AgentError      the agent's own code or framework raised
-    │   ├── MalformedOutputError   it cannot use a reply
-    │   └── TurnLimitError         it made as many calls as it may
-    ├── AgentSetupError   it raised before its first LLM call, or cannot be called or judged as the run is set up
-    ├── ToolError       a tool is broken, or what it runs on (an error message to the model is no failure)
-    ├── TimeLimitError  the agent or a tool of it did not end in time
-    └── EndpointError   the LLM call: refused, timed out, unreachable
-        └── PromptTooLongError   the prompt does not fit the model; a retry cannot help
-    """
+    """A failed rollout. Each subclass is one cause, and one type of failure in the metrics."""
 
     kind = "backend"
     steps: Sequence[AgentStep] = ()

@@ -9,14 +9,13 @@ from functools import lru_cache
 from typing import Any
 
 from groundwire.domains._types import DataError, Domain, Task
+from groundwire.tools.binding import GOLD_WORDS
 
 __all__ = ["columns_line", "gold_answer", "visible_columns"]
 
-_GOLD = re.compile(
-    "gold|truth|expected|answer|label|target|(?<!p)reference|(?<!re)solution|sql(?!ite)|reward|completion"
-    "|^(response|output|chosen)s?$"
-)
-_THE_GOLD = ("gold", "truth", "expected", "answer", "solution", "reference", "target", "label", "query", "sql", "")
+_GOLD = re.compile("|".join((*GOLD_WORDS, "sql", "reward", "completion", "^(response|output|chosen)s?$")))
+_NO_GOLD = re.compile("preference|resolution|sqlite")
+_THE_GOLD = (*GOLD_WORDS, "query", "sql", "")
 """Words in the names of gold columns, those first that most surely name the answer itself."""
 _ALWAYS_SHOWN = frozenset({"id", "question", "database", "db_path"})
 
@@ -81,7 +80,7 @@ def _squeezed(name: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _is_gold(name: object) -> bool:
-    return _GOLD.search(_squeezed(name)) is not None
+    return _GOLD.search(_NO_GOLD.sub("", _squeezed(name))) is not None
 
 
 def _divide(

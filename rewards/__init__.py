@@ -10,7 +10,6 @@ from __future__ import annotations
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
 from groundwire.rewards._neighbours import has_variants, in_training, unchecked_of, without_neighbours
-from groundwire.rewards._range import declared_range
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
     METRIC,
@@ -20,6 +19,7 @@ from groundwire.rewards._types import (
     UnusableRewardError,
     answer_form,
     components,
+    declared_range,
     judges_sql,
     total,
 )

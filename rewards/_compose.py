@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.rewards._neighbours import has_variants, judged_on_variants
-from groundwire.rewards._range import declared_range
-from groundwire.rewards._types import METRIC, Reward, answer_form, components, judges_sql
+from groundwire.rewards._types import METRIC, Reward, answer_form, components, declared_range, judges_sql
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 

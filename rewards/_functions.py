@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
-from groundwire.rewards._range import declared_range
-from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError
+from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError, declared_range
 from groundwire.tools.binding import Binder, BindingError, Value
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
@@ -66,12 +65,7 @@ def reward_function(function: Callable[..., Any]) -> Reward:
         except BindingError as error:  # a row that lacks a column
             raise RewardError(str(error)) from error
 
-        def call() -> Any:
-            try:
-                return function(*bound.args, **bound.kwargs)
-            except StopIteration as error:  # a future cannot hold it
-                raise RewardError(f"the reward raised {error!r}") from error
-
+        call = partial(function, *bound.args, **bound.kwargs)
         value = call() if is_async else await asyncio.wrap_future(in_thread(call, name="reward"))
         return _of_one(await value if inspect.isawaitable(value) else value, binder, task)
 

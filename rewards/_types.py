@@ -10,7 +10,6 @@ UserError
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ __all__ = [
     "UnusableRewardError",
     "answer_form",
     "components",
+    "declared_range",
     "judges_sql",
     "total",
 ]
@@ -66,9 +66,32 @@ def judges_sql(function: F) -> F:
 
 def answer_form(reward: Any) -> AnswerForm | None:
     """The form of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
-    inner = inspect.unwrap(reward)
-    forms = (getattr(each, "form", None) for each in (reward, inner, getattr(inner, "func", None)))
-    return next((form for form in forms if form in ("sql", "prose")), None)
+    form = _declared(reward, "form", None)
+    return form if form in ("sql", "prose") else None
+
+
+def declared_range(reward: Any) -> tuple[float, float]:
+    """The least and the greatest value of ``reward``, whose attribute ``reward_range`` is like ``(-1, 1)``; else 0, 1.
+
+    Raises :class:`UnusableRewardError` if it is not a pair of finite numbers.
+    """
+    given = _declared(reward, "reward_range", (0.0, 1.0))
+    try:
+        least, greatest = map(float, given)
+    except (TypeError, ValueError):
+        least = greatest = math.nan
+    if not (math.isfinite(least) and math.isfinite(greatest) and least <= greatest):
+        raise UnusableRewardError(
+            f"reward_range is {given!r:.100}; it must be like (-1, 1): the least and the greatest reward"
+        )
+    return least, greatest
+
+
+def _declared(reward: Any, name: str, default: Any) -> Any:
+    """An attribute of a reward, or of the function that it wraps or gives a judge to."""
+    while reward is not None and not hasattr(reward, name):
+        reward = getattr(reward, "func", getattr(reward, "__wrapped__", None))
+    return getattr(reward, name, default)
 
 
 def components(value: Any) -> dict[str, float]:

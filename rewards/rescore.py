@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.rewards._neighbours import in_training
-from groundwire.rewards._range import declared_range
 from groundwire.rewards._scoring import Score, map_concurrently, score
-from groundwire.rewards._types import Reward
+from groundwire.rewards._types import Reward, declared_range
 
 __all__ = ["COLUMNS", "RIGHT", "RescoredGroup", "RescoredRollout", "RescoredRun", "rescore"]
 

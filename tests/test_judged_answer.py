@@ -28,7 +28,7 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.train import evaluate, fit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import ProgressDisplay
-from groundwire.train.evaluation.diagnosis import CallNotes, diagnose
+from groundwire.train.evaluation.diagnosis import RolloutNotes, diagnose
 from groundwire.train.rollouts.errors import RolloutsFailedError
 
 PROSE = Question(id="1", text="How many?", database="", form="prose")
@@ -351,7 +351,7 @@ def test_an_agent_that_never_calls_the_model_ends_the_evaluation(tmp_path: Path)
 
 def test_that_a_cache_answers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
-    notes = CallNotes(told.append)
+    notes = RolloutNotes(told.append)
 
     def row(task: str, calls: int) -> dict[str, Any]:
         known = {"mode": "train", "status": "succeeded", "message": "", "untrainable": json.dumps([])}

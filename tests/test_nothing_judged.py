@@ -17,7 +17,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import FailureNotes
+from groundwire.train.evaluation.diagnosis import RolloutNotes
 from groundwire.train.evaluation.failed_rollouts import all_failed, is_transient, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
@@ -140,7 +140,7 @@ def test_a_run_ends_if_the_reward_fails_for_most_answers_whatever_else_fails() -
 
 def test_the_first_failure_of_each_type_is_noted_once() -> None:
     shown: list[str] = []
-    notes = FailureNotes(Path("runs/r"), shown.append)
+    notes = RolloutNotes(shown.append, run=Path("runs/r"))
     notes.show([{**REAL, "reward": 0.0}])
     assert not shown
     notes.show([{**REAL, "mode": "train", "reward": 0.0}, _failed(), _failed(message="another")])

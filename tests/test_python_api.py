@@ -25,7 +25,7 @@ from programs import run as run_program
 from groundwire import domains, rewards
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import DataError
-from groundwire.rewards import RewardError, UnusableRewardError, judges_sql, reward_function
+from groundwire.rewards import UnusableRewardError, judges_sql, reward_function
 from groundwire.tools.errors import UserError
 from groundwire.train import evaluate, fit
 from groundwire.train.api.results import training_result
@@ -279,7 +279,7 @@ def test_a_reward_may_be_sync_or_async_with_two_or_three_parameters() -> None:
     def ends(task: Any, answer: str) -> float:
         raise StopIteration
 
-    with pytest.raises(RewardError, match="StopIteration"):
+    with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(reward_function(ends)({}, "", []))
 
 

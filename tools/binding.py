@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-__all__ = ["Binder", "BindingError", "Value"]
+__all__ = ["GOLD_WORDS", "Binder", "BindingError", "Value"]
 
 _KINDS = re.compile(
     r"\b(?:(?P<list>list|sequence|iterable|tuple)|(?P<mapping>dict|mapping|agenttask)|(?P<text>str))\b", re.I
 )
 """What an annotation says of a value: the first of these words."""
-_GOLD = re.compile("gold|truth|true|expect|target|label|ref|solution|answer|want|correct", re.IGNORECASE)
-"""Names that mean a gold answer: they get a column of their name, or nothing."""
+GOLD_WORDS = ("gold", "truth", "expected", "answer", "solution", "reference", "target", "label")
+"""Words in the names of gold answers, those first that most surely name the answer itself."""
+_GOLD = re.compile("|".join((*GOLD_WORDS, "true", "expect", "ref", "want", "correct")), re.IGNORECASE)
+"""Parameters with such a name get a column of it, or nothing."""
 _TASK = re.compile("task|row|item|example|sample|record|data|entry|instance|case", re.IGNORECASE)
 _SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
 

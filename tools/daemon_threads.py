@@ -64,6 +64,10 @@ def fulfil(future: Future[T], call: Callable[[], T]) -> None:
         return
     try:
         result = call()
+    except StopIteration as error:  # an asyncio future cannot hold it
+        raised = RuntimeError(f"it raised {error!r}")
+        raised.__cause__ = error
+        future.set_exception(raised)
     except BaseException as error:  # SystemExit as well: it concerns the caller, not this thread
         future.set_exception(error)
     else:

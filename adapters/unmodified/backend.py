@@ -7,6 +7,7 @@ calls.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -25,7 +26,6 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.unmodified.answers import ASK, check_done, judged_answer, lacks_answer
 from groundwire.adapters.unmodified.drivers import AgentTask, Driver, agent_task, driver_of, framework_of
-from groundwire.adapters.unmodified.environment import set_environment
 from groundwire.adapters.unmodified.functions import AgentInTheMaking, make_agent, takes_a_task
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
 from groundwire.tools.loading import load_object
@@ -38,6 +38,17 @@ __all__ = ["FRAMEWORKS", "AgentTask", "UnmodifiedAgent", "agent_backend", "agent
 
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
+_ENVIRONMENT = {
+    # Clients refuse to be made without a key. The policy needs none.
+    "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
+    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+}
+"""What is set before the agent is imported or runs, unless the user has set it."""
 
 
 def agent_backend(
@@ -57,7 +68,8 @@ def agent_backend(
     Lightning gets the whole task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else _name(agent)
-    set_environment()
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     found = (
         load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
         if isinstance(agent, str)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from groundwire.adapters._types import AgentError
 from groundwire.tools.binding import Binder, BindingError, Value
 from groundwire.tools.daemon_threads import in_thread
 
@@ -21,22 +20,16 @@ TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
     *("problem", "instruction", "user_question", "question_text", "nl_question"),
 )
+_TEXT = Value("text", "the question", "text", ("question",), TEXT_NAMES)
+_QUESTION = Value("question", "the Question", "object", (), annotation="Question")
 _OTHERS = (
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),
     Value("database", "the database", "text", ("database",), ("db_path", "db", "database_path", "db_file")),
     Value("messages", "a message with the question", "list", (), ("messages",)),
     Value("endpoint", "the endpoint", "object", ("endpoint",), annotation="Endpoint"),
 )
-_VALUES = (
-    Value("text", "the question", "text", ("question",), TEXT_NAMES),
-    Value("question", "the Question", "object", (), annotation="Question"),
-    *_OTHERS,
-)
-_WITH_ENDPOINT = (
-    Value("question", "the Question", "object", ("question",), annotation="Question"),
-    Value("text", "the question", "text", (), TEXT_NAMES),
-    *_OTHERS,
-)
+_VALUES = (_TEXT, _QUESTION, *_OTHERS)
+_WITH_ENDPOINT = (replace(_QUESTION, names=_TEXT.names), replace(_TEXT, names=()), *_OTHERS)
 """For a function of an endpoint, which is written for groundwire: its ``question`` is a :class:`adapters.Question`."""
 
 
@@ -104,13 +97,7 @@ async def run_function(call: Callable[[], Any], *, threaded: bool, name: str) ->
 
 
 async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    def run() -> Any:
-        try:
-            return call()
-        except StopIteration as error:  # a future cannot hold it
-            raise AgentError(f"the agent raised {error!r}") from error
-
-    return await asyncio.wrap_future(in_thread(run, name=name))
+    return await asyncio.wrap_future(in_thread(call, name=name))
 
 
 def _drained(result: Any) -> Any:

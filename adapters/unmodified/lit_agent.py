@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from groundwire.adapters._failures import typed_failures
@@ -55,10 +56,5 @@ class LitAgentBackend:
         with typed_failures(endpoint):
             if self.agent.is_async():
                 return await getattr(self.agent, f"{prefix}_rollout_async")(task, resources, rollout)
-            method = getattr(self.agent, f"{prefix}_rollout")
-
-            def call() -> Any:
-                with typed_failures(endpoint):  # here, because a future cannot hold a StopIteration
-                    return method(task, resources, rollout)
-
+            call = partial(getattr(self.agent, f"{prefix}_rollout"), task, resources, rollout)
             return await asyncio.wrap_future(in_thread(call, name=f"agent {rollout.rollout_id}"))

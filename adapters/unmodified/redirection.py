@@ -1,7 +1,8 @@
 """Sends the LLM calls of an unmodified agent to the URL of its attempt.
 
-OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads get it
-(:mod:`groundwire.adapters.unmodified.threads`). Hooks on httpx, aiohttp and requests look for it. An LLM call in such
+OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads and jobs of thread pools
+get it when they are started, as with OpenTelemetry's own instrumentation of ``threading``, which would need the same
+version as the SDK that an application has. Hooks on httpx, aiohttp and requests look for it. An LLM call in such
 a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an agent
 keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and no
 other host sees the URL.
@@ -15,7 +16,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,12 +25,12 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context
+from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.unmodified.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.unmodified.conversation import Conversation
-from groundwire.adapters.unmodified.threads import carry_context_into_threads
 
 __all__ = ["AttemptCalls", "AttemptEndedError", "redirected"]
 
@@ -160,7 +161,6 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
 @cache
 def _install() -> None:
     """Install the hooks, once; each package is hooked when it is imported."""
-    from wrapt import register_post_import_hook, wrap_function_wrapper
 
     def hook(package: str, **wrappers: Any) -> None:
         def wrap(module: Any) -> None:
@@ -169,7 +169,8 @@ def _install() -> None:
 
         register_post_import_hook(wrap, package)
 
-    carry_context_into_threads()
+    wrap_function_wrapper("threading", "Thread.start", _start_thread)
+    wrap_function_wrapper("concurrent.futures", "ThreadPoolExecutor.submit", _submit_job)
     follow_agent_names()
     for package in ("httpx", "httpx2"):
         hook(package, Client__send=_send, AsyncClient__send=_send_async)
@@ -249,3 +250,26 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     if response.status >= 400:
         calls.failed(response.status, await response.read())
     return response
+
+
+def _start_thread(start: Any, thread: Any, args: Any, kwargs: Any) -> Any:
+    thread.run = _in_present_context(thread.run)
+    return start(*args, **kwargs)
+
+
+def _submit_job(submit: Any, executor: Any, args: Any, kwargs: Any) -> Any:
+    function, *rest = args
+    return submit(_in_present_context(function), *rest, **kwargs)
+
+
+def _in_present_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    captured = context.get_current()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = context.attach(captured)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            context.detach(token)
+
+    return run

@@ -34,7 +34,7 @@ from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.call_notes import call_notes
-from groundwire.train.rollouts.factory import make_backend, make_reward, runs_elsewhere
+from groundwire.train.rollouts.factory import make_backend, make_reward, no_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
 __all__ = [
@@ -206,7 +206,7 @@ def _make_reward(
     if isinstance(backend, adapters.LitAgentBackend):
         if config.reward is not None:
             raise ConfigError(f"the agent returns its own reward, so reward {config.reward} has no use: leave it out")
-        return _reward_of_agent, ["the agent returns it"]
+        return no_reward("the agent returns its own reward"), ["the agent returns it"]
     if given is not None:
         return rewards.with_time_limit(given, config.reward_timeout_s), []
     name = config.reward or domain.default_reward
@@ -222,10 +222,6 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
     if isinstance(backend, adapters.LitAgentBackend) or elsewhere:
         return "the agent sees: every column (a LitAgent gets the whole task and returns its reward); hidden: nothing"
     return view.line(tasks)
-
-
-async def _reward_of_agent(task: domains.Task, answer: str, steps: Any) -> float:
-    raise rewards.RewardError("the agent returns its own reward")
 
 
 def _check_objects(config: RunConfig, objects: Objects) -> None:

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,9 +24,8 @@ from groundwire.train.evaluation.metrics import made_no_call
 
 __all__ = [
     "KINDS",
-    "CallNotes",
-    "FailureNotes",
     "Reason",
+    "RolloutNotes",
     "agent_notes",
     "diagnose",
     "never_called",
@@ -126,62 +126,53 @@ def never_called(rows: Sequence[Row]) -> str:
     return f"none of {len(rows)} {rollouts_text(rows)} made an LLM call: {rows[0]['message'] or _NO_CALL}; {_CACHES}"
 
 
-class CallNotes:
-    """Shows once that rollouts made no LLM call, that a cache of the agent answers, what ``credit=last`` leaves out."""
+class RolloutNotes:
+    """Shows, once each: that rollouts made no LLM call, that a cache of the agent answers, what ``credit=last`` leaves
+    out, and the first failures of each type. The last is for trainers, which give the folder of the ``run``: an
+    evaluation shows them with its results.
+    """
 
-    def __init__(self, show_note: Callable[[str], None], *, credit: str = "") -> None:
-        self._show_note, self._credit, self._shown, self._asked = show_note, credit, set[str](), set[str]()
+    def __init__(self, show_note: Callable[[str], None], *, run: Path | None = None, credit: str = "") -> None:
+        self._show_note, self._run, self._credit = show_note, run, credit
+        self._shown, self._asked = set[str](), set[str]()
 
     def show(self, rows: Sequence[Row]) -> None:
         """``rows`` are the rollouts of a step or validation."""
+        self._show_silent(rows)
+        if self._credit == "last":
+            self._show_left_out(rows)
+        for status in dict.fromkeys(row["status"] for row in rows if row["status"] != "succeeded" and self._run):
+            failed = [row for row in rows if row["status"] == status]
+            text = f"{_share(failed, rows)} failed ({scored(failed[0])}); {first_failure(failed)}"
+            self._once(status, f"{text}. More: groundwire why {self._run}")
+
+    def _show_silent(self, rows: Sequence[Row]) -> None:
         silent = [row for row in rows if made_no_call(row)]
         self._asked |= {row["task_id"] for row in rows if row["status"] == "succeeded" and not made_no_call(row)}
-        cached = sum(row["task_id"] in self._asked for row in silent)
         if silent:
-            share = f"{len(silent)} of {len(rows)} {rollouts_text(rows)} made no LLM call"
-            reason = max(
-                (row["message"] or _NO_CALL for row in silent), key=len
-            )  # one that names hosts, if there is one
-            self._once("silent", f"{share}: they are judged, and train nothing. {reason}")
-        if cached:
-            share = f"{cached} of {len(rows)} {rollouts_text(rows)} made no LLM call"
-            self._once("cached", f"{share}, though others of their questions did: {_CACHES}", _log.warning)
-        pairs = (zip(row["calls"] or (), row_credits(row), strict=False) for row in rows if self._credit == "last")
-        trained = [(call, credit) for of_row in pairs for call, credit in of_row if credit]
+            reason = max((row["message"] or _NO_CALL for row in silent), key=len)  # one that names hosts, if there is
+            text = f"{_share(silent, rows)} made no LLM call: they are judged, and train nothing. {reason}"
+            self._once("silent", text)
+        if cached := [row for row in silent if row["task_id"] in self._asked]:
+            text = f"{_share(cached, rows)} made no LLM call, though others of their questions did: {_CACHES}"
+            self._once("cached", text, partial(_log.warning, "%s"))
+
+    def _show_left_out(self, rows: Sequence[Row]) -> None:
+        pairs = (pair for row in rows for pair in zip(row["calls"] or (), row_credits(row), strict=False))
+        trained = [(call, credit) for call, credit in pairs if credit]
         if left := sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in trained):
             share = f"{left} of {len(trained)} calls of this step ({left / len(trained):.0%}) teach nothing"
             only = "credit=last trains only the last request of a rollout"
             self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
 
-    def _once(self, kind: str, note: str, warn: Callable[[str, str], None] | None = None) -> None:
+    def _once(self, kind: str, note: str, show: Callable[[str], None] | None = None) -> None:
         if kind not in self._shown:
             self._shown.add(kind)
-            warn("%s", note) if warn else self._show_note(note)
+            (show or self._show_note)(note)
 
 
-class FailureNotes:
-    """Shows the first failures of each type, once per process, with ``show_note``, and :class:`CallNotes`. ``run`` is
-    the run's folder.
-
-    For trainers: an evaluation shows the same messages with its results.
-    """
-
-    def __init__(self, run: Path, show_note: Callable[[str], None], *, credit: str = "") -> None:
-        self._run, self._show_note, self._shown = run, show_note, set[str]()
-        self._calls = CallNotes(show_note, credit=credit)
-
-    def show(self, rows: Sequence[Row]) -> None:
-        """Show a note for each type of failure that occurs first in ``rows``, the rollouts of a step or validation."""
-        self._calls.show(rows)
-        for status in dict.fromkeys(row["status"] for row in rows):
-            if status == "succeeded" or status in self._shown:
-                continue
-            self._shown.add(status)
-            failed = [row for row in rows if row["status"] == status]
-            self._show_note(
-                f"{len(failed)} of {len(rows)} {rollouts_text(rows)} failed ({scored(failed[0])}); "
-                f"{first_failure(failed)}. More: groundwire why {self._run}"
-            )
+def _share(part: Sequence[Row], rows: Sequence[Row]) -> str:
+    return f"{len(part)} of {len(rows)} {rollouts_text(rows)}"
 
 
 def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:

@@ -16,7 +16,7 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import CallNotes, agent_notes, never_called
+from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes, never_called
 from groundwire.train.evaluation.failed_rollouts import lasting_failure, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
@@ -60,7 +60,7 @@ def evaluate(
         run=run,
     )
     rows: list[dict[str, Any]] = []
-    call_notes = CallNotes(callback.on_note)
+    rollout_notes = RolloutNotes(callback.on_note)
     with runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
@@ -81,7 +81,7 @@ def evaluate(
                     callback.on_note(note)
                 if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
                     callback.on_note(limits)
-            call_notes.show(sample_rows)
+            rollout_notes.show(sample_rows)
             if (
                 reason := lasting_failure(rows)
                 or never_called(rows)

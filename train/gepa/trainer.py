@@ -24,7 +24,7 @@ from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import FailureNotes
+from groundwire.train.evaluation.diagnosis import RolloutNotes
 from groundwire.train.evaluation.evaluator import local_engine
 from groundwire.train.evaluation.failed_rollouts import mostly_unscored, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
@@ -80,7 +80,7 @@ class PromptTrainer:
             run=run,
         )
         self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
-        self._failure_notes = FailureNotes(run.path, callback.on_note)
+        self._rollout_notes = RolloutNotes(callback.on_note, run=run.path)
 
     def train(self) -> dict[str, str]:
         """Optimise, or go on; returns the best prompts, which are in :data:`PROMPTS`, too."""
@@ -143,7 +143,7 @@ class PromptTrainer:
         self._calls += sum(len(result.calls) for result in results)
         rows = [result.to_row(1) for result in results]
         self.run.write_rollouts(1, rows, append=True)
-        self._failure_notes.show(rows)
+        self._rollout_notes.show(rows)
         return results
 
     def _run(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
@@ -163,7 +163,7 @@ class PromptTrainer:
         self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
         if reason := nothing_judged(rows) or mostly_unscored(rows):
             raise RolloutsFailedError(reason)
-        self._failure_notes.show(rows)
+        self._rollout_notes.show(rows)
         if step == 0 and (leak := gold_in_prompts(results, self._runtime.view)):
             self.callback.on_note(leak)
         return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}

@@ -28,7 +28,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, nothing_to_train
+from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes, nothing_to_train
 from groundwire.train.evaluation.failed_rollouts import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
@@ -109,7 +109,7 @@ class LocalTrainer:
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
         self._health = HealthRules(run.metrics())
-        self._failure_notes = FailureNotes(run.path, callback.on_note, credit=config.credit)
+        self._rollout_notes = RolloutNotes(callback.on_note, run=run.path, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
@@ -291,7 +291,7 @@ class LocalTrainer:
                 if reason := nothing_judged(rows) or nothing_to_train(rows):
                     raise RolloutsFailedError(reason)
             self._check_judged(rows)
-            self._failure_notes.show(rows)
+            self._rollout_notes.show(rows)
             name = validation_name(temperature)
             validations[name] = compute_accuracy(rows, self._breakdowns)
             self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(rows).items()}
@@ -321,7 +321,7 @@ class LocalTrainer:
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
-        self._failure_notes.show(rows)
+        self._rollout_notes.show(rows)
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if all failed for a reason that will persist, or most rewards did."""

@@ -12,6 +12,7 @@ from groundwire import rewards
 from groundwire.tools.startup import PACKAGE
 from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.rollouts.factory import ELSEWHERE, no_reward
 
 __all__ = ["ask", "find_agent_python", "reward_elsewhere"]
 
@@ -85,10 +86,7 @@ def reward_elsewhere(python: str, name: str) -> rewards.Reward:
 
     Without a name it is that of a ``LitAgent``. Raises :class:`ConfigError`.
     """
-
-    async def reward(task: Any, answer: str, steps: Any) -> float:
-        raise rewards.RewardError("the reward is computed in the environment of runner_python")
-
+    reward = no_reward(ELSEWHERE)
     form, reads = ask(python, "-c", _ABOUT_REWARD, name) if name else (None, [])
     vars(reward).update(form=form, reads=reads)
     return reward

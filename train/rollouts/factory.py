@@ -19,7 +19,9 @@ from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 
-__all__ = ["BackendElsewhere", "make_backend", "make_reward", "runs_elsewhere"]
+__all__ = ["ELSEWHERE", "BackendElsewhere", "make_backend", "make_reward", "no_reward", "runs_elsewhere"]
+
+ELSEWHERE = "the reward is computed in the environment of runner_python"
 
 _OPTIONS = (
     "agent",
@@ -93,9 +95,9 @@ def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
     """
     name = settings.reward or domain.default_reward
     if runs_elsewhere(name, settings):
-        return _reward_elsewhere
+        return no_reward(ELSEWHERE)
     if not name:
-        return _no_reward
+        return no_reward("the tasks have no reward: give the name of one, or a function (module:function)")
     return rewards.with_time_limit(rewards.get(name, judge=settings.judge), settings.reward_timeout_s)
 
 
@@ -106,13 +108,13 @@ def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
     return isinstance(settings, RunConfig) and bool(settings.runner_python) and (":" in reward or not reward)
 
 
-async def _no_reward(task: Any, answer: str, steps: Any) -> float:
-    """A ``LitAgent`` needs no other reward than its own."""
-    raise rewards.RewardError("the tasks have no reward: give the name of one, or a function (module:function)")
+def no_reward(message: str) -> rewards.Reward:
+    """A reward that cannot be computed here: ``message`` says why."""
 
+    async def reward(task: Any, answer: str, steps: Any) -> float:
+        raise rewards.RewardError(message)
 
-async def _reward_elsewhere(task: Any, answer: str, steps: Any) -> float:
-    raise rewards.RewardError("the reward is computed in the environment of runner_python")
+    return reward
 
 
 def _remedy(error: ImportError) -> str:

@@ -93,7 +93,6 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
-        timed_reward.reward_range = rewards.declared_range(reward)  # type: ignore[attr-defined]
         check = None
         if (address := config.external_store_address) and config.n_runners:
             check = RequestCheck.of(

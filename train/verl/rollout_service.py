@@ -26,7 +26,7 @@ from groundwire.train.algorithms.health import step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes
+from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes
 from groundwire.train.evaluation.failed_rollouts import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
@@ -109,7 +109,7 @@ class RolloutService:
         self._writer, self._written = ThreadPoolExecutor(1, thread_name_prefix="write-rollouts"), Future[None]()
         self._written.set_result(None)
         self._agent_checked, self._failed_steps = False, FailedSteps()
-        self._failure_notes = FailureNotes(run.path, partial(_log.warning, "%s"), credit=config.credit)
+        self._rollout_notes = RolloutNotes(partial(_log.warning, "%s"), run=run.path, credit=config.credit)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
@@ -175,7 +175,7 @@ class RolloutService:
         reason = "" if failed_by_policy(rows) else lasting_failure(rows)
         if reason := reason or (nothing_judged(rows) if partition == "val" else self._failed_steps.add(rows)):
             raise RolloutsFailedError(reason)
-        self._failure_notes.show(rows)
+        self._rollout_notes.show(rows)
         if partition == "val":
             domain = domains.get(self._config.domain)
             if not self._agent_checked:

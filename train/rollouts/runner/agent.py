@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters._failures import agent_failure
@@ -43,7 +43,7 @@ from groundwire.train.store.wire import AttemptedRollout, ProxyLLM, RunnerStore
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
-__all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
+__all__ = ["RemoteRolloutAgent", "RolloutAgent"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -56,14 +56,6 @@ _CANCEL_S = 10.0
 """How long an agent may take to end after its time; then it is left alone, and its calls are refused."""
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
-
-
-class AttemptRunner(Protocol):
-    """What a pool of runners runs for each attempt."""
-
-    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
-        """Run the attempt of ``rollout``; raises only what its task was cancelled with."""
-        ...
 
 
 class RolloutAgent:
@@ -99,9 +91,9 @@ class RolloutAgent:
         try:
             if self._check is not None:
                 self._check.check(task, resources, rollout)
-            _, endpoint = _policy(resources, rollout)
+            policy, endpoint = _policy(resources, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
-                own = self._own_reward(self.backend, resources, rollout, store)
+                own = self._own_reward(self.backend, policy, endpoint, rollout, store)
                 return AttemptReport([await self._within_limit(own, endpoint)])
             answer = await self._within_limit(self._answer(task, endpoint), endpoint)
             spans.append(answer_span(answer, started, await self._query_scores(rollout, answer.steps, answered=True)))
@@ -174,7 +166,8 @@ class RolloutAgent:
     async def _own_reward(
         self,
         backend: adapters.LitAgentBackend,
-        resources: Mapping[str, Any],
+        policy: ProxyLLM,
+        endpoint: adapters.Endpoint,
         rollout: AttemptedRollout,
         store: RunnerStore,
     ) -> ReportedSpan:
@@ -183,7 +176,6 @@ class RolloutAgent:
             from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
             self._lit_agents = LitAgents(backend, store)
-        policy, endpoint = _policy(resources, rollout)
         async with self._private(rollout.input) as (private, _):
             with rewards.in_training(rollout.mode == "train"):
                 value = await self._lit_agents.run(private, policy, rollout, endpoint)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from groundwire.adapters.tracing.spans import SpanStore
-from groundwire.train.rollouts.runner.agent import AttemptRunner
+from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.attempts import OpenAttempts
 from groundwire.train.store.runner_client import RunnerClient
 from groundwire.train.store.wire import AttemptedRollout, RunnerStore
@@ -37,7 +37,12 @@ class RunnerPool:
     """
 
     def __init__(
-        self, *, store: RunnerStore, agent: AttemptRunner, n_runners: int, poll_s: float = NOTIFIED_POLL_S
+        self,
+        *,
+        store: RunnerStore,
+        agent: RolloutAgent | RemoteRolloutAgent,
+        n_runners: int,
+        poll_s: float = NOTIFIED_POLL_S,
     ) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._spans = store if isinstance(store, RunnerClient) else _span_sink(store)
