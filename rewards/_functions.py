@@ -9,7 +9,7 @@ from functools import partial, wraps
 from typing import Any
 
 from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError, declared_range
-from groundwire.tools.binding import Binder, BindingError, Value
+from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
@@ -55,7 +55,6 @@ def reward_function(function: Callable[..., Any]) -> Reward:
         binder.check()
     except BindingError as error:
         raise UnusableRewardError(str(error)) from error
-    is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
     @wraps(function)
     async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Any:
@@ -66,7 +65,7 @@ def reward_function(function: Callable[..., Any]) -> Reward:
             raise RewardError(str(error)) from error
 
         call = partial(function, *bound.args, **bound.kwargs)
-        value = call() if is_async else await asyncio.wrap_future(in_thread(call, name="reward"))
+        value = call() if is_async(function) else await asyncio.wrap_future(in_thread(call, name="reward"))
         return _of_one(await value if inspect.isawaitable(value) else value, binder, task)
 
     reward.reward_range = declared_range(function)  # type: ignore[attr-defined]

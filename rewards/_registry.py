@@ -14,6 +14,7 @@ from groundwire.rewards._compose import combine, parse
 from groundwire.rewards._functions import reward_function
 from groundwire.rewards._types import Reward, UnusableRewardError
 from groundwire.rewards.judge.settings import JudgeSettings
+from groundwire.tools.binding import is_async
 from groundwire.tools.loading import load_object
 from groundwire.tools.plugins import Registry
 
@@ -63,7 +64,7 @@ def _load(name: str) -> Reward:
         raise UnusableRewardError(str(error)) from error
     if _is_function(name) and not (inspect.isfunction(reward) and _takes_judge(reward)):
         return reward_function(reward)
-    if not any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None)))):  # noqa: B004
+    if not is_async(reward):
         raise UnusableRewardError(
             f"reward {name!r} is not an async function; write it as: async def reward(task, answer, steps)"
         )

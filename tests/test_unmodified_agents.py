@@ -29,6 +29,7 @@ from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.unmodified.command import CommandBackend
+from groundwire.adapters.unmodified.conversation import Conversation
 from groundwire.train.store.spans import LightningSpanSink
 
 Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
@@ -289,3 +290,48 @@ async def test_the_tool_loop_of_the_examples_runs_its_query(tmp_path: Path) -> N
     assert answer.text == "SELECT name FROM singer"
     assert [call.agent for call in calls] == ["analyst", "analyst"]
     assert calls[1].messages[-1]["content"] == "[('Ann',)]"
+
+
+_CALL = {"name": "find", "arguments": '{"sql": "SELECT 1"}'}
+_CUSTOM = {"type": "custom_tool_call", "call_id": "1", "name": "find", "input": "SELECT 1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        (
+            "/chat/completions",
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "1", "function": _CALL}, "odd"]},
+                    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "1 row"}]},
+                    None,
+                ]
+            },
+        ),
+        (
+            "/messages",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "1", "name": "find", "input": {"sql": "SELECT 1"}}],
+                    },
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "1 row"}]},
+                ]
+            },
+        ),
+        *(
+            ("/responses", {"input": [call, {"type": f"{call['type']}_output", "call_id": "1", "output": "1 row"}]})
+            for call in ({"type": "function_call", "call_id": "1", **_CALL}, _CUSTOM)
+        ),
+    ],
+)
+def test_the_steps_of_an_agent_are_the_tool_calls_of_its_requests_in_any_api(path: str, request_: Any) -> None:
+    conversation = Conversation()
+    for request in (request_, request_, {"messages": "odd", "input": 3}):
+        conversation.add(path, request)
+    assert conversation.steps() == [
+        {"agent": "find", "kind": "tool", "input": "SELECT 1", "output": "1 row", "ok": True},
+    ]
+    assert conversation.last_query() == "SELECT 1"

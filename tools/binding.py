@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-__all__ = ["GOLD_WORDS", "Binder", "BindingError", "Value"]
+__all__ = ["GOLD_WORDS", "Binder", "BindingError", "Value", "is_async"]
 
 _KINDS = re.compile(
     r"\b(?:(?P<list>list|sequence|iterable|tuple)|(?P<mapping>dict|mapping|agenttask)|(?P<text>str))\b", re.I
@@ -25,6 +25,12 @@ _GOLD = re.compile("|".join((*GOLD_WORDS, "true", "expect", "ref", "want", "corr
 """Parameters with such a name get a column of it, or nothing."""
 _TASK = re.compile("task|row|item|example|sample|record|data|entry|instance|case", re.IGNORECASE)
 _SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
+
+
+def is_async(function: Any) -> bool:
+    """Whether a function is called on the event loop."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(each) for kind in kinds for each in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 
 class BindingError(ValueError):
@@ -51,18 +57,6 @@ class Value:
 
 
 @dataclass(frozen=True)
-class _Bound:
-    sources: Mapping[str, tuple[str, str]]
-    """For each parameter ``value`` or ``column``, and its name."""
-    batched: bool = False
-    """Whether each argument is in a list of one."""
-    rest: str = ""
-    """The parameter ``**rest``, if it gets the columns that are left."""
-    positional: tuple[str, ...] = ()
-    """The values of ``*args``, if nothing is known of the parameters."""
-
-
-@dataclass(frozen=True)
 class Binder:
     """Binds the parameters of ``function`` to ``values`` and to the columns of a task.
 
@@ -78,7 +72,7 @@ class Binder:
     needs: tuple[str, ...]
     example: str
     by_kind: bool = False
-    _bound: dict[frozenset[str], _Bound] = field(default_factory=dict, init=False, repr=False)
+    _calls: dict[frozenset[str], _Call] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def signature(self) -> inspect.Signature:
@@ -88,12 +82,12 @@ class Binder:
         except (TypeError, ValueError):
             return inspect.signature(lambda *args: None)
 
-    def bind(self, columns: Collection[str]) -> _Bound:
+    def bind(self, columns: Collection[str]) -> _Call:
         """How the function is called for a task with ``columns``. Raises :class:`BindingError`."""
         key = frozenset(columns)
-        if key not in self._bound:
-            self._bound[key] = self._resolve(key)
-        return self._bound[key]
+        if key not in self._calls:
+            self._calls[key] = _Call(self, key)
+        return self._calls[key]
 
     def check(self) -> None:
         """Raise :class:`BindingError` if the function cannot be called, whatever the columns are."""
@@ -144,91 +138,96 @@ class Binder:
             parts.append(f"**{bound.rest}=the other columns")
         return f"({', '.join(parts)}){', each in a list of one' if bound.batched else ''}"
 
-    def _resolve(self, columns: Collection[str]) -> _Bound:
-        parameters = self.signature.parameters
+
+class _Call:
+    """What the parameters of ``binder`` get from a task with ``columns``. Raises :class:`BindingError`.
+
+    ``sources`` has for each ``value`` or ``column``, and its name. If ``batched``, each argument is in a list of one.
+    ``rest`` is the parameter ``**rest``, if it gets the columns that are left. ``positional`` are the values of
+    ``*args``, if nothing is known of the parameters.
+    """
+
+    def __init__(self, binder: Binder, columns: Collection[str]) -> None:
+        parameters = binder.signature.parameters
         variadic = {each.kind: name for name, each in parameters.items()}
         rest, many = (variadic.get(kind) for kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL))
-        fixed = self.function.keywords if isinstance(self.function, partial) else {}
+        fixed = binder.function.keywords if isinstance(binder.function, partial) else {}
         named = {name: each for name, each in parameters.items() if name not in (rest, many, *fixed)}
-        optional = {name: each.default is not each.empty for name, each in named.items()}
-        given = _Given(self, named)
-        for value in self.values:
-            meant = [name for name in value.names if name in named]
-            meant += [name for name in named if value.annotation and _annotation(named[name]) == value.annotation]
-            for name in sorted(meant, key=lambda each: (optional[each], each in columns))[:1]:
-                given.give(name, value)
-        batched = any(name in given.sources for value in self.values for name in value.batches)
-        for name in given.left(named):
-            column = name if name in columns or not batched else name.removesuffix("s")
-            if column in columns:
-                given.sources[name] = "column", column
-        for value in self.values:
-            for name in (each for each in value.aliases if each in named):
-                given.give(name, value)
-        required = [name for name in named if not optional[name]]
-        given.guess(given.left(required))
-        sources, left = given.sources, given.left(required)
-        if not left and not sources and many:
-            return _Bound({}, positional=self.positional)
-        alone = bool(rest and not sources and len(self.positional) == 1)
-        by_column = self.by_kind and any(kind == "column" for kind, _ in sources.values())
-        if left or not (alone or by_column or any(map(given.taken, self.needs))):
-            raise BindingError(self._refusal(left, columns), left)
-        fills = alone or (rest and len(self.positional) > 1 and not given.taken("task"))
-        return _Bound(
-            {name: sources[name] for name in named if name in sources}, batched, (rest or "") if fills else ""
-        )
-
-    def _refusal(self, left: Sequence[str], columns: Collection[str]) -> str:
-        if not left:
-            return f"{self.title} takes {self.signature}, and none gets {' or '.join(self.needs)}: write {self.example}"
-        return (
-            f"{self.title} takes {self.signature}, and nothing fits {' and '.join(map(repr, left))}: write "
-            f"{self.example}, or name parameters like the columns {', '.join(sorted(columns))}"
-        )
-
-
-class _Given:
-    """What the parameters get, as far as it is known."""
-
-    def __init__(self, binder: Binder, named: Mapping[str, inspect.Parameter]) -> None:
+        required = [name for name, each in named.items() if each.default is each.empty]
         self._binder, self._named = binder, named
         self.sources: dict[str, tuple[str, str]] = {}
+        self.rest, self.positional = "", tuple[str, ...]()
+        for value in binder.values:
+            meant = [name for name in value.names if name in named]
+            meant += [name for name in named if value.annotation and _annotation(named[name]) == value.annotation]
+            for name in sorted(meant, key=lambda each: (each not in required, each in columns))[:1]:
+                self._give(name, value)
+        self.batched = any(name in self.sources for value in binder.values for name in value.batches)
+        for name in self._left(named):
+            column = name if name in columns or not self.batched else name.removesuffix("s")
+            if column in columns:
+                self.sources[name] = "column", column
+        for value in binder.values:
+            for name in (each for each in value.aliases if each in named):
+                self._give(name, value)
+        self._guess(self._left(required))
+        if not self.sources and not required and many:
+            self.positional = binder.positional
+            return
+        left = self._left(required)
+        alone = bool(rest and not self.sources and len(binder.positional) == 1)
+        if left or not (alone or (binder.by_kind and self._by_column()) or any(map(self._taken, binder.needs))):
+            raise BindingError(_refusal(binder, left, columns), left)
+        if rest and (alone or (len(binder.positional) > 1 and not self._taken("task"))):
+            self.rest = rest
+        self.sources = {name: self.sources[name] for name in named if name in self.sources}
 
-    def taken(self, value: str) -> bool:
+    def _taken(self, value: str) -> bool:
         return ("value", value) in self.sources.values()
 
-    def left(self, names: Iterable[str]) -> list[str]:
+    def _by_column(self) -> bool:
+        return any(kind == "column" for kind, _ in self.sources.values())
+
+    def _left(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name not in self.sources]
 
-    def give(self, name: str, value: Value | None) -> None:
+    def _give(self, name: str, value: Value | None) -> None:
         """Give a parameter ``value``, or the one of the kind that its annotation asks for, if both are free."""
         wanted = _kind(self._named[name])
         if value is not None and wanted not in (None, value.kind) and name not in value.batches:
             value = self._of_kind(wanted)
-        if value is not None and name not in self.sources and not self.taken(value.name):
+        if value is not None and name not in self.sources and not self._taken(value.name):
             self.sources[name] = "value", value.name
 
-    def guess(self, left: Sequence[str]) -> None:
+    def _guess(self, left: Sequence[str]) -> None:
         """Give values to parameters whose names mean none, if there is one way to do it."""
         positional = self._binder.positional
         values = {each.name: each for each in self._binder.values}
-        by_column = any(kind == "column" for kind, _ in self.sources.values())
-        free = [each for each in positional[:2] if not self.taken(each)]
-        if len(positional) > 1 and (by_column or not any(_says_task(each) for each in left[:1])):
+        free = [each for each in positional[:2] if not self._taken(each)]
+        if len(positional) > 1 and (self._by_column() or not any(_says_task(each) for each in left[:1])):
             free = [each for each in free if each != "task"]
         known = {name for each in values.values() for name in (*each.names, *each.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
             if (kind := _kind(self._named[left[0]])) and (value := self._of_kind(kind)):
-                self.give(left[0], value)
+                self._give(left[0], value)
             elif len(free) == 1 and (not self.sources or len(positional) > 1):
-                self.give(left[0], values[free[0]])
+                self._give(left[0], values[free[0]])
         elif not self.sources and 2 <= len(left) <= len(positional) and all(map(_SAYS_NOTHING.fullmatch, left)):
             for name, each in zip(left, positional, strict=False):
-                self.give(name, values[each])
+                self._give(name, values[each])
 
     def _of_kind(self, kind: str | None) -> Value | None:
         return next((each for each in self._binder.values if self._binder.by_kind and each.kind == kind), None)
+
+
+def _refusal(binder: Binder, left: Sequence[str], columns: Collection[str]) -> str:
+    takes = f"{binder.title} takes {binder.signature}, and"
+    if not left:
+        return f"{takes} none gets {' or '.join(binder.needs)}: write {binder.example}"
+    return (
+        f"{takes} nothing fits {' and '.join(map(repr, left))}: write {binder.example}, or name parameters like the "
+        f"columns {', '.join(sorted(columns))}"
+    )
 
 
 def _says_task(name: str) -> bool:

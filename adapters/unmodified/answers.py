@@ -63,8 +63,13 @@ def judged_answer(
 
 def lacks_answer(kind: Any, form: AnswerForm) -> list[str]:
     """The fields of a class of results if none of them is known to be the answer; else empty."""
-    names, known = field_names(kind), {*_FINAL, "messages", *_USUAL, *_TEXTS, *(_QUERIES if form == "sql" else ())}
-    return names if len(names) > 1 and known.isdisjoint(names) else []
+    names = field_names(kind)
+    return names if len(names) > 1 and set(names).isdisjoint(_known_fields(form)) else []
+
+
+def _known_fields(form: AnswerForm) -> tuple[str, ...]:
+    """The fields that may be the answer, the likeliest first."""
+    return (*_FINAL, "messages", *_USUAL, *(_QUERIES if form == "sql" else ()), *_TEXTS)
 
 
 def field_names(kind: Any) -> list[str]:
@@ -97,13 +102,12 @@ def _candidates(
 
 
 def _of_fields(value: Any, form: AnswerForm, field: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names, found = _names(value), False
-    order = (*_FINAL, "messages", *_USUAL, *(_QUERIES if form == "sql" else ()), *_TEXTS)
-    for name in order if len(names) != 1 else names:
+    names, known, found = _names(value), _known_fields(form), False
+    for name in known if len(names) != 1 else names:
         each = _read(value, name, _MISSING)
         if each is _MISSING or (callable(each) and _plain(each) is None) or _is_same(each, given.get(name, _MISSING)):
             continue
-        if name not in order and isinstance(each, Sequence | Set) and _plain(each) is None:
+        if name not in known and isinstance(each, Sequence | Set) and _plain(each) is None:
             continue  # the one field of a result, which may be its documents
         each = each[0] if name == "choices" and each else each
         texts = list(_candidates(each, form, name, given if name == "messages" else {}))

@@ -34,7 +34,7 @@ from groundwire.tools.types import AnswerForm
 if TYPE_CHECKING:
     from groundwire.adapters.unmodified.redirection import AttemptCalls
 
-__all__ = ["FRAMEWORKS", "AgentTask", "UnmodifiedAgent", "agent_backend", "agent_task"]
+__all__ = ["FRAMEWORKS", "UnmodifiedAgent", "agent_backend"]
 
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""

@@ -1,15 +1,15 @@
-"""The tool calls of an agent, read from its requests: each request repeats the conversation so far.
-
-It reads the formats of chat completions, Responses and Messages. So the steps are known for any framework.
-"""
+"""The tool calls of an agent of any framework, read from its requests: each repeats the conversation so far."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.messages_input import chat_messages
+from groundwire.adapters.tracing.wire.responses_input import input_messages
 from groundwire.tools.types import AgentStep
 
 __all__ = ["Conversation", "is_query"]
@@ -30,13 +30,15 @@ class Conversation:
         self._calls: dict[str, tuple[str, Any]] = {}
         self._results: dict[str, str] = {}
 
-    def add(self, request: Mapping[str, Any]) -> None:
-        """Read the tool calls and their results in a request. Parts in another format are left out."""
-        for item in _items(request):
-            if (call := _call(item)) is not None and len(self._calls) < _MAX_CALLS:
-                self._calls.setdefault(call[0], call[1:])
-            elif (result := _result(item)) is not None and len(self._results) < _MAX_CALLS:
-                self._results.setdefault(*result)
+    def add(self, path: str, request: Mapping[str, Any]) -> None:
+        """Read the tool calls and their results in a request to the API at ``path``."""
+        for message in _messages(path, request):
+            for call in _objects(message.get("tool_calls")):
+                if len(self._calls) < _MAX_CALLS and isinstance(function := call.get("function"), Mapping):
+                    named = str(function.get("name")), _parsed(function.get("arguments"))
+                    self._calls.setdefault(str(call.get("id")), named)
+            if message.get("role") == "tool" and len(self._results) < _MAX_CALLS:
+                self._results.setdefault(str(message.get("tool_call_id")), _to_text(message.get("content")))
 
     def steps(self) -> list[AgentStep]:
         """The tool calls as steps: the input is the query if there is one, else the arguments."""
@@ -57,39 +59,18 @@ class Conversation:
         return next(filter(None, queries), "")
 
 
-def _items(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Messages, the tool calls in them, and their content blocks."""
-    messages = request.get("messages") or request.get("input")
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, Mapping):
-            continue
-        yield message
-        for part in ("tool_calls", "content"):
-            found = message.get(part)
-            yield from (each for each in found if isinstance(each, Mapping)) if isinstance(found, list) else ()
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def _call(item: Mapping[str, Any]) -> tuple[str, str, Any] | None:
-    """Id, name and arguments of a tool call."""
-    kind, function = item.get("type"), item.get("function")
-    if kind == "function" and isinstance(function, Mapping):
-        return str(item.get("id")), str(function.get("name")), _parsed(function.get("arguments"))
-    if kind == "function_call":
-        return str(item.get("call_id")), str(item.get("name")), _parsed(item.get("arguments"))
-    if kind == "tool_use":
-        return str(item.get("id")), str(item.get("name")), item.get("input")
-    return None
-
-
-def _result(item: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Id and text of a tool call's result."""
-    if item.get("role") == "tool":
-        return str(item.get("tool_call_id")), _to_text(item.get("content"))
-    if item.get("type") == "function_call_output":
-        return str(item.get("call_id")), _to_text(item.get("output"))
-    if item.get("type") == "tool_result":
-        return str(item.get("tool_use_id")), _to_text(item.get("content"))
-    return None
+def _messages(path: str, request: Mapping[str, Any]) -> list[Any]:
+    """The chat messages of a request; none if the proxy refuses it."""
+    try:
+        if path == "/responses":
+            return input_messages(request.get("input") or [])
+        return chat_messages(request) if path == "/messages" else _objects(request.get("messages"))
+    except RefusedError:
+        return []
 
 
 def _parsed(arguments: Any) -> Any:

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
 from groundwire.adapters.unmodified.answers import field_names
-from groundwire.adapters.unmodified.functions import TEXT_NAMES, agent_binder, is_async, run_function
+from groundwire.adapters.unmodified.functions import TEXT_NAMES, agent_binder, run_function
+from groundwire.tools.binding import is_async
 
 __all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of"]
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from groundwire.tools.binding import Binder, BindingError, Value
+from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["TEXT_NAMES", "AgentInTheMaking", "agent_binder", "is_async", "make_agent", "run_function", "takes_a_task"]
+__all__ = ["TEXT_NAMES", "AgentInTheMaking", "agent_binder", "make_agent", "run_function", "takes_a_task"]
 
 TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
@@ -120,12 +120,6 @@ def _piece(item: Any) -> str | None:
         item = getattr(choices[0], "delta", None)
     found = getattr(item, "content", None) if "Chunk" in type(item).__name__ or choices else None
     return found if isinstance(found, str) else "" if choices else None
-
-
-def is_async(function: Any) -> bool:
-    """Whether a function is called on the event loop."""
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(each) for kind in kinds for each in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 
 class AgentInTheMaking:

@@ -92,7 +92,7 @@ class AttemptCalls:
                 else:
                     self.traced += 1
                     self.error = None
-                    self.conversation.add(request)
+                    self.conversation.add(path, request)
                 return f"{self.endpoint.base_url.rstrip('/')}{path}"
             self.models[model] += 1
             return None

@@ -13,7 +13,7 @@ from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
 from groundwire.adapters.tracing.sampling import derive_seed
-from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
+from groundwire.adapters.tracing.semconv import ABOUT_ANSWER, ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
@@ -28,8 +28,6 @@ __all__ = ["Mode", "RolloutRequest", "RolloutResult", "requests_of_step"]
 Mode = Literal["train", "val"]
 
 _FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
-_ABOUT = ("judged_field", "input", "no_call")
-"""Fields of an :class:`groundwire.adapters.Answer`."""
 _CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
 
 
@@ -111,7 +109,9 @@ class RolloutResult:
             answer, failure = _last_span(spans, ANSWER_SPAN), _last_span(spans, FAILURE_SPAN)
             reward = reward_from_spans(spans)
             text = str(answer.attributes["groundwire.text"]) if answer else ""
-            more = {name: str(answer.attributes.get(f"groundwire.{name}", "")) if answer else "" for name in _ABOUT}
+            more = {
+                name: str(answer.attributes.get(f"groundwire.{name}", "")) if answer else "" for name in ABOUT_ANSWER
+            }
             steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
             scores = json.loads(str(answer.attributes.get(QUERY_SCORES, "[]"))) if answer else []
             query_scores = [float(score) for score in scores]

@@ -13,6 +13,7 @@ from typing import Any
 from groundwire.adapters import Answer
 from groundwire.adapters.tracing.emitted_spans import Emissions
 from groundwire.adapters.tracing.semconv import (
+    ABOUT_ANSWER,
     ANNOTATION_SPAN,
     ANSWER_SPAN,
     FAILURE_SPAN,
@@ -76,11 +77,9 @@ class ReportedSpan:
 def answer_span(answer: Answer, started: float, query_scores: Sequence[float] = ()) -> ReportedSpan:
     """The span of an agent's answer and steps, how it was called and judged, and the rewards of its earlier queries."""
     steps = json.dumps(answer.steps, ensure_ascii=False)
-    more = {name: getattr(answer, name) for name in ("judged_field", "input", "no_call")}
+    more = {f"groundwire.{name}": text for name in ABOUT_ANSWER if (text := getattr(answer, name))}
     attributes = {"groundwire.text": answer.text, "groundwire.steps": steps, QUERY_SCORES: json.dumps(query_scores)}
-    return ReportedSpan(
-        ANSWER_SPAN, attributes | {f"groundwire.{name}": text for name, text in more.items() if text}, started
-    )
+    return ReportedSpan(ANSWER_SPAN, attributes | more, started)
 
 
 def failure_span(kind: str, message: str, started: float, *, least_reward: float = 0.0) -> ReportedSpan:
