@@ -1,12 +1,4 @@
-"""The type of a reward, and its errors.
-
-RewardError               the reward of one rollout could not be computed
-└── JudgeAbstainedError   because the judge gave no verdict
-UserError
-├── UnknownNameError
-│   └── UnusableRewardError   the reward's function cannot be imported or called
-└── JudgeSettingsError        (judge.settings) a setting of the judge is unknown or out of range
-"""
+"""The type of a reward, what one declares, and its errors."""
 
 from __future__ import annotations
 

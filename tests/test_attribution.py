@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,6 +155,11 @@ def test_a_failure_is_found_wherever_a_library_keeps_it() -> None:
     class WrappedError(Exception):
         original_exception = ConnectionRefusedError("refused")
 
+    class RetryError(Exception):
+        last_attempt: Future[None] = Future()
+
+    RetryError.last_attempt.set_exception(TimeoutError("late"))
+
     class GroupError(Exception):
         exceptions = (ValueError("no"), TimeoutError("late"))
 
@@ -165,7 +171,8 @@ def test_a_failure_is_found_wherever_a_library_keeps_it() -> None:
         reason = url = response
 
     assert named_resources([OddError(), FileNotFoundError(2, "no file", "http://[")]) == set()
-    for error in (WrappedError(), GroupError(), RuntimeError(OSError(errno.ENOSPC, "full")), OSError("x", OddError())):
+    of_arguments = RuntimeError(OSError(errno.ENOSPC, "full")), OSError("x", OddError())
+    for error in (WrappedError(), RetryError(), GroupError(), *of_arguments):
         assert infrastructure_errors(error)
     for harmless in (ValueError("no JSON"), sqlite3.OperationalError("no such column: x"), requests.HTTPError("404")):
         assert not infrastructure_errors(harmless)

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 __all__ = ["GOLD_WORDS", "Binder", "BindingError", "Value", "is_async"]
@@ -74,7 +74,7 @@ class Binder:
     by_kind: bool = False
     _calls: dict[frozenset[str], _Call] = field(default_factory=dict, init=False, repr=False)
 
-    @property
+    @cached_property
     def signature(self) -> inspect.Signature:
         """The function's signature: ``(*args)`` if it is written in C and has none."""
         try:

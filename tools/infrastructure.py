@@ -80,7 +80,9 @@ def _linked(error: BaseException) -> Iterator[Any]:
     for name in (*_LINKS, "exceptions"):
         with suppress(Exception):  # an attribute may be computed
             link = getattr(error, name, None)
-            yield from link if isinstance(link, tuple) else [_of_future(link)]
+            if callable(getattr(link, "exception", None)):  # a future, as tenacity has it
+                link = link.exception(0)
+            yield from link if isinstance(link, tuple) else [link]
 
 
 def infrastructure_errors(error: BaseException) -> list[BaseException]:
@@ -112,12 +114,6 @@ def named_resources(broken: Sequence[BaseException]) -> set[str]:
             with suppress(ValueError):  # no URL
                 found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
     return {name for name in found if len(name) > 2 and not name.isdigit()}
-
-
-def _of_future(link: Any) -> Any:
-    """The exception of a future, as tenacity has it."""
-    done = callable(getattr(link, "done", None)) and callable(getattr(link, "exception", None)) and link.done()
-    return link.exception() if done else link
 
 
 def _is_infrastructure(error: BaseException) -> bool:

@@ -232,13 +232,10 @@ def _forget_closed_loop(client: Any) -> None:
 
 
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
-    calls = _current()
-    if calls is None:
+    calls, (method, url, *rest) = _current(), args
+    if calls is None or str(url).startswith(calls.endpoint.base_url):  # by a client of httpx on top: redirected already
         return await wrapped(*args, **kwargs)
-    method, url, *rest = args
     body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
-    if str(url).startswith(calls.endpoint.base_url):  # a client of httpx on top, which was redirected already
-        return await wrapped(*args, **kwargs)
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
     if target is None:
         return await wrapped(*args, **kwargs)

@@ -1,12 +1,4 @@
-"""Errors that end a run because of its rollouts, and the refusal of a single one.
-
-UnreadableAnswerError     the reward cannot read an answer
-RequestRefusedError       a rollout asks for something that its runner does not allow
-UserError
-├── RolloutsFailedError   too many rollouts fail
-├── RunnersEndedError     all runner processes have ended
-└── EventLoopError        the agents' event loop is blocked or has ended
-"""
+"""Errors that end a run because of its rollouts, and the refusal of a single one."""
 
 from __future__ import annotations
 

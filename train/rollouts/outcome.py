@@ -27,7 +27,6 @@ __all__ = ["Mode", "RolloutRequest", "RolloutResult", "requests_of_step"]
 
 Mode = Literal["train", "val"]
 
-_FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
 _CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
 
 
@@ -115,7 +114,7 @@ class RolloutResult:
             steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
             scores = json.loads(str(answer.attributes.get(QUERY_SCORES, "[]"))) if answer else []
             query_scores = [float(score) for score in scores]
-            failed = [str(failure.attributes[name]) for name in _FAILURE_ATTRIBUTES] if failure else []
+            failed = [str(failure.attributes[f"groundwire.{name}"]) for name in ("kind", "message")] if failure else []
             least_reward = min([0.0, *(float(str(span.attributes.get(LEAST_REWARD, 0))) for span in spans)])
         except UNREADABLE as error:
             unreadable = f"its spans cannot be read: {type(error).__name__}: {error}"

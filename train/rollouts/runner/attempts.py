@@ -50,15 +50,7 @@ class AttemptReport:
         numbers = await store.reserve_sequence_ids([ids] * len(self.spans))
         await store.add_spans(
             [
-                SpanRecord(
-                    name=span.name,
-                    rollout_id=ids[0],
-                    attempt_id=ids[1],
-                    sequence_id=number,
-                    attributes=span.attributes,
-                    start_time=span.start_time,
-                    end_time=span.end_time,
-                )
+                SpanRecord(**vars(span), rollout_id=ids[0], attempt_id=ids[1], sequence_id=number)
                 for span, number in zip(self.spans, numbers, strict=True)
             ]
         )
