@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import unmodified_agents
 from agentlightning.store.memory import InMemoryLightningStore
@@ -100,6 +101,25 @@ async def test_a_plain_function_gets_the_task_and_may_block() -> None:
     async with traced(lambda _: FENCED) as policy:
         answer, [call] = await policy.run(backend_of("blocking"))
     assert (answer.text, call.messages[0]["content"]) == ("SELECT name FROM singer", "Which singers?")
+
+
+async def test_a_client_of_several_event_loops_uses_no_connection_of_another_loop() -> None:
+    client = openai.AsyncOpenAI(api_key="none", max_retries=0)
+
+    async def ask() -> str:
+        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        return reply.choices[0].message.content or ""
+
+    def agent(task: Any) -> str:
+        loops = [asyncio.new_event_loop() for _ in range(2)]  # as in two threads: both are open
+        answers = [loop.run_until_complete(ask()) for loop in loops]
+        for loop in loops:
+            loop.close()
+        return answers[-1]
+
+    async with traced(lambda _: "fine") as policy:
+        answer, _ = await policy.run(agent_backend(agent))
+    assert answer.text == "fine"
 
 
 async def test_the_author_s_key_is_not_sent_to_the_policy() -> None:

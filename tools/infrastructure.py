@@ -79,7 +79,7 @@ def _linked(error: BaseException) -> Iterator[Any]:
     yield from error.args
     for name in (*_LINKS, "exceptions"):
         with suppress(Exception):  # an attribute may be computed
-            link = getattr(error, name, None)
+            link: Any = getattr(error, name, None)
             if callable(getattr(link, "exception", None)):  # a future, as tenacity has it
                 link = link.exception(0)
             yield from link if isinstance(link, tuple) else [link]

@@ -209,7 +209,7 @@ async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     calls = _redirect(request, getattr(request, "_content", None))
     if calls is None:
         return await wrapped(*args, **kwargs)
-    _forget_closed_loop(client)
+    _forget_other_loop(client)
     with calls.sending():
         response = await wrapped(*args, **kwargs)
     if response.status_code >= 400:
@@ -217,14 +217,14 @@ async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     return response
 
 
-def _forget_closed_loop(client: Any) -> None:
-    """Drop the connections that ``client`` opened on an event loop that is closed, which would fail its next call.
+def _forget_other_loop(client: Any) -> None:
+    """Drop the connections that ``client`` opened on another event loop, which would fail its next call.
 
-    An agent's module makes its client once, and each run has an event loop of its own.
+    An agent's module makes its client once; each run has an event loop of its own, and so may have each rollout.
     """
     loop = asyncio.get_running_loop()
     last, _loops[client] = _loops.get(client), loop
-    if last is not None and last is not loop and last.is_closed():
+    if last is not None and last is not loop:
         for transport in (client._transport, *client._mounts.values()):
             pool: Any = getattr(transport, "_pool", None)
             if hasattr(pool, "_connections"):
