@@ -172,17 +172,13 @@ class _Function(_Driver):
 
 
 Driver: TypeAlias = _Graph | _SdkAgent | _Function
+_DRIVERS: dict[str, type[Driver]] = {"langgraph": _Graph, "openai-agents": _SdkAgent, "function": _Function}
 
 
 def driver_of(agent: Any, name: str) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
-    match framework_of(agent):
-        case "langgraph":
-            return _Graph(agent, name)
-        case "openai-agents":
-            return _SdkAgent(agent, name)
-        case "function":
-            return _Function(agent, name)
+    if (framework := framework_of(agent)) is not None:
+        return _DRIVERS[framework](agent, name)
     raise ValueError(
         f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
         "function of the task, or a LitAgent of Agent Lightning"

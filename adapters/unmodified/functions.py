@@ -88,16 +88,14 @@ def takes_a_task(function: Any) -> bool:
 
 async def run_function(call: Callable[[], Any], *, threaded: bool, name: str) -> Any:
     """The result of an agent's function. What it yields is read to the end; if ``threaded``, in a thread."""
-    result = await _in_thread(lambda: _drained(call()), name) if threaded else call()
+    result = await asyncio.wrap_future(in_thread(lambda: _drained(call()), name=name)) if threaded else call()
     while inspect.isawaitable(result):
         result = await result
     if isinstance(result, AsyncIterator):
         return _whole([item async for item in result])
-    return await _in_thread(lambda: _drained(result), name) if isinstance(result, Iterator) else result
-
-
-async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    return await asyncio.wrap_future(in_thread(call, name=name))
+    if isinstance(result, Iterator):
+        return await asyncio.wrap_future(in_thread(lambda: _drained(result), name=name))
+    return result
 
 
 def _drained(result: Any) -> Any:
