@@ -447,6 +447,34 @@ def test_a_failure_of_the_policy_scores_the_least_reward_of_its_group_and_of_the
     assert sorted(row.reward for row in made.queue.rows.values()) == [*[-1.0] * 5, *[1.0] * 3]
 
 
+def test_a_cut_off_reply_scores_the_least_reward_of_the_run_if_it_is_to_score_so(tmp_path: Path) -> None:
+    class CutServers(_Servers):
+        async def generate(self, *arguments: Any, **options: Any) -> _Output:
+            output = await super().generate(*arguments, **options)
+            if output.token_ids[0] == ord("w"):
+                output.token_ids, output.log_probs = output.token_ids[:-1], output.log_probs[:-1]
+            return output
+
+    async def signed(task: Any, answer: str, steps: Any) -> float:
+        return next(given)
+
+    given = itertools.chain([-1.0], itertools.repeat(1.0))
+    with _service(tmp_path, _Backend(), reward=signed, truncated="zero", max_tokens=len("wrong")) as made:
+        for step in range(2):
+            made.service.submit([_prompt(str(step))])
+            made.until_done(step + 1)
+            made.servers.__class__ = CutServers
+    rewards = [row.reward for row in made.queue.rows.values() if row.uid == "1"]
+    assert sorted(rewards) == [-1.0, -1.0, 1.0, 1.0]
+
+
+def test_rollouts_without_a_call_are_counted(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend(calls=0)) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert made.service.finish_sampling("train", 4, {})["rollouts/without_calls_total"] == 4
+
+
 def test_three_steps_in_which_the_policy_fails_every_rollout_end_the_training(tmp_path: Path) -> None:
     class Broken(_Backend):
         async def run(self, question: Question, endpoint: Endpoint) -> Answer:
