@@ -129,6 +129,26 @@ class _Backend:
         return Answer(text=messages[-1]["content"])
 
 
+class _Parser(_Backend):
+    """An agent that cannot use the reply "wrong"."""
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        answer = await super().run(question, endpoint)
+        if answer.text == "wrong":
+            raise AgentError("cannot parse this")
+        return answer
+
+
+def _first_is_worst() -> Reward:
+    """A reward of -1 for the first answer, and of 1 for all others."""
+    given = itertools.chain([-1.0], itertools.repeat(1.0))
+
+    async def reward(task: Any, answer: str, steps: Any) -> float:
+        return next(given)
+
+    return reward
+
+
 async def _right(task: Any, answer: str, steps: Any) -> float:
     return float(answer == "right")
 
@@ -409,14 +429,7 @@ def test_the_credit_that_verl_trains_is_recorded_with_each_call(tmp_path: Path) 
 def test_an_agent_that_cannot_use_a_reply_is_trained_with_reward_0_unless_such_failures_are_dropped(
     tmp_path: Path, failures: str
 ) -> None:
-    class Parser(_Backend):
-        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-            answer = await super().run(question, endpoint)
-            if answer.text == "wrong":
-                raise AgentError("cannot parse this")
-            return answer
-
-    with _service(tmp_path, Parser(), failures=failures) as made:
+    with _service(tmp_path, _Parser(), failures=failures) as made:
         made.service.submit([_prompt()])
         made.until_done()
     figures = made.service.finish_sampling("train", 4, {})
@@ -429,18 +442,7 @@ def test_an_agent_that_cannot_use_a_reply_is_trained_with_reward_0_unless_such_f
 
 
 def test_a_failure_of_the_policy_scores_the_least_reward_of_its_group_and_of_the_run(tmp_path: Path) -> None:
-    class Parser(_Backend):
-        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-            answer = await super().run(question, endpoint)
-            if answer.text == "wrong":
-                raise AgentError("cannot parse this")
-            return answer
-
-    async def signed(task: Any, answer: str, steps: Any) -> float:
-        return next(given)
-
-    given = itertools.chain([-1.0], itertools.repeat(1.0))
-    with _service(tmp_path, Parser(), reward=signed) as made:
+    with _service(tmp_path, _Parser(), reward=_first_is_worst()) as made:
         for step in range(2):
             made.service.submit([_prompt(str(step))])
             made.until_done(step + 1)
@@ -455,11 +457,7 @@ def test_a_cut_off_reply_scores_the_least_reward_of_the_run_if_it_is_to_score_so
                 output.token_ids, output.log_probs = output.token_ids[:-1], output.log_probs[:-1]
             return output
 
-    async def signed(task: Any, answer: str, steps: Any) -> float:
-        return next(given)
-
-    given = itertools.chain([-1.0], itertools.repeat(1.0))
-    with _service(tmp_path, _Backend(), reward=signed, truncated="zero", max_tokens=len("wrong")) as made:
+    with _service(tmp_path, _Backend(), reward=_first_is_worst(), truncated="zero", max_tokens=len("wrong")) as made:
         for step in range(2):
             made.service.submit([_prompt(str(step))])
             made.until_done(step + 1)

@@ -103,7 +103,7 @@ class Binder:
         given = {name: found[kind][source] for name, (kind, source) in bound.sources.items()}
         if bound.rest:
             used = {source for _, source in bound.sources.values()}
-            given |= {name: value for name, value in {**columns}.items() if name not in used and name not in given}
+            given |= {name: value for name, value in columns.items() if name not in used and name not in given}
         if bound.batched:
             given = {name: [value] for name, value in given.items()}
         arguments: dict[str, Any] = {}
