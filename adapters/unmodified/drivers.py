@@ -55,9 +55,11 @@ def framework_of(agent: Any) -> Literal["langgraph", "openai-agents", "function"
 
 
 class _Driver:
-    """Runs ``agent``: ``arguments`` makes what it gets from a source, the task or what ``agent_input`` made of it,
-    ``show`` writes the call in one line, and ``describe`` says how it is called for tasks like one. The last and the
-    first raise ``ValueError`` if it cannot be. ``result_types`` are the classes of its results that are declared.
+    """Runs ``agent``.
+
+    ``describe`` says how it is called for a task. ``arguments`` makes the arguments of a call from the task, or from
+    what ``agent_input`` made of it. ``show`` writes a call in one line. ``result_types`` are the declared classes of
+    its results. ``describe`` and ``arguments`` raise ``ValueError`` if the agent cannot be called.
     """
 
     threaded = False
