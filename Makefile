@@ -24,8 +24,8 @@ wheel: $(VENV)/.dev
 	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
 	$(PYTHON) -m venv build/wheel/base
 	build/wheel/base/bin/python -m pip install --quiet build/wheel/*.whl
-	cd build/wheel && base/bin/python ../../tests/installed_base.py
-	cd build/wheel && ../../$(BIN)/python ../../tests/own_environment.py base/bin/python
+	cd build/wheel && base/bin/python ../../tests/helpers/installed_base.py
+	cd build/wheel && ../../$(BIN)/python ../../tests/helpers/own_environment.py base/bin/python
 
 # The documentation site, in build/site; a warning is an error. The code is read, not imported.
 docs: $(VENV)/.docs

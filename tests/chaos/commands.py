@@ -1,4 +1,4 @@
-"""Damaged files of every kind, read by every command: see tests/fuzz_files.py."""
+"""Damaged files of every kind, read by every command: see tests/helpers/fuzz_files.py."""
 
 from __future__ import annotations
 

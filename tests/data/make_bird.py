@@ -1,4 +1,4 @@
-"""Record the verdicts of BIRD's official evaluator for the queries of ``tests/bird_folder.py``.
+"""Record the verdicts of BIRD's official evaluator for the queries of ``tests/helpers/bird_folder.py``.
 
 ``PYTHONPATH=tests:MINI_DEV/evaluation python tests/data/make_bird.py tests/data/bird_verdicts.json``, where MINI_DEV is
 a clone of github.com/bird-bench/mini_dev. Its evaluator needs numpy, func-timeout, psycopg2-binary and pymysql, the

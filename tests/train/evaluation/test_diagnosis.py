@@ -1,0 +1,271 @@
+"""Each reason why a rollout taught nothing has an explanation, and a run without training data stops with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ROOT
+from programs import run as run_program
+from typer.testing import CliRunner
+
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, agent_notes, diagnose, nothing_to_train
+from groundwire.train.why import app
+
+REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
+NO_IDS = {
+    "agent": "write_query",
+    "untrainable_reason": "the server sent no token ids",
+    "prompt_tokens": 90,
+    "response_tokens": 9,
+}
+
+
+def rollout(reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+    """A real rollout of training with other facts."""
+    made = {**REAL, "mode": "train", "reward": reward, "group": "g", "step": 1, **changes}
+    if reward is None:
+        made.setdefault("status", "agent")
+    return made
+
+
+def without_calls(*problems: str, **changes: Any) -> dict[str, Any]:
+    return rollout(
+        calls=[], untrainable=json.dumps([{**NO_IDS, "untrainable_reason": each} for each in problems]), **changes
+    )
+
+
+def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reason:
+    return diagnose([row, *others], options)[0]
+
+
+def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
+    found = reason(rollout(1.0), rollout(0.0))
+    sampled = sum(len(call["response_ids"]) for call in REAL["calls"])
+    assert found == Reason("trained", f"trained on {sampled} tokens of 3 call(s): reward 1, mean of its group 0.5")
+
+
+def test_equal_rewards_give_no_gradient() -> None:
+    found = reason(rollout(0.0), rollout(0.0), rollout(0.0))
+    assert found.kind == "equal_rewards"
+    assert "all 3 rewards of its group were 0" in found.text
+
+
+def test_a_reward_at_the_groups_mean_gives_no_gradient() -> None:
+    assert reason(rollout(0.5), rollout(0.0), rollout(1.0)).kind == "mean_reward"
+
+
+def test_a_group_is_of_one_step_and_one_task() -> None:
+    assert reason(rollout(0.0), rollout(0.0), rollout(1.0, step=2), rollout(1.0, group="h")).kind == "equal_rewards"
+
+
+def test_the_only_reward_of_a_group_gives_no_gradient() -> None:
+    failed = rollout(None, status="timeout", message="not finished")
+    assert reason(rollout(1.0), failed).kind == "only_reward"
+    assert reason(rollout(1.0), without_calls(), trainer="verl").kind == "only_reward"
+
+
+def credited(*advantages: float | None, weight: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """A rollout whose calls were trained with these advantages, and not trained for None."""
+    credits = [
+        None if advantage is None else {"returns": 0.5, "advantage": advantage, "weight": weight}
+        for advantage in advantages
+    ]
+    return rollout(changes.pop("reward", 0.0), credits=json.dumps(credits), **changes)
+
+
+def test_the_credit_that_was_trained_decides() -> None:
+    equal = "the returns of comparable calls of its group were equal"
+    assert reason(credited(0.5, 0.0, 0.0), credited(-0.5, 0.0, 0.0)).kind == "trained"  # though the rewards are equal
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.0, 0.0, 0.0)).text.startswith("all 2 rewards of its group")
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal
+    assert reason(credited(0.5, 0.5, 0.5, weight=0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal  # masked
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.5, 0.0, 0.0, reward=1.0)).kind == "mean_reward"
+    assert reason(credited(None, None, None), credited(0.5, 0.0, 0.0)).kind == "bad_calls"
+
+
+def test_no_call_at_the_proxy() -> None:
+    assert reason(without_calls(), rollout(0.0)).text.startswith("no LLM call reached the proxy")
+
+
+def test_no_token_ids_from_the_endpoint() -> None:
+    found = reason(without_calls(NO_IDS["untrainable_reason"], NO_IDS["untrainable_reason"]), rollout(0.0))
+    assert found.kind == "no_token_ids"
+    assert "2 call(s)" in found.text
+
+
+def test_failed_calls_quote_the_last_failure() -> None:
+    found = reason(without_calls("failed with status 500: boom", "failed with status 429: slow down"))
+    assert (found.kind, "429: slow down" in found.text) == ("calls_failed", True)
+
+
+def test_calls_with_too_few_logprobs() -> None:
+    assert reason(without_calls("5 sampled tokens but 0 logprobs")).kind == "bad_calls"
+
+
+def test_an_agent_match_without_a_match_lists_the_agents() -> None:
+    found = reason(rollout(1.0), rollout(0.0), agent_match="planner")
+    assert found.kind == "agent_match"
+    assert "agent_match 'planner'" in found.text
+    assert "names seen: check_query, rewrite_query, write_query" in found.text
+
+
+def test_agents_that_are_left_out_are_counted() -> None:
+    assert "1 of other agents left out" in reason(rollout(1.0), rollout(0.0), agent_match="write").text
+
+
+@pytest.mark.parametrize(
+    ("message", "over"),
+    [
+        (
+            "the endpoint answered 400: the prompt has 1336 tokens, and the model's context of 1024 tokens must also",
+            312,
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 4408 tokens in the messages, "
+            "Please reduce the length",
+            312,
+        ),
+        ("This model's maximum context length is 4096 tokens. However, your request has 4100 input tokens.", 4),
+        ("The decoder prompt (length 5000) is longer than the maximum model length of 4096.", 904),
+    ],
+)
+def test_a_prompt_over_the_limit_reports_the_number_of_tokens(message: str, over: int) -> None:
+    found = reason(rollout(None, status="prompt_too_long", message=message))
+    assert found.kind == "prompt_too_long"
+    assert f"over the limit by {over} tokens" in found.text
+
+
+@pytest.mark.parametrize(
+    "status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "no_result"]
+)
+def test_each_failure_has_its_kind_and_quotes_its_message(status: str) -> None:
+    found = reason(rollout(None, status=status, message="the disk is gone"))
+    assert found.kind == status
+    assert "the disk is gone" in found.text
+
+
+def test_an_unknown_failure_type_is_reported() -> None:
+    assert reason(rollout(None, status="comet", message="it fell")).kind == "failed"
+
+
+def test_a_validation_rollout_is_never_trained_on() -> None:
+    assert reason(rollout(1.0, mode="val")).kind == "validation"
+    assert reason(without_calls(mode="val")).kind == "no_calls"
+
+
+def test_every_kind_has_a_description() -> None:
+    assert all(KINDS.values())
+
+
+def test_one_rollout_with_triplets_is_enough_to_train() -> None:
+    assert nothing_to_train([without_calls(), rollout(0.0)]) == ""
+    assert nothing_to_train([]) == ""
+
+
+def test_rollouts_without_triplets_are_counted_by_reason() -> None:
+    why = nothing_to_train(
+        [without_calls(), without_calls(), rollout(None, calls=[], status="timeout", message="late")]
+    )
+    assert "2 of 3: no LLM call reached the proxy" in why
+    assert "1 of 3: not finished in time" in why
+
+
+def _run(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> str:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast", **settings).to_dict())
+    run.write_rollouts(1, rows)
+    return str(run.path)
+
+
+def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
+    path = _run(tmp_path, *(rollout(0.0, group="equal") for _ in range(3)), rollout(1.0), rollout(0.0))
+    printed = CliRunner().invoke(app, [path]).stdout
+    assert "      3   60%  every reward of its group was equal" in printed
+    assert "      2   40%  trained" in printed
+    assert "10 of 10 later prompts do not begin with an earlier prompt and its reply (langgraph)" in printed
+
+
+def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    path = _run(tmp_path, credited(0, 0, 0, rollout_id="ro-abc"), credited(0, 0, 0, rollout_id="ro-abd"))
+    done = CliRunner().invoke(app, [path, "ro-abc"])
+    assert done.stdout.startswith("ro-abc (step 1, task ")
+    assert "all 2 rewards of its group were 0" in done.stdout
+    assert "call 3 (rewrite_query): return 0.5, advantage 0, weight 1\n" in done.stdout
+    ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
+    assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
+    assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
+    assert "no rollout of this run is 'xx'" in unknown.stderr
+
+
+def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
+    rows = [credited(0.25, None, -1.414, rollout_id="ro-1"), rollout(1.0, rollout_id="ro-2")]
+    path = _run(tmp_path, *rows, agent_match="write")
+    assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
+        "call 1 (write_query): return 0.5, advantage 0.25, weight 1",
+        "call 2 (rewrite_query): return 0.5, advantage -1.41, weight 1",
+    ]
+    assert "advantage" not in CliRunner().invoke(app, [path, "ro-2"]).stdout  # verl's own estimator computed it
+
+
+def test_why_of_a_run_without_rollouts(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
+    assert CliRunner().invoke(app, [str(run.path)]).stdout == "no rollout has been written yet\n"
+
+
+def test_why_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "is not a run" in done.stderr
+
+
+def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text("async def agent(question, endpoint):\n    return 'SELECT 1'\n")
+    done = run_program(
+        *("-m", "train.run", "--backend", "custom", "--agent", "lazy:agent", "--val-tasks", "4", "--n-runners", "4"),
+        *("--output-dir", str(tmp_path)),
+        environment={**_environment(), "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "none of 4 validation rollouts made an LLM call: no LLM call reached the proxy" in done.stderr
+    assert "a cache of the agent may answer" in done.stderr
+    assert "groundwire why" in done.stderr
+
+
+def test_a_run_whose_agent_match_selects_no_agent_stops_at_its_first_step(tmp_path: Path) -> None:
+    done = run_program(
+        *("-m", "train.run", "--agent-match", "rewrite", "--max-turns", "1", "--val-tasks", "2", "--ci"),
+        *("--tasks-per-step", "2", "--output-dir", str(tmp_path)),
+        environment=_environment(),
+    )
+    assert done.returncode == 1
+    assert "agent_match 'rewrite' matched none of its agents; names seen: write_query" in done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if k != "SPIDER_DATA_DIR"}, "COLUMNS": "200"}
+
+
+def test_answers_that_are_all_empty_or_all_equal_are_a_warning() -> None:
+    def rows(*answers: str) -> list[dict[str, Any]]:
+        return [{"task_id": str(i), "answer": answer, "reward": 0.0} for i, answer in enumerate(answers)]
+
+    def warning(*answers: str, status: str = "succeeded") -> str:
+        return "".join(agent_notes([{**row, "status": status} for row in rows(*answers)], [], "policy"))
+
+    assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
+    assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
+    assert not warning(*["DONE"] * 4)
+    assert not warning(*["DONE"] * 9, "SELECT 1")
+    assert not warning(*[""] * 9, status="timeout")
+    assert not warning(*[""] * 9, status="agent")
+
+
+def test_the_models_of_the_agents_are_named() -> None:
+    assert agent_notes([], ["policy", "", "policy"], "policy") == []
+    [note] = agent_notes([], ["gpt-5", "o4", "gpt-5"], "policy")
+    assert "gpt-5 (2 calls), o4 (1 calls); --train-model" in note

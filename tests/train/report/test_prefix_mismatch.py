@@ -1,0 +1,138 @@
+"""If a prompt does not begin with the sampled reply, the first differing token and its likely cause are reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from programs import ROOT
+from tokenizers import Tokenizer
+
+from groundwire.train.report.prefix_mismatch import CAUSES, PrefixMismatch, find_mismatches
+from groundwire.train.report.token_text import TokenDecoder
+
+DATA = ROOT / "tests" / "data"
+FILE = DATA / "rollouts-tokenizer.json"  # of the recorded rollouts: an earlier starter's
+WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
+NOWHERE = TokenDecoder()
+REAL = json.loads((DATA / "rollouts.json").read_text())
+SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
+ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"
+HEADER = "<|im_start|>assistant\n"
+NEXT = "<|im_start|>user\nError: no such table.<|im_end|>\n"
+CALL = '<tool_call>\n{"name": "query", "arguments": {"sql": "SELECT 1"}}\n</tool_call>'
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def call(prompt: str, reply: str = "<|im_end|>") -> dict[str, Any]:
+    return {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
+
+
+def after(message: str, kept: str, *, words: TokenDecoder = WORDS) -> list[PrefixMismatch]:
+    """The mismatches of two calls: ``message`` was sampled, and ``kept`` stands in the next prompt."""
+    first = call(SYSTEM + ASKED + HEADER, message + "<|im_end|>")
+    return find_mismatches([first, call(SYSTEM + ASKED + HEADER + kept + "<|im_end|>\n" + NEXT + HEADER)], words)
+
+
+def cause(message: str, kept: str) -> str:
+    [mismatch] = after(message, kept)
+    assert mismatch.sampled
+    return mismatch.cause
+
+
+def test_a_continued_conversation_has_no_mismatch() -> None:
+    assert after("SELECT 1", "SELECT 1") == []
+
+
+def test_real_rollouts_of_one_conversation_have_no_mismatch_unless_tokenized_again() -> None:
+    assert find_mismatches(REAL["openai-agents"]["calls"], WORDS) == []
+    mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"]["calls"], WORDS)
+    assert {each.cause for each in found} == {"retokenized"}
+    assert "tokenized again" in mismatch.explanation("openai-agents", WORDS)
+    assert "openai-agents" in mismatch.explanation("openai-agents", WORDS)
+
+
+def test_graph_nodes_with_own_prompts_begin_new_conversations() -> None:
+    found = find_mismatches(REAL["langgraph"]["calls"], WORDS)
+    assert [mismatch.cause for mismatch in found] == ["new_conversation", "new_conversation"]
+    assert not any(mismatch.sampled for mismatch in found)
+
+
+def test_stripped_thinking_is_recognised() -> None:
+    assert cause("<think>\nTwo tables.\n</think>\nSELECT 1", "SELECT 1") == "thinking"
+
+
+def test_thinking_opened_by_the_template_is_recognised() -> None:
+    first = call(SYSTEM + ASKED + HEADER + "<think>\n", "Two tables.\n</think>\nSELECT 1<|im_end|>")
+    then = call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)
+    [mismatch] = find_mismatches([first, then], WORDS)
+    assert mismatch.cause == "thinking"
+
+
+def test_a_rewritten_tool_call_is_recognised() -> None:
+    assert cause(CALL.replace('": {', '":{'), CALL) == "tool_call"
+
+
+def test_stripped_whitespace_is_recognised() -> None:
+    assert cause("SELECT 1\n\n", "SELECT 1") == "whitespace"
+
+
+def test_another_end_token_is_recognised() -> None:
+    first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_start|>")
+    [mismatch] = find_mismatches([first, call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "end_token"
+
+
+def test_a_cut_reply_is_truncated_and_a_changed_one_is_edited() -> None:
+    assert cause("SELECT name FROM singer ORDER BY age", "SELECT name FROM") == "truncated"
+    assert cause("SELECT name FROM singer", "DELETE FROM singer") == "edited"
+
+
+def test_left_out_messages_are_truncated() -> None:
+    first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
+    [mismatch] = find_mismatches([first, call(ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "truncated"
+    assert not mismatch.sampled
+
+
+def test_a_changed_system_message_is_an_edited_history() -> None:
+    first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
+    changed = SYSTEM.replace("singers and", "musicians,") + ASKED.replace("many singers", "many of those")
+    [mismatch] = find_mismatches([first, call(changed + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "edited"
+
+
+def test_the_first_differing_token_is_reported_with_its_position() -> None:
+    [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer")
+    start = len(ids(SYSTEM + ASKED + HEADER))
+    assert mismatch.position == start + 1
+    assert "'age'" in mismatch.difference(WORDS).replace(" age", "age")
+    assert "was sampled" in mismatch.difference(WORDS)
+    assert f"token {mismatch.position}" in mismatch.difference(WORDS)
+
+
+def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix() -> None:
+    other = call("<|im_start|>system\nYou check queries.<|im_end|>\n" + HEADER, "fine<|im_end|>")
+    first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
+    [new, mismatch] = find_mismatches(
+        [first, other, call(SYSTEM + ASKED + HEADER + "SELECT 2<|im_end|>\n" + NEXT + HEADER)], WORDS
+    )
+    assert (new.cause, new.call) == ("new_conversation", 1)
+    assert (mismatch.call, mismatch.earlier) == (2, 0)
+
+
+def test_without_a_tokenizer_ids_are_shown() -> None:
+    [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
+    assert f"'#{mismatch.expected}' was sampled" in mismatch.difference(NOWHERE)
+    assert mismatch.cause in CAUSES
+
+
+@pytest.mark.parametrize("name", list(REAL))
+def test_the_pieces_of_tokens_make_up_the_text(name: str) -> None:
+    for each in REAL[name]["calls"]:
+        tokens = each["prompt_ids"] + each["response_ids"]
+        assert "".join(WORDS.pieces(tokens)) == WORDS.text(tokens)

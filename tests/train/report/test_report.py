@@ -1,0 +1,464 @@
+"""A report is one self-contained page for a run in any state, and never shows a model's text as markup."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import re
+import shutil
+import signal
+import socket
+import struct
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ROOT, Program, wait_for
+from typer.testing import CliRunner
+
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.report import rollout_browser
+from groundwire.train.report.__main__ import app
+from groundwire.train.report.build import build
+from groundwire.train.report.charts import Chart, Series, charts
+from groundwire.train.report.plots import draw_pngs, svg
+from groundwire.train.report.rollout_browser import choose
+from groundwire.train.report.token_text import token_decoder
+from groundwire.train.report.watch import make_server
+from groundwire.train.why import app as why_app
+
+REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def rollout(**changes: Any) -> dict[str, Any]:
+    return {**REAL, **changes}
+
+
+def validation(step: int, accuracy: float) -> dict[str, Any]:
+    levels = {name: {"accuracy": value} for name, value in (("easy", accuracy), ("hard", 0.0))}
+    return {"accuracy": accuracy, "ci95": [0.1, 0.9], "n": 2, "total": 2, "by_hardness": levels, "failures": {}}
+
+
+def line(step: int, **more: Any) -> dict[str, Any]:
+    seconds = {"update": 1.0, "sampling": 2.0, "sql": 0.0, "reward": 0.0, "agent": 0.5, "waiting": 0.0}
+    return {
+        "step": step,
+        "reward": 0.25,
+        "failures": {"timeout": step},
+        "seconds": seconds,
+        "wall_time_s": 9.0 * step,
+        **more,
+    }
+
+
+def new_run(tmp_path: Path, **settings: Any) -> RunDir:
+    config = resolve("fast", steps=2, credit="broadcast", **settings).to_dict()
+    return RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunDir:
+    """A run of two steps, validated before and after, with a failure, and the tokenizer of the recorded rollouts."""
+    run = new_run(tmp_path)
+    (run.path / "model").mkdir()
+    shutil.copy(ROOT / "tests" / "data" / "rollouts-tokenizer.json", run.path / "model" / "tokenizer.json")
+    for step, score in ((0, 0.0), (2, 1.0)):
+        rows = [rollout(mode="val", temperature=0.0, step=step, task_id=f"t{n}", reward=score) for n in range(2)]
+        run.write_rollouts(step, rows, kind="val-0")
+    run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_time_s": 1.0})
+    for step in (1, 2):
+        credit = {"returns": 1.0, "advantage": 0.707, "weight": 1.0}
+        group = [
+            rollout(
+                mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n), credits=json.dumps([credit] * 3)
+            )
+            for n in range(2)
+        ]
+        failed = rollout(
+            mode="train", step=step, rollout_id=f"ro-{step}-x", reward=None, status="timeout", message="late"
+        )
+        run.write_rollouts(step, [*group, failed])
+        run.append_metrics(line(step, **({"validation": validation(2, 1.0)} if step == 2 else {})))
+    return run
+
+
+class _Page(HTMLParser):
+    """Tags, their addresses, and the packed data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(html)
+        packed = re.search(r'<script id="data" type="text/plain">(.*?)</script>', html)
+        assert packed is not None
+        self.data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "action", "data")]
+        self.handlers += [name for name, _ in attributes if name.startswith("on")]
+
+
+def read(run: RunDir) -> _Page:
+    return _Page(build(run).html)
+
+
+def test_a_page_is_one_file_that_loads_nothing(finished: RunDir) -> None:
+    html = build(finished).html
+    page = _Page(html)
+    assert page.addresses == []
+    assert not re.search(r"https?://(?!www\.w3\.org)|url\(|@import", html)
+    assert "default-src 'none'" in html
+
+
+def test_a_page_has_the_charts_and_the_rollouts_before_and_after_training(finished: RunDir) -> None:
+    report = build(finished)
+    assert [chart.key for chart in report.charts] == ["accuracy", "hardness", "length", "failures", "time"]
+    data = _Page(report.html).data
+    validated = [each for each in data["rollouts"] if each["mode"] == "val"]
+    assert {(each["task"], each["step"], each["reward"]) for each in validated} == {
+        ("t0", 0, 0.0), ("t0", 2, 1.0), ("t1", 0, 0.0), ("t1", 2, 1.0),
+    }  # fmt: skip
+    assert "0.000 → 1.000" in report.html
+    assert re.search(r"accuracy, of \d+ \[.*\]; \+100\.0 points \[", report.html)
+    assert "not finished in time" in report.html
+
+
+def test_a_page_has_the_health_figures_and_the_warnings_of_the_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for step in range(1, 5):
+        figures = {"gradient_share": 0.5, "clip_fraction": 0.01, "truncated_share": 0.4, "entropy": 0.3, "kl": 0.001}
+        run.append_metrics(line(step, **figures, grad_norm=1.5, tokens_generated=4000, tokens_trained=1500))
+    report = build(run)
+    health = {chart.key: [series.name for series in chart.series] for chart in report.charts}
+    assert health["shares"] == ["gradient_share", "clip_fraction", "truncated_share"]
+    assert health["tokens"] == ["tokens_generated", "tokens_trained"]
+    assert health.keys() >= {"entropy", "divergence", "gradient"}
+    assert report.html.count("step 3: 40% of the replies in the last 3 steps ended at max_tokens") == 1
+
+
+def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
+    rollouts = {each["id"]: each for each in read(finished).data["rollouts"]}
+    right = rollouts["ro-1-1"]
+    assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["agent_steps"])]
+    assert "mean of its group 0.5" in right["why"]
+    assert right["credit"][0].endswith(": return 1, advantage 0.707, weight 1")
+    assert "late" in rollouts["ro-1-x"]["why"]
+
+
+def test_the_loss_mask_is_on_the_sampled_tokens_only(finished: RunDir) -> None:
+    data = read(finished).data
+    right = next(each for each in data["rollouts"] if each["id"] == "ro-1-1")
+    shown = [
+        [(sampled, "".join(data["words"][place][1] for place in part)) for sampled, part in runs]
+        for runs in right["tokens"]
+    ]
+    ids = [
+        [(sampled, [data["words"][place][0] for place in part]) for sampled, part in runs] for runs in right["tokens"]
+    ]
+    assert ids == [[(0, call["prompt_ids"]), (1, call["response_ids"])] for call in REAL["calls"]]
+    assert shown[1][1][1].startswith(("CORRECT", "INCORRECT"))
+
+
+def test_a_rollout_names_its_input_and_the_field_that_was_judged(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(input="ask(question='?')", judged_field="generation")])
+    [shown] = read(run).data["rollouts"]
+    assert (shown["input"], shown["judged_field"]) == ("ask(question='?')", "generation")
+
+
+def test_tokens_that_were_not_trained_carry_no_loss(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    credits = [{"returns": 1.0, "advantage": 0.5, "weight": weight} for weight in (1.0, 0.0)]
+    rows = [rollout(mode="train", rollout_id=name, reward=1.0, group="g") for name in ("a", "b")]
+    run.write_rollouts(1, [{**row, "credits": json.dumps([*credits, None])} for row in rows])
+    shown = read(run).data["rollouts"][0]["tokens"]
+    assert [[sampled for sampled, _ in runs] for runs in shown] == [[0, 1], [0], [0]]
+
+
+def test_tokens_of_agents_that_are_not_trained_carry_no_loss(tmp_path: Path) -> None:
+    run = new_run(tmp_path, agent_match="write")
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    [shown] = read(run).data["rollouts"]
+    assert len(shown["tokens"]) == len([call for call in REAL["calls"] if "write" in call["agent"]])
+
+
+def test_text_of_a_model_or_a_data_set_never_becomes_markup(tmp_path: Path) -> None:
+    step = {"agent": EVIL, "kind": "llm", "input": EVIL, "output": EVIL, "ok": True}
+    evil = rollout(
+        mode="train",
+        step=1,
+        rollout_id=EVIL,
+        task_id=EVIL,
+        status=EVIL,
+        message=EVIL,
+        answer=EVIL,
+        reward=None,
+        agent_steps=json.dumps([step]),
+        task=json.dumps({"id": EVIL, "question": EVIL, "query": EVIL, "hardness": EVIL, "db_id": EVIL}),
+    )
+    run = new_run(tmp_path, model=EVIL)
+    run.write_rollouts(1, [evil])
+    run.append_metrics(
+        line(1, failures={EVIL: 3}, validation={**validation(1, 0.5), "by_hardness": {EVIL: {"accuracy": 0.5}}})
+    )
+    html = build(run).html
+    page, plain = _Page(html), read(new_run(tmp_path / "plain"))
+    assert page.tags.count("script") == plain.tags.count("script") == 2
+    assert "img" not in page.tags
+    assert page.handlers == []
+    assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror=alert", "", html)
+    assert page.data["rollouts"][0]["answer"] == EVIL
+
+
+def test_the_script_writes_text_only() -> None:
+    script = (ROOT / "train" / "report" / "page.js").read_text()
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "srcdoc", "DOMParser"):
+        assert way not in script
+
+
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
+    html = build(new_run(tmp_path)).html
+    assert "No step has ended yet" in html
+    assert _Page(html).data["rollouts"] == []
+
+
+def test_an_active_or_killed_run_has_a_page_of_its_results_so_far(finished: RunDir) -> None:
+    (finished.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"half a file")
+    with open(finished.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "rew')
+    html = build(finished).html
+    assert "step-00002-train.parquet cannot be read" in html
+    assert {each["step"] for each in _Page(html).data["rollouts"] if each["mode"] == "train"} == {1}
+
+
+def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    run.append_metrics(line(1))
+    report = build(run)
+    assert [chart.key for chart in report.charts] == ["accuracy", "length", "failures", "time"]
+    assert "step 1 of 2" in report.html
+
+
+def test_an_incomplete_tokenizer_file_is_skipped(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with run.checkpoints.write(1) as folder:
+        (folder / "tokenizer.json").write_text('{"version": ')
+    assert token_decoder(run)  # the starter's
+
+
+def test_a_run_without_a_tokenizer_shows_ids(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model="somebody/elses")
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    number, text = read(run).data["words"][0]
+    assert text == f"#{number}"
+
+
+def test_reward_components_have_a_chart(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
+    run.append_metrics(line(1))
+    chart = next(chart for chart in build(run).charts if chart.key == "reward_components")
+    assert [(series.name, list(series.points)) for series in chart.series] == [
+        ("executes", [(1, 0.1)]),
+        ("match", [(1, 1.0)]),
+    ]
+
+
+# -- what bounds it
+
+
+def notes(steps: int, group: int) -> list[dict[str, Any]]:
+    made = []
+    for step in range(steps):
+        for number in range(group):
+            made.append({"batch": step, "index": number, "mode": "train", "step": step, "group": "g", "task_id": "t",
+                         "temperature": 1.0, "status": "succeeded", "reward": float(number == 0)})  # fmt: skip
+    return made
+
+
+def test_the_number_of_shown_rollouts_is_limited() -> None:
+    chosen = choose(notes(steps=500, group=20))
+    assert len(chosen) == rollout_browser.MAX_STEPS * rollout_browser.MAX_GROUP
+    assert {chosen[0]["step"], chosen[-1]["step"]} == {0, 499}
+
+
+def test_validation_questions_with_a_changed_reward_come_first() -> None:
+    made = []
+    for step in (0, 9):
+        for number in range(1000):
+            changed = number >= 990 and step == 9
+            note = {"batch": step, "index": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
+            made.append({**note, "temperature": 0.0, "status": "succeeded", "reward": float(changed)})
+    chosen = choose(made)
+    assert len(chosen) == 2 * rollout_browser.MAX_QUESTIONS
+    assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
+
+
+def test_long_texts_and_prompts_are_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
+    call = {**REAL["calls"][0], "prompt_ids": [5] * 9000}
+    steps = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
+    [shown] = read(run).data["rollouts"]
+    assert len(shown["turns"]) == rollout_browser.MAX_TURNS
+    assert len(shown["turns"][0]["input"]) < rollout_browser.MAX_CHARACTERS + 60
+    assert "46,000 characters" in shown["turns"][0]["input"]
+    _, left_out, _, (sampled, tokens) = shown["tokens"][0]
+    assert left_out == [-1, [9000 + len(call["response_ids"]) - rollout_browser.MAX_TOKENS]]
+    assert (sampled, len(tokens)) == (1, len(call["response_ids"]))
+
+
+# -- charts
+
+
+@pytest.mark.parametrize("points", [[(0, 0.0)], [(5, 1e9), (6, -1.0)], [(n, n % 3) for n in range(500)]])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_chart_stays_within_its_frame(points: list[tuple[float, float]], stacked: bool) -> None:
+    drawing = svg(Chart(key="k", title="t", unit="u", stacked=stacked, series=[Series(name="s", points=points)]))
+    [width, height] = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)[0]
+    for x, y in re.findall(r'(?:use|text)[^>]* x="([-\d.]+)" y="([-\d.]+)"', drawing):
+        assert 0 <= float(x) <= float(width)
+        assert 0 <= float(y) <= float(height)
+    assert "nan" not in drawing
+
+
+def test_each_point_has_a_tooltip_whose_text_is_escaped() -> None:
+    series = [Series(name=EVIL, points=[(1, 0.5), (2, 0.75)])]
+    for stacked in (False, True):
+        drawing = svg(Chart(key="k", title=EVIL, unit="u", stacked=stacked, series=series))
+        assert "<img" not in drawing
+        assert [text[:13] for text in re.findall(r"<title>(.*?)</title>", drawing)] == [
+            "step 1: 0.5, ",
+            "step 2: 0.75,",
+        ]
+
+
+def test_a_drawing_takes_its_colours_from_the_page_and_embeds_no_font() -> None:
+    drawing = svg(Chart(key="k", title="t", unit="u", series=[Series(name="s", points=[(1, 0.5), (2, 1.0)])]))
+    assert "var(--c0)" in drawing
+    assert "font" not in drawing
+    assert not re.search("#(?!m[0-9a-f]{10})", drawing)
+
+
+def test_a_breakdown_of_rewards_above_1_has_no_fixed_axis() -> None:
+    parts = {"easy": {"accuracy": 1.08}, "hard": {"accuracy": 0.4}}
+    [chart] = charts([{"step": 0, "validation": {"by_hardness": parts}}], {}, {})
+    assert chart.top is None
+
+
+@pytest.mark.parametrize(("column", "file"), [("level", "level"), ("time", "by_time"), ("a/b", "a_b")])
+def test_a_column_of_any_name_has_a_file_of_its_own(column: str, file: str, tmp_path: Path) -> None:
+    metrics = [{"step": 1, "seconds": {"sql": 1.0}, "validation": {f"by_{column}": {"$x": {"accuracy": 0.5}}}}]
+    assert [png.name for png in draw_pngs(charts(metrics, {}, {}), tmp_path)] == [f"{file}.png", "time.png"]
+
+
+def test_charts_without_data_are_left_out() -> None:
+    assert charts([{"step": 0}, {"step": 1, "reward": None}], {}, {}) == []
+
+
+# -- the command and the live page
+
+
+def test_the_command_writes_a_page_and_pngs(finished: RunDir, tmp_path: Path) -> None:
+    page = tmp_path / "somewhere" / "page.html"
+    done = CliRunner().invoke(app, [str(finished.path), "--output", str(page)])
+    assert done.exit_code == 0, done.output
+    assert page.read_text().startswith("<!doctype html>")
+    pngs = list(page.with_suffix("").glob("*.png"))
+    assert len(pngs) == 5
+    assert all(png.read_bytes().startswith(b"\x89PNG") for png in pngs)
+
+
+def test_the_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(tmp_path)])
+    assert (done.exit_code, "is not a run" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def served(finished: RunDir) -> Iterator[str]:
+    with make_server(finished) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def get(address: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as reply:
+        return reply.read().decode()
+
+
+def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, tmp_path: Path) -> None:
+    run = RunDir.open(shutil.copytree(finished.path, tmp_path / "run"))
+    (run.path / "config.json").write_text("{")
+    with make_server(run) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(f"http://127.0.0.1:{server.server_port}")
+        assert "config.json is damaged" in refused.value.read().decode()
+        server.shutdown()
+    for module in (app, why_app):
+        done = CliRunner().invoke(module, [str(run.path)])
+        assert done.exit_code == 1
+        assert "config.json is damaged" in done.stderr
+
+
+def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.train.report.watch._IDLE_S", 0.1)
+    with make_server(finished) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+                client.sendall(data)
+                assert client.recv(100) == b""
+        server.shutdown()
+
+
+def test_clients_that_connect_at_once_all_get_through(finished: RunDir) -> None:
+    with contextlib.ExitStack() as clients, make_server(finished) as server:
+        for _ in range(100):  # nobody accepts them yet
+            clients.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
+
+
+def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:
+    program = Program("-m", "groundwire.train.report", str(finished.path), "--watch")
+    wait_for(lambda: "http://" in program.stdout_so_far() or program.poll() is not None)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(60).returncode == 0
+
+
+def test_a_client_that_leaves_a_live_page_is_not_reported(served: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", int(served.rpartition(":")[2]))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 3)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
+    assert get(f"{served}/state")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_live_page_changes_its_state_when_the_run_has_new_results(served: str, finished: RunDir) -> None:
+    state = get(f"{served}/state")
+    assert repr(state) in get(f"{served}/")
+    assert get(f"{served}/state") == state
+    finished.append_metrics(line(3))
+    assert get(f"{served}/state") != state
+    assert repr(get(f"{served}/state")) in get(f"{served}/")
+
+
+def test_a_live_page_is_for_this_machine_only(served: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(served, Host="evil.example:80")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(f"{served}/../config.json")

@@ -1,0 +1,110 @@
+"""The record of a rollout, one object from the queue to the gradient: what shall run, what ran, and what it was worth.
+
+The trainer makes it, the store keeps it, a runner adds attempts and their outcome, the proxy adds calls, and the update
+adds what each call was trained with. The run's parquet file, ``why``, the report and replay read the same fields.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from groundwire.adapters.tracing.calls import LLMCall
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.domains import Task
+from groundwire.tools.types import AgentStep
+
+__all__ = ["ENDED", "TRANSITIONS", "Attempt", "AttemptStatus", "Mode", "Outcome", "Rollout", "RolloutStatus"]
+
+Mode = Literal["train", "val"]
+RolloutStatus = Literal["queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled"]
+AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
+
+TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
+    "queuing": frozenset({"preparing", "cancelled"}),
+    "preparing": frozenset({"running", "requeuing", "succeeded", "failed", "cancelled"}),
+    "running": frozenset({"requeuing", "succeeded", "failed", "cancelled"}),
+    "requeuing": frozenset({"preparing", "succeeded", "failed", "cancelled"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+"""The statuses that may follow each one. A late change of an ended rollout is ignored."""
+ENDED = frozenset({"succeeded", "failed", "cancelled", "timeout"})
+"""The statuses of rollouts and attempts that no runner works on any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One execution of a rollout. Times are seconds since the epoch, by the store's clock."""
+
+    attempt_id: str = field(default_factory=lambda: f"at-{secrets.token_hex(6)}")
+    number: int
+    """1 for the first attempt."""
+    status: AttemptStatus = "preparing"
+    started: float
+    ended: float | None = None
+    heartbeat: float | None = None
+    """The last sign of life of its runner."""
+    worker_id: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended, as its runner reports it: an answer with a reward, or a failure of a type."""
+
+    answer: str = ""
+    steps: Sequence[AgentStep] = ()
+    input: str = ""
+    """How the agent was called, in one line."""
+    judged_field: str = ""
+    """The field of the agent's result that holds the answer."""
+    no_call: str = ""
+    """What is known of an agent that made no LLM call that was traced."""
+    reward: float | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    least_reward: float = 0.0
+    """The least value that the reward declares."""
+    query_scores: Sequence[float] = ()
+    """In a validation the rewards of an SQL agent's queries before its answer, each as if it were the answer."""
+    failure: str = ""
+    """The type of the failure (:data:`groundwire.train.config.failures.FAILURE_TYPES`); "" without one."""
+    message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """One run of the agent on a task. Those of one ``group`` are samples of one task; GRPO compares their rewards."""
+
+    rollout_id: str = field(default_factory=lambda: f"ro-{secrets.token_hex(8)}")
+    task: Task
+    group: str = ""
+    mode: Mode = "train"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """OpenAI request parameters that the trainer sets: ``temperature``, ``top_p``, ``max_tokens``, ``seed``."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The agent's settings, which come with the rollout to runners in other processes."""
+    prompts: Mapping[str, str] | None = None
+    """The agent's named prompts; None: those of the run."""
+    resources_id: str | None = None
+    timeout_s: float | None = None
+    """After so many seconds the store gives up an attempt."""
+    unresponsive_s: float | None = None
+    """After so many seconds without a heartbeat the store gives up an attempt."""
+    max_attempts: int = 1
+    status: RolloutStatus = "queuing"
+    started: float = 0.0
+    """When it was enqueued, in seconds since the epoch."""
+    ended: float | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
+    """Of the last attempt."""
+    calls: list[LLMCall] = field(default_factory=list)
+    """All LLM calls of the last attempt, in order; each says whether it can be trained on, and once it was, its return,
+    advantage and weight."""
+    annotations: list[SpanRecord] = field(default_factory=list)
+    """The spans of the last attempt that are no calls of our proxy: rewards that the agent emitted, and whatever other
+    tracers wrote.
+    """
