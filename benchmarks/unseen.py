@@ -19,9 +19,9 @@ from groundwire import domains
 from groundwire.domains import Task
 from groundwire.train import evaluate
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.trained_model import with_settings_of_run
 from groundwire.train.evaluation.metrics import compare, compute_metrics, format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import final_rows
+from groundwire.train.job.trained_model import with_settings_of_run
 
 _CHOSEN_ON = 200
 

@@ -13,7 +13,7 @@ from typing import Any
 from groundwire.rewards._compose import combine, parse
 from groundwire.rewards._functions import reward_function
 from groundwire.rewards._types import Reward, UnusableRewardError
-from groundwire.rewards.judge.settings import JudgeSettings
+from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 from groundwire.tools.binding import is_async
 from groundwire.tools.loading import load_object
 from groundwire.tools.plugins import Registry
@@ -42,8 +42,13 @@ def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
 
 
 def notes(name: str, *, judge: JudgeSettings | None = None) -> list[str]:
-    """Notes for the user before a run with reward ``name``: the judge of its answers. Raises as :func:`get`."""
+    """Notes for the user before a run with reward ``name``: the judge of its answers.
+
+    Raises as :func:`get`, and :class:`.JudgeSettingsError` for settings of a judge that it does not ask.
+    """
     judged = [term for _, term in _terms(name) if _takes_judge(_load(term))]
+    if not judged and judge not in (None, JudgeSettings()):
+        raise JudgeSettingsError(f"reward {name!r} uses no judge: leave out the judge's options")
     return [f"{' and '.join(judged)}: {(judge or JudgeSettings()).describe()}"] if judged else []
 
 

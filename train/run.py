@@ -15,11 +15,11 @@ from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.dev import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.evaluation import Endpoint
-from groundwire.train.api.training import make_job, nothing_left, train
+from groundwire.train.api.training import format_config, make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import untrained
 from groundwire.train.cli.options import given_settings, takes_settings, with_preset
-from groundwire.train.cli.prepare import Job, format_config
+from groundwire.train.job.prepare import Job
 
 if TYPE_CHECKING:
     from rich.console import Console

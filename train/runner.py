@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire import adapters, domains
+from groundwire import adapters, domains, rewards
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.env_file import read_env_file
@@ -31,7 +31,7 @@ from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
-from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, check_judge, parse_judge
+from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
 
@@ -92,7 +92,7 @@ def main(
         reward = reward or domains.get(domain).default_reward
         given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         judge_settings = JudgeSettings(**given)
-        for note in check_judge(reward, judge_settings) if reward else ():  # a LitAgent returns its own
+        for note in rewards.notes(reward, judge=judge_settings) if reward else ():  # a LitAgent returns its own
             typer.echo(f"reward: {note}")
         settings = AgentSettings(
             backend=backend,

@@ -21,9 +21,9 @@ from groundwire.adapters.unmodified.drivers import agent_task
 from groundwire.domains import DataError, gold_answer, task_list, visible_columns
 from groundwire.rewards import JudgeSettings, names_read, reward_function, with_time_limit
 from groundwire.train import evaluate
-from groundwire.train.cli.prepare import Objects, prepare
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
+from groundwire.train.job.prepare import Objects, prepare
 from groundwire.train.rollouts.agent_view import AgentView
 
 LEVEL, WEIGHTS = "level", {"zone": 1.0}

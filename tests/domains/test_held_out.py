@@ -15,8 +15,8 @@ from groundwire import domains
 from groundwire.domains import DataError, TaskData, shared_notes, task_list
 from groundwire.tools.errors import UserError
 from groundwire.train.api.arguments import parse_arguments
-from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
+from groundwire.train.job.prepare import prepare
 
 
 def _rows(count: int, **columns: Callable[[int], Any]) -> list[dict[str, Any]]:

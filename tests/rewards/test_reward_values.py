@@ -19,8 +19,8 @@ import torch
 from groundwire import rewards
 from groundwire.rewards import RewardError, reward_function, with_time_limit
 from groundwire.rewards._compose import combine
-from groundwire.train.cli.prepare import Objects, prepare
 from groundwire.train.config.resolve import resolve
+from groundwire.train.job.prepare import Objects, prepare
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runner.agent import _reward_span
 

@@ -15,7 +15,7 @@ from external_processes import free_port
 from programs import Program, run, until
 
 from groundwire.tools.http.access_token import TokenError, access_token, check_listen, given_token, token_for
-from groundwire.train.cli.prepare import check_store_settings
+from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError

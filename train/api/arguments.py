@@ -9,9 +9,9 @@ from typing import Any
 from groundwire import adapters, rewards
 from groundwire.domains.task_list import is_file, task_list
 from groundwire.tools.startup import silence_libraries
-from groundwire.train.cli.prepare import Objects, object_name
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides
+from groundwire.train.job.prepare import Objects, object_name
 
 __all__ = ["parse_arguments"]
 

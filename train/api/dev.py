@@ -13,9 +13,9 @@ from groundwire.tools.terminal import spinner
 from groundwire.train.api.evaluation import Endpoint, upstream_of
 from groundwire.train.api.training import import_trainer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.prepare import Job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.job.prepare import Job
 from groundwire.train.policy.pretrained.locate import NAMES
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from groundwire.tools.layers import check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.prepare import Job, Objects, prepare
-from groundwire.train.cli.resume import resolve_domain, resolve_path
-from groundwire.train.cli.trained_model import with_settings_of_run
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.job.prepare import Job, Objects, prepare, resolve_domain, resolve_path
+from groundwire.train.job.trained_model import with_settings_of_run
 from groundwire.train.policy.pretrained.locate import find_model
 
 if TYPE_CHECKING:

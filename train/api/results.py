@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import untrained
-from groundwire.train.cli.trained_model import trained_model
 from groundwire.train.evaluation.metrics import (
     baseline,
     compare,
@@ -20,6 +19,7 @@ from groundwire.train.evaluation.metrics import (
     format_first_query,
 )
 from groundwire.train.evaluation.run_reader import final_rows, first_and_last, summarize_change
+from groundwire.train.job.trained_model import trained_model
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token, check_listen, given_token
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.train.cli.trained_model import trained_model
+from groundwire.train.job.trained_model import trained_model
 from groundwire.train.policy.pretrained.locate import find_model
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ Heavy packages are imported after the settings are checked.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,33 +20,37 @@ from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
 from groundwire.tools.layers import check_trainer
+from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.api.evaluation import Endpoint, upstream_of
+from groundwire.train.api.resume import (
+    check_continuation,
+    config_for_resume,
+    finished,
+    parts_of,
+    store_settings,
+    with_resume_hint,
+)
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import logged_in
-from groundwire.train.cli.continuation import check_continuation, parts_of, store_settings
-from groundwire.train.cli.prepare import (
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.published import differences
+from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import LOGGER
+from groundwire.train.job.prepare import (
     Job,
     Objects,
-    check_gepa,
     check_store_settings,
     default_prompts,
     default_trainer,
     prepare,
-)
-from groundwire.train.cli.resume import (
-    config_for_resume,
-    finished,
     relative_path,
     resolve_domain,
     resolve_path,
-    with_resume_hint,
 )
-from groundwire.train.config.resolve import resolve, with_file
-from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.policy import STARTER_NOTES
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
 
     from groundwire.train.local.trainer import LocalTrainer
 
-__all__ = ["import_trainer", "make_job", "nothing_left", "train"]
+__all__ = ["format_config", "import_trainer", "make_job", "nothing_left", "train"]
 
 _VARIANTS = (
     "reward: in training a query must also be right on variants of its database; validation counts the database alone"
@@ -123,7 +129,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console, endpoint: Endpoint |
         with spinner("starting"):
             launch.check(config, job.data)  # before the run directory is made
     if config.trainer == "gepa":
-        check_gepa(config)
+        _check_gepa(config)
     run = resumed or RunDir.create(
         config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job, endpoint)
     )
@@ -279,3 +285,41 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
     for file in damaged:
         print(f"warning: {file}, and is left out", file=sys.stderr)
     return summary
+
+
+def _check_gepa(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` if ``--trainer gepa`` lacks its package or a reflection model."""
+    if importlib.util.find_spec("gepa") is None:
+        raise ConfigError("--trainer gepa: its package is not installed: pip install -e '.[gepa]' in a clone")
+    if not config.reflection_model:
+        raise ConfigError(
+            "--trainer gepa needs a model that writes prompts: --reflection-model NAME, as LiteLLM names it, or with "
+            "--reflection-base-url URL a model of that endpoint"
+        )
+    if config.reflection_base_url and not config.reflection_base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"reflection_base_url is {config.reflection_base_url!r}; it must be like http://HOST:PORT/v1")
+
+
+def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
+    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`.
+
+    With ``diff`` it is what differs from the published recipe.
+    """
+    if diff:
+        return "\n".join(_differences(job.config)) or "no setting differs from the published recipe"
+    if job.config.trainer != "verl":
+        return json.dumps(masked_values(job.config.to_dict()), indent=2)
+    from groundwire.train.verl.hydra_config import compose_for_run
+
+    composed, _ = compose_for_run(job.config, job.data, run_dir)
+    from omegaconf import OmegaConf
+
+    return mask_secrets(OmegaConf.to_yaml(composed, resolve=True))
+
+
+def _differences(config: RunConfig) -> list[str]:
+    if config.trainer != "verl":
+        return differences(config)
+    from groundwire.train.verl.hydra_config import count_devices, flat_config, uses_npu
+
+    return differences(config, flat_config(config, n_gpus=max(1, count_devices(npu=uses_npu(config)))))

@@ -18,7 +18,6 @@ __all__ = [
     "JudgeBaseUrl",
     "JudgeModel",
     "JudgePairs",
-    "check_judge",
     "get_reward",
     "parse_judge",
     "write_json",
@@ -73,16 +72,8 @@ def get_reward(
     """
     given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
     settings = JudgeSettings(**given)
-    notes = check_judge(name, settings)
+    notes = rewards.notes(name, judge=settings)
     return rewards.get(name, judge=settings), notes
-
-
-def check_judge(reward: str, judge: JudgeSettings) -> list[str]:
-    """Notes about the reward for the user. Raises :class:`rewards.JudgeSettingsError` for settings of no use to it."""
-    notes = rewards.notes(reward, judge=judge)
-    if judge != JudgeSettings() and not notes:
-        raise JudgeSettingsError(f"reward {reward!r} uses no judge: leave out the judge's options")
-    return notes
 
 
 def write_json(file: Path, value: Any) -> None:

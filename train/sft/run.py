@@ -19,9 +19,9 @@ from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
-from groundwire.train.cli.resume import resolve_domain, resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.job.prepare import resolve_domain, resolve_path
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model

@@ -147,7 +147,7 @@ def test_a_resumed_run_keeps_its_settings_except_changed_ones(tmp_path: Path) ->
 
 
 def test_a_resumed_verl_run_takes_a_new_value_under_either_name() -> None:
-    from groundwire.train.cli.resume import config_for_resume
+    from groundwire.train.api.resume import config_for_resume
 
     class Stored:
         path = Path("a-run")

@@ -22,8 +22,6 @@ from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_lin
 from groundwire.train.algorithms.statistics import bounded_interval, mcnemar
 from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.prepare import prepare
-from groundwire.train.cli.trained_model import trained_model, with_settings_of_run
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
@@ -32,6 +30,8 @@ from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.speed import read_speed, speed_cells
 from groundwire.train.evaluation.table import comparison, details, table
+from groundwire.train.job.prepare import prepare
+from groundwire.train.job.trained_model import trained_model, with_settings_of_run
 from groundwire.train.policy import STARTER
 
 BREAKDOWNS = domains.breakdowns_of(domains.get("spider"))

@@ -22,8 +22,8 @@ from transformers import AutoTokenizer
 
 from groundwire.train.api.serving import start_server
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.job.prepare import resolve_path
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.template import is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError

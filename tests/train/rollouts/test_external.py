@@ -23,8 +23,8 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.prepare import check_store_settings
 from groundwire.train.config.resolve import resolve
+from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.store.client import StoreClient

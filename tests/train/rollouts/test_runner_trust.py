@@ -24,9 +24,9 @@ from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards import JudgeSettings
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.http.access_token import access_token
-from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent

@@ -14,8 +14,8 @@ from programs import ROOT
 from typer.testing import CliRunner
 
 from groundwire.domains import TaskData
+from groundwire.train.api.resume import config_for_resume
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.resume import config_for_resume
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve

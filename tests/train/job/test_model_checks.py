@@ -17,10 +17,10 @@ from langgraph.prebuilt import ToolNode
 from groundwire import domains
 from groundwire.adapters.unmodified.backend import agent_backend
 from groundwire.rewards.spider.execution_match import spider_exec_match
-from groundwire.train.cli.model_checks import check_model
-from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
+from groundwire.train.job.model_checks import check_model
+from groundwire.train.job.prepare import prepare
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import read_context_length
 from groundwire.train.rollouts.agent_view import AgentView

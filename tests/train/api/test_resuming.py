@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from groundwire.train.api.resume import config_for_resume, finished
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.cli.resume import config_for_resume, finished, resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.run_reader import settings_changes
+from groundwire.train.job.prepare import resolve_path
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy

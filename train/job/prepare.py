@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -13,24 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from groundwire import adapters, domains, rewards
+from groundwire.domains.task_list import is_file
 from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
-from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.sql import DatabaseStates
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.tools.types import AnswerForm
 from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
-from groundwire.train.cli.judge_options import check_judge
-from groundwire.train.cli.model_checks import check_model
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
-from groundwire.train.config.published import differences
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
-from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
+from groundwire.train.job.model_checks import check_model
+from groundwire.train.policy.pretrained.locate import NAMES, find_model, is_hub_name
 from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.call_notes import call_notes
@@ -40,13 +37,14 @@ from groundwire.train.store.health import check_store
 __all__ = [
     "Job",
     "Objects",
-    "check_gepa",
     "check_store_settings",
     "default_prompts",
     "default_trainer",
-    "format_config",
     "object_name",
     "prepare",
+    "relative_path",
+    "resolve_domain",
+    "resolve_path",
 ]
 
 _CHECKED = 1000
@@ -93,14 +91,6 @@ class Job:
     databases: DatabaseStates
     """The state of the databases before any rollout."""
     notes: list[str]
-
-
-def _differences(config: RunConfig) -> list[str]:
-    if config.trainer != "verl":
-        return differences(config)
-    from groundwire.train.verl.hydra_config import count_devices, flat_config, uses_npu
-
-    return differences(config, flat_config(config, n_gpus=max(1, count_devices(npu=uses_npu(config)))))
 
 
 def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
@@ -214,7 +204,7 @@ def _make_reward(
         return reward_elsewhere(str(config.runner_python), name), []
     if not name:
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
-    return make_reward(config, domain), check_judge(name, config.judge)
+    return make_reward(config, domain), rewards.notes(name, judge=config.judge)
 
 
 def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Task], backend: adapters.Backend) -> str:
@@ -270,19 +260,6 @@ def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData
         return
     if missing := [task["id"] for task in (*data.train, *data.validation) if not task.get("answer")]:
         raise CommandError(f"{data.source}: {len(missing)} tasks have no answer, such as {missing[0]}; {NO_REFERENCE}")
-
-
-def check_gepa(config: RunConfig) -> None:
-    """Raise :class:`ConfigError` if ``--trainer gepa`` lacks its package or a reflection model."""
-    if importlib.util.find_spec("gepa") is None:
-        raise ConfigError("--trainer gepa: its package is not installed: pip install -e '.[gepa]' in a clone")
-    if not config.reflection_model:
-        raise ConfigError(
-            "--trainer gepa needs a model that writes prompts: --reflection-model NAME, as LiteLLM names it, or with "
-            "--reflection-base-url URL a model of that endpoint"
-        )
-    if config.reflection_base_url and not config.reflection_base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"reflection_base_url is {config.reflection_base_url!r}; it must be like http://HOST:PORT/v1")
 
 
 def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:
@@ -350,18 +327,21 @@ def _check_device(device: str) -> None:
     check_device(device)
 
 
-def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
-    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`.
+def resolve_path(name: str | None) -> str | None:
+    """The absolute path of an existing folder; any other name unchanged.
 
-    With ``diff`` it is what differs from the published recipe.
+    The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
-    if diff:
-        return "\n".join(_differences(job.config)) or "no setting differs from the published recipe"
-    if job.config.trainer != "verl":
-        return json.dumps(masked_values(job.config.to_dict()), indent=2)
-    from groundwire.train.verl.hydra_config import compose_for_run
+    if name is None or name in NAMES or not Path(name).exists():
+        return name
+    return str(Path(name).resolve())
 
-    composed, _ = compose_for_run(job.config, job.data, run_dir)
-    from omegaconf import OmegaConf
 
-    return mask_secrets(OmegaConf.to_yaml(composed, resolve=True))
+def resolve_domain(name: str | None) -> str | None:
+    """The absolute path of a file of tasks; the name of a domain unchanged."""
+    return name if name is None or name in domains.names() or not is_file(name) else str(Path(name).resolve())
+
+
+def relative_path(path: Path) -> str:
+    """``path`` relative to the working directory, if it is inside."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -10,12 +10,12 @@ import pytest
 from spider_folder import make_spider
 
 from groundwire.train.api.arguments import parse_arguments
+from groundwire.train.api.resume import store_settings
 from groundwire.train.api.training import _stored_config, make_job
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.continuation import store_settings
-from groundwire.train.cli.prepare import Job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation.run_reader import settings_changes
+from groundwire.train.job.prepare import Job
 
 TASKS = [{"question": f"What is {number} + 1?", "expected": str(number + 1)} for number in range(20)]
 

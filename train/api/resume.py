@@ -1,0 +1,224 @@
+"""A resumed run: its stored settings with the changes that are allowed; what would be another run is refused.
+
+The validations before and after training are compared, so both need the same reward, agent and validation tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from pydantic_core import to_json
+
+from groundwire.domains import Task
+from groundwire.tools.errors import CommandError, UserError
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import flag, with_changes
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.verl_names import LOGGER, with_run_names
+from groundwire.train.evaluation.run_reader import changed_names
+from groundwire.train.evaluation.validation import validation_missing
+from groundwire.train.job.prepare import Job, relative_path
+from groundwire.train.policy.errors import NonFiniteGradientError
+from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
+from groundwire.train.store.errors import StoreFailedError, StoreGoneError
+
+__all__ = [
+    "check_continuation",
+    "config_for_resume",
+    "finished",
+    "parts_of",
+    "store_settings",
+    "with_resume_hint",
+]
+
+_FIXED = (
+    *("config", "trainer", "backend", "agent", "agent_input", "agent_output"),
+    *("domain", "model", "data_dir", "group_column", "seed"),
+)
+"""Settings that cannot change when a run is resumed: it would be another run."""
+_OF_A_PROCESS = {
+    *("config", "device", "output_dir", "track", "otlp", "n_runners", "runner_processes", "runner_python"),
+    *("external_store_address", "store_wait_s", "token_file", "llm_proxy", "proxy_host", "proxy_port", "max_batch"),
+    *("tokens_per_forward", "branches_per_row", "logits_per_chunk", "unresponsive_s", "step_deadline_s"),
+}
+"""Settings of the machine and the moment, which a resumed run does not keep."""
+_OF_VALIDATION = {*AgentSettings.model_fields, "parts.agent", "parts.reward"} | {
+    *("prompts", "max_tokens", "max_model_len", "fixed_sampling", "truncated", "val_temperature", "val_tasks")
+}
+
+
+def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collection[str] = ()) -> RunConfig:
+    """The stored settings of a run, with the given changes. ``objects`` are the parts that are given as objects.
+
+    Raises :class:`groundwire.train.config.errors.ConfigError` for a change that would make it another run, and
+    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for incomplete or unknown stored settings.
+    """
+    stored = run.config()
+    if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
+        raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
+    if "evaluation" in stored:
+        raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
+    for name in ("base_url", "parts", "earlier"):
+        stored.pop(name, None)
+    if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
+        raise ConfigError(
+            f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
+            f'fit(..., resume="{relative_path(run.path)}")'
+        )
+    if unknown := sorted(stored.keys() - RunConfig.names().keys()):
+        raise RunDamagedError(
+            f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"
+        )
+    for name in _FIXED:
+        if given.get(name) not in (None, stored.get(name)):
+            raise ConfigError(
+                f"{flag(name)} {given[name]} but {run.path} was started with {stored.get(name)}; "
+                "leave it out, or start a new run"
+            )
+    changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
+    if stored["trainer"] == "verl":
+        changed = with_run_names(changed)
+    if "track" in changed:
+        stored.get("verl", {}).pop(LOGGER, None)
+    return resolve(stored["config"], **with_changes(stored, changed))
+
+
+def finished(run: RunDir, settings: RunConfig) -> str:
+    """A message if the run has no step left, else an empty text."""
+    saved, lines = run.checkpoints.last_step(), run.metrics()
+    if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
+        return ""
+    if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):
+        return ""
+    return f"all {saved} steps are done; to train further, give more steps, e.g. --steps {saved + settings.steps}"
+
+
+@contextmanager
+def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
+    """Add to an error that ends training the step of the last checkpoint, and the command that continues the run.
+
+    With ``fit`` it is the call of that function.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
+    except UserError as error:
+        from groundwire.adapters.tracing.span_writer import SpansNotStoredError
+        from groundwire.train.verl.launch import TrainingError
+
+        failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)
+        if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
+            why = f". More: groundwire why {relative_path(run.path)}"
+            more = why if isinstance(error, RolloutsFailedError) else ""
+            error.args = (f"{error}; {_resume_hint(run, fit)}{more}",)
+        raise
+
+
+def _resume_hint(run: RunDir, fit: bool) -> str:
+    if run.is_empty():
+        return "no step is complete, so nothing was written"
+    saved = run.checkpoints.last_step()
+    checkpoint = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
+    path = relative_path(run.path)
+    return f"{checkpoint}. Continue with: " + (
+        f'fit(..., resume="{path}")' if fit else f"groundwire run --resume {path}"
+    )
+
+
+def parts_of(job: Job) -> dict[str, str | None]:
+    """A digest of each part of the run."""
+    return {
+        "agent": _source_digest(job.objects.agent.get("agent")),
+        "reward": _source_digest(job.reward),
+        "training tasks": _task_digest(job.data.train),
+        "validation tasks": _task_digest(job.data.validation),
+    }
+
+
+def check_continuation(run: RunDir, job: Job) -> Job:
+    """The job with notes about what has changed since ``run`` was started.
+
+    Raises :class:`ConfigError` if the validations before and after training would not be comparable.
+    """
+    stored, step = run.config(), run.checkpoints.last_step()
+    began, now = stored.get("parts", {}), parts_of(job)
+    default = job.domain.default_reward or None
+    names = {
+        "agent": (stored.get("objects", {}).get("agent"), job.objects.names().get("agent")),
+        "reward": (stored.get("reward") or default, job.config.reward or default),
+    }
+    for part, (old, new) in names.items():
+        if old and new and old != new:
+            raise _another(run, f"the {part} is {new}, and it was {old}", part)
+    if began.get("validation tasks", now["validation tasks"]) != now["validation tasks"]:
+        raise _another(run, f"its validation tasks are not the same any more ({job.data.source})", "tasks")
+    notes = []
+    if changed := changed_names(*_changes(stored, job, now)):
+        notes.append(f"resume: changed after step {step}: {', '.join(changed.values())}")
+        if any({name, name.split(".")[0]} & _OF_VALIDATION for name in changed):
+            notes.append("resume: that changes what validation measures, so before and after may not be comparable")
+    return replace(job, notes=[*job.notes, *notes])
+
+
+def store_settings(run: RunDir, job: Job) -> None:
+    """Store what has changed, for the next resume and for the readers of the run: :meth:`RunDir.config`."""
+    former, changed = _changes(run.config(), job, parts_of(job))
+    run.change_config(former, changed, steps=job.config.steps)
+
+
+def _another(run: RunDir, problem: str, part: str) -> ConfigError:
+    return ConfigError(
+        f"{run.path} cannot be resumed: {problem}. The accuracies before and after would not be comparable: give the "
+        f"same {part}, or start a new run with its model (model={run.path})"
+    )
+
+
+def _changes(
+    stored: Mapping[str, Any], job: Job, parts: Mapping[str, str | None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The old and the new values of what a run keeps, where they differ."""
+    now = {name: value for name, value in job.config.to_dict().items() if name not in (*_OF_A_PROCESS, "steps")}
+    now["parts"] = dict(parts)
+    names = [name for name in now if name in stored and stored[name] != now[name]]
+    return {name: stored[name] for name in names}, {name: now[name] for name in names}
+
+
+def _source_digest(part: Any) -> str | None:
+    """A digest of a function's or a class's source code, with the nodes of a graph and an agent's instructions."""
+    if part is None:
+        return None
+    part = inspect.unwrap(part) if callable(part) else part
+    nodes, instructions = getattr(part, "nodes", None), getattr(part, "instructions", None)
+    about = [sorted(map(str, nodes)) if isinstance(nodes, Mapping) else None, str(instructions or "")]
+    try:
+        source = inspect.getsource(part if inspect.isroutine(part) else type(part))
+    except (OSError, TypeError):  # typed into an interpreter, or compiled
+        source = ""
+    return _digest([source.encode("utf-8", "replace"), to_json(about)])
+
+
+def _task_digest(tasks: Iterable[Task]) -> str:
+    """A digest of the tasks without paths, which a moved folder changes."""
+    rows = ({key: value for key, value in task.items() if not _is_path(value)} for task in tasks)
+    return _digest(to_json(row, fallback=lambda value: type(value).__name__) for row in rows)
+
+
+def _is_path(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_path, value))
+    return isinstance(value, str) and value.startswith("/")
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()

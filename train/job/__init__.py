@@ -1,0 +1,1 @@
+"""A job: checked settings with their data, agent and reward."""
