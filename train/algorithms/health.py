@@ -1,6 +1,7 @@
 """Figures of a training step that tell whether learning works, and rules that warn when one of them says it does not.
 
-Both trainers write the figures into ``metrics.jsonl`` under the same names; :data:`FIGURES` describes them.
+Both trainers write the figures into ``metrics.jsonl`` under the same names, which
+:class:`groundwire.train.artifacts.metrics_lines.MetricsLine` describes.
 """
 
 from __future__ import annotations
@@ -15,28 +16,10 @@ from typing import Any
 
 from groundwire.rewards import unchecked_of
 
-__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures", "warnings_by_step"]
+__all__ = ["HealthRules", "reply_counts", "step_figures", "warnings_by_step"]
 
 Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
-
-FIGURES = {
-    "gradient_share": "share of the step's groups that have a gradient: their rewards differ",
-    "truncated_share": "share of the trained agents' replies that ended at max_tokens",
-    "unchecked_share": "share of the right answers whose gold has no variants of its database to check them on",
-    "entropy": "mean entropy of the policy at the trained tokens, in nats per token",
-    "initial_ratio_error": "largest distance from 1 of the probability ratio before the first update of the step",
-    "sampler_kl": "KL divergence of the trained policy from the one that sampled, before the first update, per token",
-    "probability_difference": "mean absolute difference of the two policies' token probabilities, likewise",
-    "kl": "mean of old minus new log-probabilities at the last update of the step",
-    "kl_reference": "KL divergence to the model at the start of the run, per token, with kl_coef",
-    "clip_fraction": "share of trained tokens whose ratio was clipped at the last update",
-    "grad_norm": "norm of the last gradient before it is clipped",
-    "updates_skipped": "updates that were not applied, because their gradient was not finite; with verl at least one",
-    "tokens_trained": "trained tokens of the step; tokens_generated are those that were sampled for it",
-    "rollouts_trained": "rollouts of groups with a gradient; rollouts are those that were sampled",
-}
-"""The figures of a step by name."""
 
 _STEPS = 3
 """Steps in a row in which a figure must be bad: a single one may be chance."""

@@ -34,7 +34,8 @@ from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_re
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
-from groundwire.train.artifacts.run_files import metrics_line_error, missing_column, rollout_error
+from groundwire.train.artifacts.metrics_lines import MetricsLine, RolloutsLine, check_names, line_error
+from groundwire.train.artifacts.run_files import missing_column, rollout_error
 from groundwire.train.config.run_config import RunConfig
 
 __all__ = ["RunDamagedError", "RunDir", "RunDirError"]
@@ -203,7 +204,8 @@ class RunDir:
     # -- metrics
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add one line to ``metrics.jsonl``."""
+        """Add one line to ``metrics.jsonl``. Raises ``ValueError`` for a key that is not declared."""
+        check_names(MetricsLine, line)
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(_json_line(line))
             file.flush()
@@ -211,7 +213,13 @@ class RunDir:
 
     def replace_last_metrics(self, line: Mapping[str, Any]) -> None:
         """Replace the last line of ``metrics.jsonl``, which lacked its validation."""
-        self.write_json_lines("metrics.jsonl", [*self.metrics()[:-1], line])
+        self.write_metrics([*self.metrics()[:-1], line])
+
+    def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write ``metrics.jsonl`` anew. Raises ``ValueError`` for a key that is not declared."""
+        for line in lines:
+            check_names(MetricsLine, line)
+        self.write_json_lines("metrics.jsonl", lines)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, without a last line that is incomplete because the process was killed.
@@ -229,7 +237,7 @@ class RunDir:
         for number, text in enumerate([*texts, incomplete], 1):
             try:
                 line = parse_json(text)
-                problem = metrics_line_error(line)
+                problem = line_error(MetricsLine, line)
             except ValueError as error:
                 problem = str(error)
             if not problem:
@@ -240,6 +248,7 @@ class RunDir:
 
     def append_rollout_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one line to ``rollouts.jsonl``: our metrics of a step's rollouts when verl writes the other metrics."""
+        check_names(RolloutsLine, line)
         with open(self.path / "rollouts.jsonl", "a") as file:
             file.write(_json_line(line))
 

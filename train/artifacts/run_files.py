@@ -1,4 +1,4 @@
-"""What the files of a run directory hold. Each line and row is checked when it is read, since disks and people err."""
+"""The columns of a run's files of rollouts. Each row is checked when it is read, since disks and people err."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, SkipValidation, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Json, SkipValidation, TypeAdapter, model_validator
 
 from groundwire.tools.files import first_error
+from groundwire.train.artifacts.metrics_lines import Count, Number
 
-__all__ = ["ROLLOUT_COLUMNS", "metrics_line_error", "rollout_error"]
-
-Count = Annotated[int, Field(ge=0)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+__all__ = ["ROLLOUT_COLUMNS", "missing_column", "rollout_error"]
 
 
 def _numbers(code: str, description: str) -> BeforeValidator:
@@ -31,65 +29,6 @@ def _numbers(code: str, description: str) -> BeforeValidator:
 
 TokenIds = Annotated[list[int], SkipValidation, _numbers("I", "token ids")]
 LogProbs = Annotated[list[float], SkipValidation, _numbers("d", "numbers")]
-
-
-class _Part(BaseModel):
-    """A part of a validation: of all its questions, or of those of one difficulty."""
-
-    accuracy: Number | None
-    ci95: Annotated[list[Number], Field(min_length=2, max_length=2)] = [0.0, 0.0]
-    n: Count = 0
-
-
-class _Validation(_Part):
-    model_config = ConfigDict(extra="allow")
-    ci95: Annotated[list[Number], Field(min_length=2, max_length=2)]
-    n: Count
-    total: Count
-    metric_name: str = "accuracy"
-
-    @model_validator(mode="after")
-    def _check_breakdowns(self) -> _Validation:
-        for name, value in (self.model_extra or {}).items():
-            if name.startswith("by_"):
-                _BREAKDOWN.validate_python(value, strict=True)
-        return self
-
-
-class _NoValidation(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-_BREAKDOWN = TypeAdapter(dict[str, _Part])
-
-
-class _MetricsLine(BaseModel):
-    """A line of ``metrics.jsonl``; a line of another trainer or version may lack all but the step."""
-
-    step: Count
-    reward: Number | None = None
-    reward_components: dict[str, Number] = {}
-    rollouts: Count = 0
-    failures: dict[str, Count] = {}
-    without_calls: Count = 0
-    groups: Count = 0
-    groups_used: Count = 0
-    gradient_share: Number | None = None
-    truncated_share: Number | None = None
-    same_prompt: dict[str, Number] = {}
-    unchecked_share: Number | None = None
-    entropy: Number | None = None
-    sampler_kl: Number | None = None
-    probability_difference: Number | None = None
-    kl: Number | None = None
-    clip_fraction: Number | None = None
-    grad_norm: Number | None = None
-    tokens_generated: Count = 0
-    tokens_trained: Count = 0
-    seconds: dict[str, Annotated[Number, Field(ge=0)]] = {}
-    wall_time_s: Annotated[Number, Field(ge=0)] = 0.0
-    validation: _Validation | _NoValidation = _NoValidation()
-    validation_sampled: _Validation | _NoValidation = _NoValidation()
 
 
 class _AgentStep(BaseModel):
@@ -156,12 +95,7 @@ ROLLOUT_COLUMNS = tuple(_Rollout.model_fields)
 _OPTIONAL = ("call_rewards", "credits", "untrainable", "turn_scores", "judged_field", "input")
 """Columns that a file may lack."""
 
-_METRICS_LINE, _ROLLOUTS = TypeAdapter(_MetricsLine), TypeAdapter(list[_Rollout])
-
-
-def metrics_line_error(line: Any) -> str:
-    """What is wrong with a line of ``metrics.jsonl``, or an empty text."""
-    return first_error(_METRICS_LINE, line)
+_ROLLOUTS = TypeAdapter(list[_Rollout])
 
 
 def rollout_error(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -61,7 +61,9 @@ class ProgressDisplay(ProgressCallback):
         step = metrics["step"]
         text = f"[bold]step {step:>3}/{self._steps}[/bold]" if step else "[bold]before training[/bold]"
         if metrics.get("reward") is not None:
-            text += f"  reward {metrics['reward']:.3f}  {metrics['tokens_per_s']:>5.0f} tokens/s"
+            text += f"  reward {metrics['reward']:.3f}"
+        if "tokens_per_s" in metrics:
+            text += f"  {metrics['tokens_per_s']:>5.0f} tokens/s"
         for name, label in VALIDATIONS.items():
             if name in metrics:
                 result = metrics[name]

@@ -102,7 +102,6 @@ class PromptTrainer:
                 "rollouts": self._rollouts,
                 "failures": dict(self._failures),
                 "calls": self._calls,
-                "tokens_per_s": 0.0,
                 "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
             }
             self._write({**line, **self._validate(step, best)})

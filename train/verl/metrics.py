@@ -44,7 +44,7 @@ _FIGURES = {
     "clip_fraction": "actor/pg_clipfrac",
     "grad_norm": "actor/grad_norm",
 }
-"""verl's names of the figures in :data:`groundwire.train.algorithms.health.FIGURES` that it has."""
+"""verl's names of the keys of :class:`groundwire.train.artifacts.metrics_lines.MetricsLine` that it has."""
 _LOG, _ARCHIVE = "verl.jsonl", "verl-before.jsonl"
 
 
@@ -62,7 +62,7 @@ def write_metrics(run: RunDir) -> None:
         lines.append(
             _metrics_line(step, data, rollouts.get((step, "train"), {}), rollouts.get((step, "val"), {}), wall_time_s)
         )
-    run.write_json_lines("metrics.jsonl", lines)
+    run.write_metrics(lines)
 
 
 @contextmanager

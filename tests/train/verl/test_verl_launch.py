@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from groundwire.rewards.judge.settings import API_KEY
-from groundwire.train.algorithms.health import FIGURES
+from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import flat_config
@@ -82,8 +82,10 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert "sampler_kl" not in line  # verl had no number
     assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
     assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
-    of_other_runs = {"sampler_kl", "initial_ratio_error", "updates_skipped", "unchecked_share"}
-    assert {*line} - {"verl"} >= FIGURES.keys() - of_other_runs
+    of_the_local_trainer = {"initial_ratio_error", "ratio_min", "ratio_max", "loss", "learning_rate", "candidates"}
+    of_other_runs = {"sampler_kl", "updates_skipped", "unchecked_share", "reward_components", "without_calls"}
+    of_other_runs |= {"validation", "validation_sampled"}
+    assert {*line} == MetricsLine.model_fields.keys() - of_the_local_trainer - of_other_runs
     [note] = notes
     assert "token probabilities differ by 0.06" in note
 
