@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.rewards._scoring import Score, map_concurrently, score
 from groundwire.rewards._types import Reward
 from groundwire.rewards.probes import Probe, probes
+from groundwire.rewards.scoring import Score, map_concurrently, score
 from groundwire.tools.types import AnswerForm
 
 __all__ = ["ATTACK_WINS", "Audit", "Finding", "ProbeSummary", "audit"]

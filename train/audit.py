@@ -1,4 +1,4 @@
-"""``python -m train.audit``: test whether a reward is fit to train on (:mod:`groundwire.rewards.audit`)."""
+"""``groundwire audit``: test whether a reward is fit to train on (:mod:`groundwire.rewards.audit`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m train.doctor``: check this machine, and give advice about each problem.
+"""``groundwire doctor``: check this machine, and give advice about each problem.
 
 Each finding is ``ok``, ``warning`` or ``failure``; the exit code is 1 if there is a failure. Nothing is changed
 here, but that a GGUF file is converted once into the user's cache folder.

@@ -1,4 +1,4 @@
-"""``python -m train.evaluate``: evaluate a model under an agent, or tabulate and compare runs.
+"""``groundwire evaluate``: evaluate a model under an agent, or tabulate and compare runs.
 
 Without a run directory it evaluates a model and writes a run directory, as training does. With run directories it only
 reads them.

@@ -1,4 +1,4 @@
-"""``python -m train.why``: why a rollout, or the rollouts of a whole run, taught the policy nothing.
+"""``groundwire why``: why a rollout, or the rollouts of a whole run, taught the policy nothing.
 
 The rules are in :mod:`groundwire.train.evaluation.diagnosis` and :mod:`groundwire.train.report.prefix_mismatch`.
 """

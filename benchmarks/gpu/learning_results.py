@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from groundwire.rewards.rescore import RIGHT
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.metrics import compare, scores_by_question
+from groundwire.train.evaluation.metrics import RIGHT, compare, scores_by_question
 from groundwire.train.evaluation.speed import read_speed
 
 __all__ = ["Rows", "differences", "error_classes", "training_figures"]

@@ -43,7 +43,7 @@ _READ_RUN = (
     ("-m", "groundwire.train.report", "run"),
     ("-m", "groundwire.train.why", "run"),
     ("-m", "groundwire.train.why", "run", "ro-"),
-    ("-m", "groundwire.train.replay", "run", "--reward", "executes"),
+    ("-m", "groundwire.train.rescore", "run", "--reward", "executes"),
 )
 _READ_SPIDER = (
     ("-m", "groundwire.train.audit", "--data-dir", "spider"),

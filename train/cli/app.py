@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from groundwire.tools.errors import exit_on_user_error, named_layer
+from groundwire.tools.errors import CommandError, exit_on_user_error, named_layer
 from groundwire.tools.terminal import Version
 
 __all__ = ["COMMANDS", "app"]
@@ -27,13 +27,14 @@ COMMANDS = {
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
-    "replay": ("groundwire.train.replay", "Score a run's rollouts with another reward"),
+    "rescore": ("groundwire.train.rescore", "Score a run's rollouts with another reward"),
     "prepare": ("groundwire.domains.prepare", "Check the gold queries of a folder and write it as parquet"),
     "store": ("groundwire.train.store.__main__", "Run a Lightning store in its own process"),
     "runner": ("groundwire.train.runner", "Run agents for a trainer in another process"),
     "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Serve read-only SQL over MCP"),
 }
 """The module of each command, and its line in ``--help``."""
+_RENAMED = {"replay": "rescore"}
 
 
 class _Commands(TyperGroup):
@@ -44,6 +45,9 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the named command."""
+        if args and args[0] in _RENAMED:
+            with exit_on_user_error():
+                raise CommandError(f"groundwire {args[0]} has another name: groundwire {_RENAMED[args[0]]}")
         name, found, rest = super().resolve_command(ctx, args)
         return name, found and _load(str(name)), rest
 

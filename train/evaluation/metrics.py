@@ -13,7 +13,6 @@ from textwrap import shorten
 from typing import Any
 
 from groundwire.domains import Breakdowns
-from groundwire.rewards.rescore import RIGHT
 from groundwire.train.algorithms.statistics import (
     FEW_QUESTIONS,
     confidence_interval,
@@ -23,6 +22,7 @@ from groundwire.train.algorithms.statistics import (
 )
 
 __all__ = [
+    "RIGHT",
     "baseline",
     "compare",
     "compute_accuracy",
@@ -35,6 +35,9 @@ __all__ = [
     "made_no_call",
     "scores_by_question",
 ]
+
+RIGHT = 0.5
+"""A rollout counts as right above this reward, which leaves out partial credit for a wrong answer."""
 
 Row = Mapping[str, Any]
 

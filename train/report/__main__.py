@@ -1,4 +1,4 @@
-"""``python -m train.report``: a run as one HTML page, and its charts as PNG files."""
+"""``groundwire report``: a run as one HTML page, and its charts as PNG files."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from bandits import Choose, evaluate, rollouts, train
 
 from groundwire.adapters import AgentError
 from groundwire.adapters._failures import agent_failure
-from groundwire.rewards.rescore import rescore
 from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import given_settings
@@ -21,6 +20,7 @@ from groundwire.train.config.files import read_settings
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.rescore import rescore
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.why import overview
 
@@ -46,7 +46,7 @@ def test_replies_that_the_agent_cannot_parse_become_rare_unless_they_are_dropped
     assert (lines[1]["reward"] == 1.0) == bool(failures)
 
 
-async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
+async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_rescored(
     tmp_path: Path, tiny_policy: Any
 ) -> None:
     run = train(tmp_path, tiny_policy, _parser, lambda answer: 1.0, val_tasks=4, val_temperature=1.0, group_size=8)
@@ -71,9 +71,9 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
         return -1.0
 
     for reward, least in ((likes_everything, 0.0), (likes_nothing, -1.0)):
-        replayed = await rescore(rows, reward)
-        assert {each.new for each in replayed.rollouts if each.rollout == failed["rollout_id"]} == {least}
-        assert replayed.failed == 0
+        rescored = await rescore(rows, reward)
+        assert {each.new for each in rescored.rollouts if each.rollout == failed["rollout_id"]} == {least}
+        assert rescored.failed == 0
 
 
 class _NoDecoder:

@@ -1,4 +1,4 @@
-"""Scoring many answers at once, for the audit and the replay."""
+"""Scoring many answers at once, for the audit and for rescoring a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay shows what another reward changes for the trainer; failures stay failures."""
+"""Rescoring shows what another reward changes for the trainer; failures stay failures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
 from groundwire.rewards._neighbours import training
-from groundwire.rewards.rescore import rescore
 from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.replay import app
+from groundwire.train.cli.app import app as groundwire
+from groundwire.train.rescore import app, rescore
 
 RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 
@@ -118,12 +118,12 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_an_unfinished_run_is_replayed_and_the_json_is_complete(run: RunDir, tmp_path: Path) -> None:
-    code, printed, _ = command(str(run.path), "--reward", "executes", "--json", str(tmp_path / "replay.json"))
+def test_an_unfinished_run_is_rescored_and_the_json_is_complete(run: RunDir, tmp_path: Path) -> None:
+    code, printed, _ = command(str(run.path), "--reward", "executes", "--json", str(tmp_path / "rescored.json"))
     assert code == 0
     assert "groups with a gradient: 0 of 2 in the run, 2 now" in printed
     assert "2 wrong to right" in printed
-    report = json.loads((tmp_path / "replay.json").read_text())
+    report = json.loads((tmp_path / "rescored.json").read_text())
     assert (report["groups_gain"], report["groups_lose"], report["to_right"], report["to_wrong"]) == (2, 0, 2, 0)
     assert [each["new"] for each in report["rollouts"]] == [1.0, 0.0, 1.0, 0.0]
     assert [each["has_gradient"] for each in report["groups"]] == [True, True]
@@ -149,3 +149,8 @@ def test_user_errors_are_one_line(tmp_path: Path) -> None:
         assert code == 2
         assert message in stderr
         assert len(stderr.strip().splitlines()) == 1
+
+
+def test_the_former_name_of_the_command_names_the_new_one() -> None:
+    done = CliRunner().invoke(groundwire, ["replay", "runs/latest", "--reward", "executes"])
+    assert (done.exit_code, done.stderr) == (2, "error: groundwire replay has another name: groundwire rescore\n")

@@ -1,0 +1,264 @@
+"""``groundwire rescore``: score a run's stored rollouts with another reward, without sampling again.
+
+The record of a rollout holds the task, the answer and the agent's steps, which is all that a reward needs. The trainer
+learns only from groups whose rewards differ, so the result lists the groups that gain or lose their gradient.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from groundwire.rewards import Reward, declared_range, in_training
+from groundwire.rewards.scoring import Score, map_concurrently, score
+from groundwire.tools.env_file import read_env_file
+from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.terminal import Version, progress
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
+from groundwire.train.evaluation.metrics import RIGHT
+
+__all__ = ["RescoredGroup", "RescoredRollout", "RescoredRun", "app", "rescore"]
+
+_COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward", "task", "answer", "agent_steps")
+_TOLERANCE = 1e-9
+_EXAMPLES = 3
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoredRollout:
+    """A rollout under both rewards; ``new`` is None where the new reward raised ``error``."""
+
+    step: int
+    mode: str
+    group: str
+    task: str
+    rollout: str
+    question: str
+    answer: str
+    old: float
+    new: float | None
+    error: str = ""
+
+    @property
+    def flips(self) -> bool:
+        """Whether it is right under one reward and wrong under the other."""
+        return self.new is not None and (self.old > RIGHT) != (self.new > RIGHT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoredGroup:
+    """The rewards of one task's training rollouts in one step, in the run's order, without failures."""
+
+    step: int
+    group: str
+    old: list[float]
+    new: list[float]
+
+    @property
+    def had_gradient(self) -> bool:
+        """Whether the old rewards differ."""
+        return _differ(self.old)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the new rewards differ."""
+        return _differ(self.new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoredRun:
+    """``failed`` counts the rollouts that failed in the run without a reward; they stay left out."""
+
+    rollouts: list[RescoredRollout]
+    groups: list[RescoredGroup]
+    failed: int
+
+
+async def rescore(
+    rows: Iterable[Mapping[str, Any]], reward: Reward, *, on_end: Callable[[], None] = lambda: None
+) -> RescoredRun:
+    """Score the rollouts of a run with ``reward``. ``on_end`` is called after each rollout.
+
+    Rollouts of training are judged as in training. A failure that scored in the run has no answer: it scores the least
+    of the new rewards, or 0 if none is lower.
+
+    Raises ``ValueError`` for a row without a task or steps.
+    """
+    rows = list(rows)
+    kept = [_parse_row(row) for row in rows if row.get("reward") is not None]
+
+    async def score_rollout(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
+        row, task, steps = item
+        if row["status"] != "succeeded":
+            return Score(math.inf)
+        with in_training(row["mode"] == "train"):
+            return await score(reward, task, row["answer"], steps)
+
+    scores = await map_concurrently(score_rollout, kept, on_end=on_end)
+    least = min([0.0, declared_range(reward)[0], *(each.value for each in scores if each.value is not None)])
+    scores = [Score(least) if each.value == math.inf else each for each in scores]
+    rollouts = [
+        RescoredRollout(
+            step=row["step"],
+            mode=row["mode"],
+            group=row["group"],
+            task=row["task_id"],
+            rollout=row["rollout_id"],
+            question=str(task.get("question", "")),
+            answer=row["answer"],
+            old=row["reward"],
+            new=scored.value,
+            error=scored.error,
+        )
+        for (row, task, _), scored in zip(kept, scores, strict=True)
+    ]
+    members: dict[tuple[int, str], list[RescoredRollout]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.mode == "train":
+            members[rollout.step, rollout.group].append(rollout)
+    groups = [
+        RescoredGroup(
+            step=step,
+            group=name,
+            old=[rollout.old for rollout in group],
+            new=[rollout.new for rollout in group if rollout.new is not None],
+        )
+        for (step, name), group in sorted(members.items())
+    ]
+    return RescoredRun(rollouts=rollouts, groups=groups, failed=len(rows) - len(kept))
+
+
+def _parse_row(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], list[Any]]:
+    try:
+        return row, json.loads(row["task"]), json.loads(row["agent_steps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"rollout {row.get('rollout_id')!r} has no task and steps to score: {error}") from error
+
+
+def _differ(rewards: Sequence[float]) -> bool:
+    """Whether a group has a gradient. A single rollout is compared with 0, as in the trainers."""
+    compared = rewards if len(rewards) > 1 else [0.0, *rewards]
+    return max(compared) - min(compared) > _TOLERANCE
+
+
+@app.command()
+def main(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR")],
+    reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum like 0.9*a+0.1*b")],
+    judge_model: JudgeModel = None,
+    judge_base_url: JudgeBaseUrl = None,
+    judge: JudgePairs = None,
+    json_file: JsonFile = None,
+    version: Version = False,
+) -> None:
+    """Score a run's stored rollouts with another reward: which groups gain or lose their gradient, which answers flip.
+
+    The run may still be in progress, or have been killed.
+    """
+    started = time.monotonic()
+    with exit_on_user_error():
+        read_env_file()
+        function, notes = get_reward(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
+        rows, damaged = RunDir.open(run_dir).rollouts(_COLUMNS)
+        with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
+            try:
+                result = asyncio.run(rescore(rows, function, on_end=on_end))
+            except ValueError as error:
+                raise CommandError(str(error)) from error
+        counts = _counts(result)
+        if json_file is not None:
+            write_json(json_file, _report(result, counts, reward, damaged))
+    for message in damaged:
+        typer.echo(f"left out: {message}", err=True)
+    for note in notes:
+        typer.echo(f"note: {note}")
+    typer.echo("\n".join(_table(result, counts, reward)))
+    typer.echo(f"{len(rows):,} rollouts in {time.monotonic() - started:.1f} s")
+
+
+def _report(result: RescoredRun, counts: dict[str, Any], reward: str, damaged: list[str]) -> dict[str, Any]:
+    return {
+        "reward": reward,
+        "damaged": damaged,
+        **counts,
+        "groups": [
+            {**asdict(group), "had_gradient": group.had_gradient, "has_gradient": group.has_gradient}
+            for group in result.groups
+        ],
+        "rollouts": [{**asdict(rollout), "flips": rollout.flips} for rollout in result.rollouts],
+    }
+
+
+def _counts(result: RescoredRun) -> dict[str, Any]:
+    judged = [rollout for rollout in result.rollouts if rollout.new is not None]
+    return {
+        "judged": len(judged),
+        "failed_then": result.failed,
+        "failed_now": len(result.rollouts) - len(judged),
+        "mean_old": _mean([rollout.old for rollout in judged]),
+        "mean_new": _mean([rollout.new for rollout in judged if rollout.new is not None]),
+        "to_right": sum(rollout.flips and rollout.old <= RIGHT for rollout in judged),
+        "to_wrong": sum(rollout.flips and rollout.old > RIGHT for rollout in judged),
+        "groups_gain": sum(group.has_gradient and not group.had_gradient for group in result.groups),
+        "groups_lose": sum(group.had_gradient and not group.has_gradient for group in result.groups),
+        "groups_keep": sum(group.had_gradient and group.has_gradient for group in result.groups),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def _table(result: RescoredRun, counts: dict[str, Any], reward: str) -> list[str]:
+    before, after = counts["groups_keep"] + counts["groups_lose"], counts["groups_keep"] + counts["groups_gain"]
+    means = f": mean {counts['mean_old']:.3f} in the run, {counts['mean_new']:.3f} now" if counts["judged"] else ""
+    lines = [
+        f"reward {reward} on {counts['judged']:,} rollouts{means}",
+        f"    {counts['failed_then']:,} failed in the run and are left out, "
+        f"{counts['failed_now']:,} cannot be scored now",
+        f"groups with a gradient: {before:,} of {len(result.groups):,} in the run, {after:,} now",
+    ]
+    for verb, gained in (("gain", True), ("lose", False)):
+        changed = [group for group in result.groups if group.has_gradient == gained and group.had_gradient != gained]
+        lines.append(f"    {len(changed):,} {verb} one")
+        lines += [
+            f"        step {group.step}, {group.group}: {_rewards(group.old)} -> {_rewards(group.new)}"
+            for group in changed[:_EXAMPLES]
+        ]
+    lines.append(f"answers that flip (right is above {RIGHT}): {counts['to_right'] + counts['to_wrong']:,}")
+    for label, was_right in (("wrong to right", False), ("right to wrong", True)):
+        flips = [rollout for rollout in result.rollouts if rollout.flips and (rollout.old > RIGHT) == was_right]
+        lines.append(f"    {len(flips):,} {label}")
+        for rollout in flips[:_EXAMPLES]:
+            lines.append(f"        step {rollout.step}, {rollout.task}: {rollout.old:g} -> {rollout.new:g}")
+            lines += [f"            {_one_line(text)}" for text in (rollout.question, rollout.answer)]
+    failed = [rollout for rollout in result.rollouts if rollout.new is None]
+    lines += [
+        f"    cannot be scored: step {rollout.step}, {rollout.task}: {_one_line(rollout.error)}"
+        for rollout in failed[:_EXAMPLES]
+    ]
+    return lines
+
+
+def _rewards(rewards: Sequence[float]) -> str:
+    return "[" + " ".join(f"{reward:.2g}" for reward in rewards) + "]"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:140]
+
+
+if __name__ == "__main__":
+    app()
