@@ -8,6 +8,7 @@ are read, because training does not need them.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import sys
@@ -30,6 +31,7 @@ __all__ = [
     "calls_from_spans",
     "check_ids",
     "from_span",
+    "order_calls",
     "same_request",
     "select_calls",
     "to_json",
@@ -172,7 +174,14 @@ def to_span(call: LLMCall) -> SpanRecord:
         start_time=call.started,
         end_time=call.ended,
         error=call.error if call.error or call.status not in _OK else None,
+        span_id=_span_id(call),
     )
+
+
+def _span_id(call: LLMCall) -> str:
+    """Always the same for a call, so that a store skips one that is sent again."""
+    key = f"{call.rollout_id}/{call.attempt_id}/{call.sequence}/{call.choice}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(key, digest_size=8).hexdigest()
 
 
 def from_span(span: Any) -> LLMCall:
@@ -212,8 +221,12 @@ def from_span(span: Any) -> LLMCall:
 def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     """Every call among ``spans``, in order, with its emitted reward. Other spans are ignored."""
     spans = list(spans)
-    calls = [from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})]
-    calls.sort(key=lambda call: (call.sequence, call.started))
+    return order_calls((from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})), spans)
+
+
+def order_calls(calls: Iterable[LLMCall], spans: Iterable[Any]) -> list[LLMCall]:
+    """The calls of an attempt in order, with the rewards that its other ``spans`` emitted for them."""
+    calls = sorted(calls, key=lambda call: (call.sequence, call.started))
     requests = [call for call in calls if not call.choice]  # the choices of a request share its reward
     ids = {name: index for index, call in enumerate(requests) for name in (call.call_id, call.reply_id) if name}
     rewards = call_rewards([call.sequence for call in requests], spans, ids=ids)

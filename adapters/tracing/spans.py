@@ -33,6 +33,8 @@ class SpanRecord:
     """The message of a failure; None on success."""
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Eight bytes in hexadecimal: a span that is written twice is stored once."""
+    parent_id: str | None = None
+    """The span of the same trace that encloses it, where a tracer says so."""
 
 
 class SpanStore(Protocol):

@@ -1,15 +1,28 @@
-"""The interface of a store of rollouts: in memory, in a SQLite file, or behind HTTP."""
+"""The interface of a store of rollouts, and the life of a rollout: when it is queued, tried, given up and ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.train.store.rollout import Outcome, Rollout
+from groundwire.tools.secrets import masked_values
+from groundwire.train.store.rollout import ENDED, TRANSITIONS, Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 
-__all__ = ["RolloutStore"]
+__all__ = ["RolloutStore", "StateMachine", "attempt_of", "without_secrets"]
+
+T = TypeVar("T", bound=LLMCall | SpanRecord | Outcome)
+_QUEUED, _OPEN = ("queuing", "requeuing"), ("preparing", "running")
+_TEXTS: Mapping[type, Sequence[str]] = {
+    LLMCall: ("agent", "model", "error", "messages_json", "tools_json", "reply_json"),
+    SpanRecord: ("name", "attributes", "error"),
+    Outcome: ("answer", "steps", "input", "judged_field", "no_call", "message"),
+}
 
 
 class RolloutStore(Protocol):
@@ -23,7 +36,7 @@ class RolloutStore(Protocol):
     """Called with the rollout's id when a runner ends an attempt; only a store of the same process calls it."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Add rollouts to the queue."""
+        """Add rollouts to the queue. A store behind HTTP gives each a new ``rollout_id``."""
         ...
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
@@ -36,6 +49,10 @@ class RolloutStore(Protocol):
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
         """Which of these have ended, after attempts that are overdue were given up."""
+        ...
+
+    async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
+        """How many of these the store has; with ``statuses``, how many are in one of them."""
         ...
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
@@ -55,7 +72,7 @@ class RolloutStore(Protocol):
         ...
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each (rollout id, attempt id), rising within an attempt."""
+        """One number for each (rollout id, attempt id), rising within a rollout."""
         ...
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
@@ -66,6 +83,194 @@ class RolloutStore(Protocol):
         """Store other spans of attempts; those that are stored already are skipped."""
         ...
 
+    async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
+        """Store a run's named resources: a :class:`ProxyLLM`, or any JSON object."""
+        ...
+
+    async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
+        """The resources of a run, or without an id those that were stored last; None if there are none."""
+        ...
+
     async def forget(self, rollout_id: str) -> None:
         """Free the memory of a rollout that has been read. A store in a file keeps it."""
         ...
+
+
+class StateMachine(ABC):
+    """The rules of a :class:`RolloutStore`; a subclass keeps the rollouts. For one event loop.
+
+    No method waits for anything, so each is one step for all others. ``scan_s`` is the shortest time, in seconds,
+    between two searches for overdue attempts.
+    """
+
+    on_attempt_end: Callable[[str], None] | None = None
+
+    def __init__(self, *, scan_s: float) -> None:
+        self._scan_s, self._scanned = scan_s, 0.0
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """As :meth:`RolloutStore.enqueue`."""
+        with self._transaction():
+            for rollout in rollouts:
+                rollout.started = time.time()
+                self._insert(rollout)
+                self._push(rollout.rollout_id)
+
+    async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
+        """As :meth:`RolloutStore.dequeue`."""
+        taken: list[Rollout] = []
+        with self._transaction():
+            self._give_up_overdue()
+            while len(taken) < limit and (rollout_id := self._pop()) is not None:
+                rollout = self._find(rollout_id)
+                if rollout is not None and rollout.status in _QUEUED:  # else it has ended while it was queued
+                    self._start_attempt(rollout, worker_id)
+                    taken.append(rollout)
+        return taken
+
+    async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
+        """As :meth:`RolloutStore.get`."""
+        with self._transaction():
+            self._give_up_overdue()
+            rollout = self._find(rollout_id)
+            return self._with_calls(rollout) if rollout is not None and with_calls else rollout
+
+    async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
+        """As :meth:`RolloutStore.ended`."""
+        with self._transaction():
+            self._give_up_overdue()
+            rollouts = map(self._find, rollout_ids)
+            return [rollout.rollout_id for rollout in rollouts if rollout is not None and rollout.status in ENDED]
+
+    async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
+        """As :meth:`RolloutStore.count`."""
+        rollouts = [rollout for rollout in map(self._find, rollout_ids) if rollout is not None]
+        return sum(statuses is None or rollout.status in statuses for rollout in rollouts)
+
+    async def cancel(self, rollout_id: str) -> None:
+        """As :meth:`RolloutStore.cancel`."""
+        with self._transaction():
+            rollout = self._known(rollout_id)
+            self._set_status(rollout, "cancelled")
+            self._save(rollout)
+
+    async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
+        """As :meth:`RolloutStore.heartbeat`."""
+        with self._transaction():
+            rollout = self._known(rollout_id)
+            attempt = attempt_of(rollout, attempt_id)
+            is_open = attempt is rollout.attempts[-1] and rollout.status in _OPEN and attempt.status in _OPEN
+            if is_open:
+                attempt.heartbeat = at
+                self._save(rollout)
+            return is_open
+
+    async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
+        """As :meth:`RolloutStore.end_attempt`."""
+        with self._transaction():
+            rollout = self._known(rollout_id)
+            attempt = attempt_of(rollout, attempt_id)
+            if outcome is not None and attempt.status not in ENDED:
+                self._set_outcome(rollout, attempt, outcome)
+            self._end(rollout, attempt, "failed" if failed else "succeeded")
+        if self.on_attempt_end is not None:
+            self.on_attempt_end(rollout_id)
+
+    def _start_attempt(self, rollout: Rollout, worker_id: str | None) -> Attempt:
+        """Also of a rollout that has ended: a new start is deliberate."""
+        attempt = Attempt(number=len(rollout.attempts) + 1, started=time.time(), worker_id=worker_id)
+        rollout.attempts.append(attempt)
+        rollout.status, rollout.ended, rollout.outcome = "preparing", None, Outcome()
+        self._save(rollout)
+        return attempt
+
+    def _set_status(self, rollout: Rollout, status: RolloutStatus) -> None:
+        if status in TRANSITIONS[rollout.status]:
+            rollout.status = status
+            if status in ENDED:
+                rollout.ended = time.time()
+            if status == "requeuing":
+                self._push(rollout.rollout_id)
+
+    def _end(self, rollout: Rollout, attempt: Attempt, status: AttemptStatus) -> None:
+        """End an attempt, or give it up; an attempt that is not the last has no effect on its rollout."""
+        if attempt.status in ENDED:
+            return
+        attempt.status, attempt.ended = status, time.time()
+        if attempt is rollout.attempts[-1]:
+            again = status in rollout.retry_on and attempt.number < rollout.max_attempts
+            self._set_status(rollout, "succeeded" if status == "succeeded" else "requeuing" if again else "failed")
+        self._save(rollout)
+
+    def _note_calls(self, rollout: Rollout, attempt: Attempt) -> None:
+        """Calls of an open attempt are a sign of life. A late call changes nothing."""
+        if attempt.status in _OPEN:
+            attempt.heartbeat, attempt.status = time.time(), "running"
+            if attempt is rollout.attempts[-1]:
+                self._set_status(rollout, "running")
+            self._save(rollout)
+
+    def _give_up_overdue(self) -> None:
+        now = time.time()
+        if now - self._scanned < self._scan_s:
+            return
+        self._scanned = now
+        for rollout in self._in_status(_OPEN):
+            attempt = rollout.attempts[-1]
+            seen = attempt.started if attempt.heartbeat is None else attempt.heartbeat
+            if rollout.timeout_s is not None and now - attempt.started > rollout.timeout_s:
+                self._end(rollout, attempt, "timeout")
+            elif rollout.unresponsive_s is not None and now - seen > rollout.unresponsive_s:
+                self._end(rollout, attempt, "unresponsive")
+
+    def _known(self, rollout_id: str) -> Rollout:
+        rollout = self._find(rollout_id)
+        if rollout is None:
+            raise ValueError(f"Rollout {rollout_id} not found")
+        return rollout
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    @abstractmethod
+    def _find(self, rollout_id: str) -> Rollout | None:
+        """The store's own object, which may be changed and then saved."""
+
+    @abstractmethod
+    def _in_status(self, statuses: Collection[str]) -> Iterable[Rollout]:
+        """All rollouts in one of these statuses, as :meth:`_find` returns them."""
+
+    @abstractmethod
+    def _insert(self, rollout: Rollout) -> None: ...
+
+    @abstractmethod
+    def _save(self, rollout: Rollout) -> None: ...
+
+    @abstractmethod
+    def _push(self, rollout_id: str) -> None:
+        """To the end of the queue."""
+
+    @abstractmethod
+    def _pop(self) -> str | None:
+        """From the front of the queue."""
+
+    @abstractmethod
+    def _with_calls(self, rollout: Rollout) -> Rollout: ...
+
+    @abstractmethod
+    def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None: ...
+
+
+def attempt_of(rollout: Rollout, attempt_id: str) -> Attempt:
+    """An attempt of a rollout. Raises ``ValueError``."""
+    for attempt in reversed(rollout.attempts):
+        if attempt.attempt_id == attempt_id:
+            return attempt
+    raise ValueError(f"Attempt {attempt_id} not found for rollout {rollout.rollout_id}")
+
+
+def without_secrets(item: T, mask: Callable[[str], str]) -> T:
+    """``item`` with all texts of agents and models masked, in valid Unicode; ``item`` itself if there is no secret."""
+    texts = {name: getattr(item, name) for name in _TEXTS[type(item)]}
+    masked = masked_values(texts, mask)
+    return item if masked == texts else replace(item, **masked)

@@ -16,14 +16,24 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 
-__all__ = ["ENDED", "TRANSITIONS", "Attempt", "AttemptStatus", "Mode", "Outcome", "Rollout", "RolloutStatus"]
+__all__ = [
+    "ENDED",
+    "TRANSITIONS",
+    "Attempt",
+    "AttemptStatus",
+    "Mode",
+    "Outcome",
+    "ProxyLLM",
+    "Rollout",
+    "RolloutStatus",
+]
 
 Mode = Literal["train", "val"]
 RolloutStatus = Literal["queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
 
 TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
-    "queuing": frozenset({"preparing", "cancelled"}),
+    "queuing": frozenset({"preparing", "succeeded", "failed", "cancelled"}),
     "preparing": frozenset({"running", "requeuing", "succeeded", "failed", "cancelled"}),
     "running": frozenset({"requeuing", "succeeded", "failed", "cancelled"}),
     "requeuing": frozenset({"preparing", "succeeded", "failed", "cancelled"}),
@@ -31,7 +41,8 @@ TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
     "failed": frozenset(),
     "cancelled": frozenset(),
 }
-"""The statuses that may follow each one. A late change of an ended rollout is ignored."""
+"""The statuses that may follow each one. Any other change comes too late and is ignored: a rollout that succeeded at
+the deadline is not cancelled, and a cancelled one does not return to the queue when its attempt fails."""
 ENDED = frozenset({"succeeded", "failed", "cancelled", "timeout"})
 """The statuses of rollouts and attempts that no runner works on any more."""
 
@@ -81,7 +92,8 @@ class Rollout:
     rollout_id: str = field(default_factory=lambda: f"ro-{secrets.token_hex(8)}")
     task: Task
     group: str = ""
-    mode: Mode = "train"
+    mode: Mode | Literal["test"] | None = "train"
+    """None or ``test`` only if another client of the store enqueued it."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """OpenAI request parameters that the trainer sets: ``temperature``, ``top_p``, ``max_tokens``, ``seed``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +106,10 @@ class Rollout:
     unresponsive_s: float | None = None
     """After so many seconds without a heartbeat the store gives up an attempt."""
     max_attempts: int = 1
+    retry_on: Sequence[AttemptStatus] = ("failed", "timeout", "unresponsive")
+    """The ends of an attempt after which the rollout is tried again, while ``max_attempts`` allow it."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What another client of the store noted about it."""
     status: RolloutStatus = "queuing"
     started: float = 0.0
     """When it was enqueued, in seconds since the epoch."""
@@ -108,3 +124,21 @@ class Rollout:
     """The spans of the last attempt that are no calls of our proxy: rewards that the agent emitted, and whatever other
     tracers wrote.
     """
+
+
+@dataclass(slots=True, kw_only=True)
+class ProxyLLM:
+    """The resource with the address of the proxy in front of the policy."""
+
+    endpoint: str
+    model: str
+    api_key: str | None = None
+    sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The base URL of an attempt's LLM calls; without ids the proxy's own."""
+        if rollout_id is None or attempt_id is None:
+            return self.endpoint
+        base = self.endpoint.rstrip("/")
+        version = "/v1" if base.endswith("/v1") else ""
+        return f"{base.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"

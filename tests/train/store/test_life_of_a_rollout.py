@@ -1,0 +1,225 @@
+"""When a rollout is queued, tried again, given up and ended: the same rules in every store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.train.store.base import RolloutStore
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.rollout import TRANSITIONS, Outcome, ProxyLLM, Rollout
+
+KINDS = ["memory"]
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: Any) -> AsyncIterator[Any]:
+    yield MemoryStore()  # noqa: PT022 - more kinds need a teardown
+
+
+def _ids(rollout: Rollout) -> tuple[str, str]:
+    return rollout.rollout_id, rollout.attempts[-1].attempt_id
+
+
+def _call(rollout: Rollout, sequence: int = 1, **fields: Any) -> LLMCall:
+    rollout_id, attempt_id = _ids(rollout)
+    ids = {"prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5]}
+    return LLMCall(rollout_id=rollout_id, attempt_id=attempt_id, sequence=sequence, **{**ids, **fields})
+
+
+async def _take(store: RolloutStore, **options: Any) -> Rollout:
+    await store.enqueue([Rollout(task={"id": "t"}, **options)])
+    [rollout] = await store.dequeue(1, "w")
+    return rollout
+
+
+async def _status(store: RolloutStore, rollout: Rollout) -> str:
+    found = await store.get(rollout.rollout_id)
+    assert found is not None
+    return found.status
+
+
+def test_a_rollout_that_has_ended_has_no_next_status() -> None:
+    assert {status for status, following in TRANSITIONS.items() if not following} == {
+        "succeeded",
+        "failed",
+        "cancelled",
+    }
+    assert all(following <= TRANSITIONS.keys() for following in TRANSITIONS.values())
+
+
+async def test_rollouts_are_taken_in_order_each_by_one_runner(store: RolloutStore) -> None:
+    rollouts = [Rollout(task={"id": str(n)}, resources_id="run", sampling={"seed": n}) for n in range(3)]
+    await store.enqueue(rollouts)
+    ids = [rollout.rollout_id for rollout in rollouts]
+    assert await store.unfinished("run") == ids
+    taken = [*await store.dequeue(2, "a"), *await store.dequeue(2, "b")]
+    assert [rollout.rollout_id for rollout in taken] == ids
+    assert await store.dequeue(1) == []
+    assert [rollout.attempts[-1].worker_id for rollout in taken] == ["a", "a", "b"]
+    assert [(rollout.sampling, rollout.status) for rollout in taken][1] == ({"seed": 1}, "preparing")
+    assert (await store.count([*ids, "ro-gone"]), await store.count(ids, ["running"])) == (3, 0)
+
+
+async def test_a_failed_attempt_is_tried_again_as_often_as_allowed(store: RolloutStore) -> None:
+    first = await _take(store, max_attempts=2)
+    await store.end_attempt(*_ids(first), Outcome(failure="agent_error", message="no"), failed=True)
+    assert await _status(store, first) == "requeuing"
+    assert await store.ended([first.rollout_id]) == []
+    [again] = await store.dequeue(5, "w")
+    assert (again.rollout_id, again.attempts[-1].number, again.status) == (first.rollout_id, 2, "preparing")
+    await store.add_calls([_call(again)])
+    assert await _status(store, first) == "running"
+    await store.end_attempt(*_ids(again), Outcome(failure="tool_error", message="again"), failed=True)
+    found = await store.get(first.rollout_id)
+    assert found is not None
+    assert (found.status, found.outcome.failure, found.outcome.message) == ("failed", "tool_error", "again")
+    assert [attempt.status for attempt in found.attempts] == ["failed", "failed"]
+    assert await store.ended([first.rollout_id, "ro-gone"]) == [first.rollout_id]
+
+
+async def test_a_rollout_has_the_calls_and_the_outcome_of_its_last_attempt(store: RolloutStore) -> None:
+    first = await _take(store, max_attempts=2)
+    early = _call(first)
+    await store.add_calls([early])
+    await store.end_attempt(*_ids(first), Outcome(failure="agent_error"), failed=True)
+    [again] = await store.dequeue(1)
+    steps: Any = [{"kind": "tool", "input": "SELECT 1", "output": "1"}]
+    outcome = Outcome(
+        answer="SELECT 1",
+        steps=steps,
+        input="call",
+        judged_field="sql",
+        reward=0.75,
+        reward_components={"a": 0.5, "b": 1.0},
+        least_reward=-1.0,
+        query_scores=[0.25],
+    )
+    call = _call(again, 2, agent="writer", reply_json='{"content": "1"}', weights_version=3, choice=1)
+    await store.add_calls([call, call])
+    await store.end_attempt(*_ids(again), outcome, failed=False)
+    await store.add_calls([early])  # late, of another attempt
+    found = await store.get(first.rollout_id)
+    assert found is not None
+    assert (found.calls, found.outcome, found.annotations) == ([call], outcome, [])
+    assert found.status == "succeeded"
+
+
+async def test_a_change_that_comes_too_late_is_ignored(store: RolloutStore) -> None:
+    succeeded, cancelled = await _take(store, max_attempts=2), await _take(store, max_attempts=2)
+    await store.end_attempt(*_ids(succeeded), Outcome(reward=1.0), failed=False)
+    await store.cancel(succeeded.rollout_id)
+    assert await _status(store, succeeded) == "succeeded"
+    await store.cancel(cancelled.rollout_id)
+    await store.end_attempt(*_ids(cancelled), Outcome(failure="agent_error"), failed=True)
+    assert await _status(store, cancelled) == "cancelled"
+    assert await store.dequeue(1) == []
+
+
+async def test_an_attempt_that_ended_is_not_revived_by_a_late_call_which_is_stored(store: RolloutStore) -> None:
+    first = await _take(store, max_attempts=2)
+    await store.end_attempt(*_ids(first), None, failed=True)
+    await store.add_calls([_call(first)])
+    assert await _status(store, first) == "requeuing"
+    found = await store.get(first.rollout_id)
+    assert found is not None
+    assert len(found.calls) == 1
+    [again] = await store.dequeue(1)
+    assert again.attempts[-1].number == 2
+
+
+async def test_a_rollout_that_is_cancelled_while_it_is_queued_is_not_taken(store: RolloutStore) -> None:
+    rollouts = [Rollout(task={"id": str(n)}) for n in range(2)]
+    await store.enqueue(rollouts)
+    await store.cancel(rollouts[0].rollout_id)
+    assert [rollout.rollout_id for rollout in await store.dequeue(5)] == [rollouts[1].rollout_id]
+
+
+@pytest.mark.parametrize("limits", [{"timeout_s": 0.05}, {"unresponsive_s": 0.05}], ids=str)
+async def test_an_overdue_attempt_is_given_up_and_the_rollout_tried_again(
+    store: RolloutStore, limits: dict[str, Any]
+) -> None:
+    first = await _take(store, max_attempts=2, **limits)
+    await asyncio.sleep(0.2)
+    [again] = await store.dequeue(1, "alive")
+    assert (again.rollout_id, again.attempts[-1].number) == (first.rollout_id, 2)
+    await asyncio.sleep(0.2)
+    assert await store.ended([first.rollout_id]) == [first.rollout_id]
+    assert await _status(store, first) == "failed"
+
+
+async def test_a_heartbeat_keeps_an_attempt_and_says_whether_it_is_open(store: RolloutStore) -> None:
+    rollout = await _take(store, unresponsive_s=0.3)
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        assert await store.heartbeat(*_ids(rollout), time.time())
+        assert await store.ended([rollout.rollout_id]) == []
+    await store.cancel(rollout.rollout_id)
+    assert not await store.heartbeat(*_ids(rollout), time.time())
+
+
+async def test_sequence_numbers_rise_in_a_rollout_also_above_those_of_stored_calls(store: RolloutStore) -> None:
+    rollout, other = await _take(store), await _take(store)
+    assert list(await store.reserve_sequence_ids([_ids(rollout), _ids(other), _ids(rollout)])) == [1, 1, 2]
+    await store.add_calls([_call(rollout, 7)])
+    assert list(await store.reserve_sequence_ids([_ids(rollout)])) == [8]
+
+
+async def test_an_unknown_rollout_or_attempt_is_a_value_error(store: RolloutStore) -> None:
+    rollout = await _take(store)
+    gone, unknown = _call(rollout), _call(rollout)
+    object.__setattr__(gone, "rollout_id", "ro-gone")
+    object.__setattr__(unknown, "attempt_id", "at-gone")
+    with pytest.raises(ValueError, match="ro-gone not found"):
+        await store.add_calls([gone])
+    with pytest.raises(ValueError, match="at-gone not found"):
+        await store.add_calls([unknown])
+    with pytest.raises(ValueError, match="ro-gone not found"):
+        await store.end_attempt("ro-gone", "at-gone", None, failed=True)
+    assert await store.get("ro-gone") is None
+
+
+async def test_annotations_are_kept_and_reward_their_calls(store: RolloutStore) -> None:
+    rollout = await _take(store)
+    rollout_id, attempt_id = _ids(rollout)
+    attributes = {"agentlightning.reward.0.value": 0.5, "groundwire.emitted": True}
+    span = SpanRecord(
+        name="note",
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=2,
+        attributes=attributes,
+        start_time=1.0,
+        end_time=2.0,
+        error="bad",
+    )
+    await store.add_calls([_call(rollout)])
+    await store.add_annotations([span, span])
+    found = await store.get(rollout_id)
+    assert found is not None
+    assert found.annotations == [span]
+    assert found.calls[0].reward == 0.5
+    await store.forget(rollout_id)
+
+
+async def test_resources_are_those_of_a_run_or_the_newest(store: RolloutStore) -> None:
+    assert await store.get_resources("run") is await store.get_resources(None) is None
+    policy = ProxyLLM(endpoint="http://a/v1", model="m")
+    await store.put_resources("run", {"policy": policy})
+    await store.put_resources(
+        "other", {"prompt": {"resource_type": "prompt_template", "template": "a", "engine": "jinja"}}
+    )
+    assert (await store.get_resources("run")) == {"policy": policy}
+    newest = await store.get_resources(None)
+    assert newest is not None
+    assert newest["prompt"]["template"] == "a"
+    await store.put_resources("run", {"policy": ProxyLLM(endpoint="http://b/v1", model="m")})
+    newest = await store.get_resources(None)
+    assert newest is not None
+    assert newest["policy"].get_base_url("r", "a") == "http://b/rollout/r/attempt/a/v1"

@@ -1,0 +1,166 @@
+"""A store in the memory of the trainer's process: its runners, proxy and trainer hand on the same objects."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from groundwire.adapters.tracing.calls import LLMCall, order_calls
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.secrets import secret_masker
+from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
+from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
+
+__all__ = ["MemoryStore"]
+
+_MAX_BYTES = 4 << 30
+_OBJECT_BYTES, _ITEM_BYTES = 2048, 32
+_SCAN_S = 0.1
+_Item = LLMCall | SpanRecord
+
+
+class MemoryStore(StateMachine):
+    """A :class:`groundwire.train.store.base.RolloutStore` of plain objects. :meth:`get` returns the enqueued object.
+
+    Beyond about ``max_bytes`` it drops the calls of the oldest rollouts.
+    """
+
+    def __init__(self, *, max_bytes: int = _MAX_BYTES) -> None:
+        super().__init__(scan_s=_SCAN_S)
+        self._rollouts: dict[str, Rollout] = {}
+        self._queue: deque[str] = deque()
+        self._numbers: dict[str, int] = {}
+        self._resources: dict[str, Mapping[str, Any]] = {}
+        self._items: dict[str, dict[tuple[Any, ...], _Item]] = {}
+        """The calls and annotations of each rollout, the oldest rollout first."""
+        self._bytes: dict[str, int] = {}
+        self._max_bytes, self._total = max_bytes, 0
+        self._forgotten: set[str] = set()
+        self._dropped: set[str] = set()
+
+    @cached_property
+    def _mask(self) -> Callable[[str], str]:
+        """Made with the first call: the proxy registers its API key after it is given this store."""
+        return secret_masker()
+
+    async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
+        """As :meth:`RolloutStore.end_attempt`."""
+        if rollout_id not in self._forgotten:  # it was cancelled at its deadline
+            await super().end_attempt(rollout_id, attempt_id, outcome, failed=failed)
+
+    async def unfinished(self, resources_id: str) -> Sequence[str]:
+        """As :meth:`RolloutStore.unfinished`."""
+        rollouts = [rollout for rollout in self._rollouts.values() if rollout.status not in ENDED]
+        return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
+
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """As :meth:`RolloutStore.reserve_sequence_ids`."""
+        numbers = []
+        for rollout_id, _ in attempts:
+            number = self._numbers.get(rollout_id, 0) + 1
+            numbers.append(number)
+            if rollout_id not in self._forgotten:
+                self._numbers[rollout_id] = number
+        return numbers
+
+    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+        """As :meth:`RolloutStore.add_calls`."""
+        for call in calls:
+            self._add((call.attempt_id, call.sequence, call.choice), call)
+
+    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        """As :meth:`RolloutStore.add_annotations`."""
+        for span in spans:
+            self._add((span.attempt_id, span.span_id), span)
+
+    async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
+        """As :meth:`RolloutStore.put_resources`."""
+        self._resources.pop(resources_id, None)  # the newest is the last
+        self._resources[resources_id] = dict(resources)
+
+    async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
+        """As :meth:`RolloutStore.get_resources`."""
+        if resources_id is not None:
+            return self._resources.get(resources_id)
+        return next(reversed(self._resources.values()), None)
+
+    async def forget(self, rollout_id: str) -> None:
+        """As :meth:`RolloutStore.forget`. Late calls of the rollout are accepted and dropped."""
+        if self._rollouts.pop(rollout_id, None) is not None:
+            self._forgotten.add(rollout_id)
+            self._drop_calls(rollout_id)
+            self._numbers.pop(rollout_id, None)
+            self._dropped.discard(rollout_id)
+
+    def _add(self, key: tuple[Any, ...], item: _Item) -> None:
+        rollout_id = item.rollout_id
+        if rollout_id in self._forgotten or rollout_id in self._dropped:
+            return
+        rollout = self._known(rollout_id)
+        attempt = attempt_of(rollout, item.attempt_id)
+        items = self._items.setdefault(rollout_id, {})
+        if key in items:
+            return
+        items[key] = item = without_secrets(item, self._mask)
+        number = item.sequence if isinstance(item, LLMCall) else item.sequence_id
+        self._numbers[rollout_id] = max(number, self._numbers.get(rollout_id, 0))
+        self._note_calls(rollout, attempt)
+        size = _estimate_bytes(item)
+        self._bytes[rollout_id] = self._bytes.get(rollout_id, 0) + size
+        self._total += size
+        if self._total > self._max_bytes:
+            for oldest in [*self._items]:
+                if self._total > self._max_bytes // 2:
+                    self._drop_calls(oldest)
+                    self._dropped.add(oldest)
+
+    def _drop_calls(self, rollout_id: str) -> None:
+        self._items.pop(rollout_id, None)
+        self._total -= self._bytes.pop(rollout_id, 0)
+
+    def _with_calls(self, rollout: Rollout) -> Rollout:
+        """Raises ``RuntimeError`` if the calls were dropped."""
+        if rollout.rollout_id in self._dropped:
+            raise RuntimeError(f"the calls of rollout {rollout.rollout_id} were dropped: the store's memory was full")
+        if rollout.attempts:
+            last, items = rollout.attempts[-1].attempt_id, self._items.get(rollout.rollout_id, {}).values()
+            of_attempt = [item for item in items if item.attempt_id == last]
+            rollout.annotations = [item for item in of_attempt if isinstance(item, SpanRecord)]
+            calls = (item for item in of_attempt if isinstance(item, LLMCall))
+            rollout.calls = order_calls(calls, rollout.annotations)
+        return rollout
+
+    def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
+        if attempt is rollout.attempts[-1]:
+            rollout.outcome = without_secrets(outcome, self._mask)
+
+    def _find(self, rollout_id: str) -> Rollout | None:
+        return self._rollouts.get(rollout_id)
+
+    def _in_status(self, statuses: Collection[str]) -> Iterable[Rollout]:
+        return [rollout for rollout in self._rollouts.values() if rollout.status in statuses]
+
+    def _insert(self, rollout: Rollout) -> None:
+        self._rollouts[rollout.rollout_id] = rollout
+
+    def _save(self, rollout: Rollout) -> None:
+        pass
+
+    def _push(self, rollout_id: str) -> None:
+        self._queue.append(rollout_id)
+
+    def _pop(self) -> str | None:
+        return self._queue.popleft() if self._queue else None
+
+
+def _estimate_bytes(item: _Item) -> int:
+    if isinstance(item, LLMCall):
+        numbers = len(item.prompt_ids) + len(item.response_ids) + len(item.logprobs)
+        texts = (item.messages_json, item.tools_json, item.reply_json)
+        return _OBJECT_BYTES + _ITEM_BYTES * numbers + sum(map(len, texts))
+    values = item.attributes.values()
+    numbers = sum(len(value) for value in values if isinstance(value, list))
+    return _OBJECT_BYTES + _ITEM_BYTES * numbers + sum(map(sys.getsizeof, values))
