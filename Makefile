@@ -44,7 +44,7 @@ frameworks: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.frameworks $(ARGS)
 
 chaos: $(VENV)/.dev
-	cd tests && ../$(BIN)/python -m chaos $(ARGS)
+	PYTHONPATH=tests:tests/helpers $(BIN)/python -m chaos $(ARGS)
 
 # pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch is installed first and by itself, so
 # that a build from the machine's own index (for example a CPU wheel) is used.

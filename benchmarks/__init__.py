@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m benchmarks`` runs those of the CPU, ``python -m benchmarks.gpu`` those of a GPU."""
+"""Benchmarks: ``python -m benchmarks`` runs those of the CPU, ``python -m dev.gpu`` those of a GPU."""
 
 import os
 

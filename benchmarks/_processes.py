@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,7 +25,7 @@ def free_port() -> int:
 @contextmanager
 def running(*commands: Sequence[str]) -> Iterator[list[psutil.Process]]:
     """Run the commands without output; terminates them at the end."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(command, **quiet) for command in commands]
     try:
         yield [psutil.Process(process.pid) for process in processes]

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks._processes import our_store, running, store_process
 from benchmarks._results import record
 
-AGENT = "benchmarks.gpu.agents:once"
+AGENT = "dev.gpu.agents:once"
 ROLLOUTS = (128, 512)
 GROUP_SIZE, REPLY_TOKENS = 8, 256
 STEPS, WARM_UP = 5, 1

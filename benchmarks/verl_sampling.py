@@ -109,7 +109,7 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.getcwd(), os.environ.get("PYTHONPATH", "")])
         run = RunDir.create(Path(folder), backend="custom", domain="spider", config={})
         config = resolve(
-            "starter", trainer="verl", agent="benchmarks.gpu.agents:once", reward="benchmarks.gpu.agents:coin",
+            "starter", trainer="verl", agent="dev.gpu.agents:once", reward="dev.gpu.agents:coin",
             runner_processes=options.processes, n_runners=GROUPS * GROUP_SIZE, tasks_per_step=GROUPS,
             group_size=GROUP_SIZE, max_tokens=len(REPLY), model="starter",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``python -m chaos`` in the folder ``tests``: exit status 1 if anything went wrong."""
+"""``make chaos``: exit status 1 if anything went wrong."""
 
 from __future__ import annotations
 

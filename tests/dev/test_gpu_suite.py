@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu import __main__ as suite_module
-from benchmarks.gpu.learning import write_parts
-from benchmarks.gpu.learning_results import differences, error_classes
-from benchmarks.gpu.options import read_options
-from benchmarks.gpu.random_model import save_random_model
-from benchmarks.gpu.suite import MARK, Suite, marked_processes, verl_metrics
+from dev.gpu import __main__ as suite_module
+from dev.gpu.learning import write_parts
+from dev.gpu.learning_results import differences, error_classes
+from dev.gpu.options import read_options
+from dev.gpu.random_model import save_random_model
+from dev.gpu.suite import MARK, Suite, marked_processes, verl_metrics
 from spider_folder import TRAIN, make_spider
 
 from groundwire.domains import get
@@ -75,14 +75,14 @@ def test_a_stopped_suite_ends_its_programs_and_starts_no_more(tmp_path: Path) ->
 def test_a_wrong_option_is_refused_before_a_program_starts(
     option: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", "unused", f"{option}={value}"])
+    monkeypatch.setattr(sys, "argv", ["dev.gpu", "--out", "unused", f"{option}={value}"])
     with pytest.raises(SystemExit):
         read_options("", ("speed", "learning"))
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_lists_of_names_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", "unused", "--variants=", "--seeds=3,4"])
+    monkeypatch.setattr(sys, "argv", ["dev.gpu", "--out", "unused", "--variants=", "--seeds=3,4"])
     options = read_options("", ("speed", "learning"))
     assert (options.parts, options.variants, options.seeds) == (["speed", "learning"], [], [3, 4])
 
@@ -97,7 +97,7 @@ def test_scaling_compares_the_first_gpu_with_all(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Suite, "train", train)
     monkeypatch.setattr(suite_module, "_gpus", lambda: ["a", "b"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    command = ["benchmarks.gpu", "--out", str(tmp_path), "--parts=scaling", "--shape=llama-128x2", "--batch=16", "a=1"]
+    command = ["dev.gpu", "--out", str(tmp_path), "--parts=scaling", "--shape=llama-128x2", "--batch=16", "a=1"]
     monkeypatch.setattr(sys, "argv", command)
     result = suite_module.part_scaling(Suite(read_options("", suite_module.PARTS)))
     assert result["llama-128x2"]["one_over_all_step_time"] == 1.8

@@ -8,10 +8,9 @@ import random
 import re
 
 import pytest
+from dev.pretrain.corpus import Stage, dialogues
+from dev.pretrain.wording import HELD_OUT
 from programs import ROOT
-
-from groundwire.train.pretrain.corpus import Stage, dialogues
-from groundwire.train.pretrain.wording import HELD_OUT
 
 EXAMPLES = ROOT / "examples"
 

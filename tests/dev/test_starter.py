@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dev.pretrain.corpus import prompt, query_result
+from dev.pretrain.training import accuracy
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.domains import get
@@ -12,8 +14,6 @@ from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.types import Sampling
-from groundwire.train.pretrain.corpus import prompt, query_result
-from groundwire.train.pretrain.training import accuracy
 
 
 @pytest.fixture(scope="module")

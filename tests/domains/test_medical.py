@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from dev.medical_data.__main__ import generate
+from dev.medical_data.facts import DISEASE_FIELDS, DRUG_FIELDS
 from programs import run
 from spider_folder import make_database
 
 from groundwire import adapters, domains, rewards
 from groundwire.domains import DataError, Task
-from groundwire.domains.medical.generate.__main__ import generate
-from groundwire.domains.medical.generate.facts import DISEASE_FIELDS, DRUG_FIELDS
 from groundwire.domains.medical.loader import BUNDLED
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
@@ -67,7 +67,7 @@ def test_the_bundled_data_is_what_the_generator_writes_and_is_small(tmp_path: Pa
 
 
 def test_the_questions_of_one_language_are_the_same_as_among_those_of_both(tmp_path: Path) -> None:
-    command = ["domains.medical.generate", "--language", "en", "--out", str(tmp_path)]
+    command = ["dev.medical_data", "--language", "en", "--out", str(tmp_path)]
     done = run("-m", *command)
     assert done.stdout == f"{tmp_path}: train 414, validation 138\n", done.stderr
     table = pq.read_table(BUNDLED / "questions.parquet")

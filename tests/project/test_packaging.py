@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -82,10 +83,11 @@ def test_a_wheel_holds_one_package_with_its_data(wheel: Path) -> None:
         "py.typed",
         "train/policy/starter/model.safetensors",
         "domains/spider/bundled/train_spider.parquet",
-        "domains/spider/generate/lexicon.json",
+        "domains/medical/bundled/medical.sqlite",
     ):
         assert f"groundwire/{file}" in names
     assert any(name.endswith(".sqlite") for name in names)
+    assert not [name for name in names if re.search(r"/generate/|/pretrain/|^groundwire/dev/", name)]
 
 
 def test_a_users_own_folders_of_the_same_names_are_left_alone(python: Path, app: Path) -> None:

@@ -134,10 +134,7 @@ print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, t
 
 @pytest.mark.parametrize(
     "command",
-    [
-        *(["cli.app", "run", "--steps", "1"], ["run"], ["audit"], ["report", "."], ["store", "--memory"]),
-        ["pretrain", "--out", "x"],
-    ],
+    [["cli.app", "run", "--steps", "1"], ["run"], ["audit"], ["report", "."], ["store", "--memory"]],
     ids=lambda command: command[0],
 )
 def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str]) -> None:

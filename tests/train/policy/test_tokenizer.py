@@ -8,15 +8,15 @@ import random
 import re
 
 import pytest
+from dev.pretrain.corpus import Stage, dialogues, prompt
+from dev.pretrain.training import new_tokenizer
+from dev.spider_data.lexicon import words
 from llguidance.hf import from_tokenizer
 from tokenizers.decoders import DecodeStream
 
 from groundwire.adapters.sql_agents import prompts
-from groundwire.domains.spider.generate.lexicon import words
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
-from groundwire.train.pretrain.corpus import Stage, dialogues, prompt
-from groundwire.train.pretrain.training import new_tokenizer
 
 TEXTS = [
     "How many singers are there?",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gpu.random_model import llama_config
+from dev.gpu.random_model import llama_config
 
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides

@@ -3,7 +3,7 @@
 The sampler's keys and values stay allocated during an update, so the peak is that of an update: weights, gradients and
 moments in float32, the sampler's copy of the weights, its cache, the activations of one pass, and the logits of one
 chunk. The factors of the activations are counted from a layer's operations, so they are estimates: docs/results.md
-compares a prediction with a measurement (``python -m benchmarks.gpu.update``).
+compares a prediction with a measurement (``python -m dev.gpu.update``).
 """
 
 from __future__ import annotations

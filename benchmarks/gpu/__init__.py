@@ -1,1 +1,0 @@
-"""Benchmarks and checks on GPUs: ``python -m benchmarks.gpu --help``."""

@@ -1,0 +1,4 @@
+"""How the starter policy and the bundled data were made, and the benchmarks on GPUs: for a clone, not in the wheel.
+
+``python -m dev.pretrain``, ``python -m dev.spider_data``, ``python -m dev.medical_data`` and ``python -m dev.gpu``.
+"""

@@ -1,0 +1,1 @@
+"""Benchmarks and checks on GPUs: ``python -m dev.gpu --help``."""

@@ -1,0 +1,276 @@
+"""Does a real model learn? Zero-shot, supervised fine-tuning (SFT), then GRPO; all validation questions after each.
+
+Beside them the controls :data:`CONTROLS`: SFT alone for the time of SFT and GRPO together.
+
+The parts ``learning`` (Spider) and ``medical`` of the GPU suite. Programs that do not wait for each other run at once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dev.gpu.learning_results import Rows, differences, error_classes, training_figures
+from dev.gpu.suite import Suite
+from groundwire import domains
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.evaluation.run_reader import final_rows
+
+__all__ = ["CONTROLS", "VARIANTS", "part_learning", "part_medical", "write_parts"]
+
+Settings = Mapping[str, Any]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "turns": {"credit": "turns"},
+    "dynamic": {"sampling_budget": 3},
+    "verl": {"trainer": "verl"},
+    "verl_async": {"trainer": "verl", "trainer.v1.trainer_mode": "colocate_async", "steps": 40},
+}
+"""What further GRPO runs with the first agent and seed change."""
+CONTROLS = ("SFT for longer", "SFT for longer on all")
+"""SFT from the same model for the time of SFT and GRPO: on the questions for SFT, and on those for GRPO, too."""
+_KINDS = {"greedy": {"val_temperature": 0}, "sampled": {"val_temperature": 1}}
+_TRAINING = {
+    "group_size": 8,
+    "minibatches": 1,
+    "credit": "broadcast",
+    "lr_schedule": "constant",  # a run ends by its time, not at its last step
+    "val_tasks": 8,
+    "val_every": 0,
+    "checkpoint_every": 1000,  # a run that is terminated writes one
+}
+_OF_TRAINER: dict[str, dict[str, Any]] = {
+    "local": {
+        "steps": 400,
+        "tasks_per_step": 48,
+        "max_batch": 192,
+        "runner_processes": 4,
+        "tokens_per_forward": 16384,
+        "keep_best": False,
+    },
+    "verl": {  # beside the local runs on one GPU: a small part of its memory
+        "config": "starter",
+        "steps": 200,
+        "tasks_per_step": 12,
+        "n_runners": 96,
+        "checkpoint_every": 100,
+        "runner_processes": 6,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 8_000_000_000,
+    },
+}
+_EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run in the memory that the GRPO runs leave
+_COLUMNS = ("task_id", "task", "status", "reward", "answer")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a part trains on; settings are those of the commands."""
+
+    part: str
+    agents: Sequence[str]
+    supervised: Settings
+    agent: Settings
+    """The agent, its prompts and replies: for GRPO and the evaluations."""
+    changed: Settings = field(default_factory=dict)
+    """What the GRPO runs change."""
+    variants: Sequence[str] = ()
+    all_questions: str | None = None
+    """The folder with the questions of both parts."""
+    data: Settings = field(default_factory=dict)
+    """Figures of the data."""
+
+
+def part_learning(suite: Suite) -> dict[str, Any]:
+    """SFT on the questions about a part of Spider's training databases, GRPO on those about the others."""
+    options = suite.options
+    prompt = {"table_info_truncate": 6000, "example_values": 2, "show_keys": True, "execution_truncate": 200}
+    prompt |= {"max_model_len": 3072, "max_tokens": 96}
+    agents = options.agents
+    first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
+    return _Run(
+        suite,
+        Experiment(
+            part="learning",
+            agents=agents,
+            supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
+            agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
+            variants=options.variants,
+            all_questions=str(first.parent / "all"),
+            data=counts,
+        ),
+    ).result
+
+
+def part_medical(suite: Suite) -> dict[str, Any]:
+    """SFT on questions about other drugs and diseases than the bundled ones, GRPO on the bundled questions."""
+    warm = suite.out / "medical-warm"
+    suite.run("medical-generate", ["-m", "dev.medical_data", "--seed", "1", "--out", str(warm)])
+    lengths = {"max_model_len": 3072, "max_tokens": 160}
+    supervised = {"domain": "medical", "data_dir": str(warm), "backend": "openai-agents", **lengths}
+    supervised |= {"prompt_profile": "full", "example_values": 3, "show_keys": True, "execution_truncate": 2048}
+    supervised |= {"augment": 0, "epochs": 4, "questions_per_schema": 24, "warmup_steps": 10, "val_tasks": 200}
+    return _Run(
+        suite,
+        Experiment(
+            part="medical",
+            agents=["openai-agents"],
+            supervised=supervised,
+            agent={"config": "medical", **lengths, "n_runners": 192},
+            changed={"tasks_per_step": 24},
+        ),
+    ).result
+
+
+def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path, Path, dict[str, Any]]:
+    """Two folders, for SFT and GRPO, each with all validation questions and its part of the training databases.
+
+    Beside them the folder ``all`` has both parts.
+
+    The databases for SFT have about ``sft_share`` of the training questions. Golds without rows are left out of
+    training. Also returns the sizes.
+    """
+    domain: Any = domains.get("spider")
+    data = domain.load(data_dir)
+    counts = Counter(str(task["db_id"]) for task in data.train)
+    databases = sorted(counts)
+    random.Random(0).shuffle(databases)
+    shares, parts = {"sft": sft_share, "grpo": 1 - sft_share}, {"sft": set[str](), "grpo": set[str]()}
+    for database in databases:
+        name = min(shares, key=lambda name: sum(counts[each] for each in parts[name]) / shares[name])
+        parts[name].add(database)
+    source, figures = domain.database_folders(data_dir)[0], {"validation": len(data.validation)}
+    for name, part in {**parts, "all": set(databases)}.items():
+        folder = out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        train = [task for task in data.train if task["db_id"] in part]
+        for file, tasks in (("train_spider.json", train), ("dev.json", data.validation)):
+            rows = [{key: value for key, value in task.items() if key != "db_path"} for task in tasks]
+            (folder / file).write_text(json.dumps(rows))
+        (folder / "gold_zero_rows.json").write_text("{}")  # the golds were run
+        for databases_of in ("database", "test_database"):
+            if (source / databases_of).is_dir() and not (folder / databases_of).exists():
+                (folder / databases_of).symlink_to((source / databases_of).resolve())
+        figures |= {f"databases for {name}": len(part), f"questions for {name}": len(train)}
+    return out / "sft", out / "grpo", figures
+
+
+class _Run:
+    """Runs an experiment. ``result`` is in the suite's results from the beginning, and written after each program."""
+
+    def __init__(self, suite: Suite, experiment: Experiment) -> None:
+        self.suite, self.experiment, self.options = suite, experiment, suite.options
+        self.result: dict[str, Any] = {"data": experiment.data, "programs": {}, "accuracy": {}, "training": {}}
+        suite.results[experiment.part] = self.result
+        self._rows: dict[str, dict[str, Rows]] = {}
+        self._lock = threading.Lock()
+        at_once = self.options.at_once
+        with ThreadPoolExecutor(at_once) as self._evaluations, ThreadPoolExecutor(at_once) as runs:
+            for agent in experiment.agents:
+                self._start_evaluations("zero", agent, suite.model)
+            if model := self._supervise("sft", self.options.sft_s):
+                for agent in experiment.agents:
+                    self._start_evaluations("sft", agent, model)
+                for control in CONTROLS[: 1 if experiment.all_questions is None else 2]:
+                    runs.submit(self._recorded, self._control, control)  # beside GRPO, as fast or slow as it
+                for agent, stage, changed in self._stages():
+                    runs.submit(self._recorded, self._train, stage, agent, model, changed)
+
+    def _stages(self) -> list[tuple[str, str, Settings]]:
+        """Agent, name and changed settings of each GRPO run."""
+        agents, seeds = self.experiment.agents, self.options.seeds
+        found: list[tuple[str, str, Settings]] = [
+            (agent, f"seed {seed}", {"seed": seed}) for agent in agents for seed in seeds
+        ]
+        return found + [(agents[0], name, {**VARIANTS[name], "seed": seeds[0]}) for name in self.experiment.variants]
+
+    def _recorded(self, work: Any, *arguments: Any) -> None:
+        """An error of one program's results does not end the others."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._write("errors", " ".join(map(str, arguments[:2])), f"{type(error).__name__}: {error}")
+
+    def _control(self, name: str) -> None:
+        """SFT for the time of SFT and GRPO together; the time ends it, not the number of epochs."""
+        changed: dict[str, Any] = {"epochs": 1000}
+        if name == CONTROLS[1]:
+            changed["data_dir"] = self.experiment.all_questions
+        if model := self._supervise(name, self.options.sft_s + self.options.grpo_s, changed):
+            for agent in self.experiment.agents:
+                self._start_evaluations(name, agent, model)
+
+    def _supervise(self, stage: str, seconds: float, changed: Settings | None = None) -> str | None:
+        """The folder of the model after ``seconds`` of SFT for each agent."""
+        name, seconds = self._name(stage), seconds * len(self.experiment.agents)
+        out = self.suite.out / "sft" / name
+        settings = {**self.experiment.supervised, "model": self.suite.model, "device": self.options.device}
+        settings |= {"time_limit_s": seconds, "output_dir": str(out), **(changed or {})}
+        if self.options.questions:
+            settings["val_tasks"] = self.options.questions
+        command = ["-m", "groundwire.train.sft", *_pairs(settings)]
+        self._write("programs", name, self.suite.run(name, command, limit_s=seconds + self.options.limit))
+        folder = max(out.glob("2*/model"), default=None)
+        if folder is not None and (folder.parent / "summary.json").exists():
+            self._write("training", stage, json.loads((folder.parent / "summary.json").read_text()))
+        return None if folder is None else str(folder)
+
+    def _train(self, stage: str, agent: str, model: str, changed: Settings) -> None:
+        options, experiment, trainer = self.options, self.experiment, changed.get("trainer", "local")
+        settings = {**experiment.agent, **_TRAINING, **_OF_TRAINER[trainer], "learning_rate": options.learning_rate}
+        settings |= {"model": model, "backend": agent, "trainer": trainer}
+        if trainer == "local":
+            settings |= {"device": options.device, **parse_overrides(options.overrides)}
+        settings |= {**experiment.changed, **changed}
+        name, limit_s = self._name(stage, agent), options.verl_s if trainer == "verl" else options.grpo_s
+        program, folder = self.suite.train(name, _pairs(settings), limit_s=limit_s)
+        self._write("programs", name, {key: program[key] for key in program if key not in ("summary", "figures")})
+        if folder is not None:
+            figures = training_figures(RunDir.open(folder)) | {"verl": program.get("figures")}
+            self._write("training", f"{agent}, {stage}", figures)
+            self._start_evaluations(stage, agent, str(folder))
+
+    def _start_evaluations(self, stage: str, agent: str, model: str) -> None:
+        for kind in _KINDS:
+            self._evaluations.submit(self._recorded, self._evaluate, stage, agent, kind, model)
+
+    def _evaluate(self, stage: str, agent: str, kind: str, model: str) -> None:
+        options, name = self.options, self._name(stage, agent, kind)
+        samples = options.samples if kind == "sampled" else 1
+        settings = {**self.experiment.agent, **_EVALUATION, **_KINDS[kind], "model": model, "backend": agent}
+        settings["val_tasks"] = options.questions
+        program, folder = self.suite.evaluate(name, ["-n", str(samples), *_pairs(settings)])
+        self._write("programs", name, program)
+        if folder is None:
+            return
+        rows = [{column: row[column] for column in _COLUMNS} for row in final_rows(RunDir.open(folder))]
+        figures = json.loads((folder / "evaluation.json").read_text())
+        figures |= {"rows": str(folder.relative_to(self.suite.out)), "errors": error_classes(rows)}
+        with self._lock:
+            of_stage = self._rows.setdefault(f"{agent}, {kind}", {})
+            of_stage[stage] = rows
+            compared = {each: differences(found) for each, found in self._rows.items()}
+            self.result["differences"] = compared
+        self._write("accuracy", f"{agent}, {kind}, {stage}", figures)
+
+    def _name(self, *parts: str) -> str:
+        return "-".join([self.experiment.part, *parts]).replace(" ", "")
+
+    def _write(self, section: str, name: str, value: Any) -> None:
+        with self._lock:
+            self.result.setdefault(section, {})[name] = value
+            self.suite.write()
+
+
+def _pairs(settings: Settings) -> list[str]:
+    """The settings as arguments of a command."""
+    return [f"{name}={value}" for name, value in settings.items()]
