@@ -252,6 +252,7 @@ def _serve_workers(tests: Sequence[str]) -> None:
 
 
 def _import_modules() -> None:
+    sys.path.append(str(Path(__file__).parents[1]))  # the package chaos
     for name in MODULES:
         importlib.import_module(name)
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping

@@ -178,8 +178,8 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
         rollout_timeout_s=rollout_timeout_s,
     )
     run = RunDir.create(str(folder / "runs"), backend="custom", domain="spider", config=config.to_dict())
-    tests = ROOT / "tests" / "helpers"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+    folders = ROOT, ROOT / "tests" / "helpers", Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     return Program("-m", "train.run", "--resume", str(run.path), folder=folder, environment=environment)
 
 
