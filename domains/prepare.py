@@ -1,4 +1,4 @@
-"""``python -m domains.prepare``: check the gold queries of a download or a folder once, and write it as parquet.
+"""``groundwire prepare``: check the gold queries of a download or a folder once, and write it as parquet.
 
 A domain takes part with a method ``prepare(source, out)``, which returns the report of
 :mod:`groundwire.domains.text_to_sql.prepared_folder`.

@@ -1,6 +1,6 @@
 """A text-to-SQL agent without a framework: one async function.
 
-    python -m train.run --backend custom --agent examples.custom_agent:answer
+    groundwire run --backend custom --agent examples.custom_agent:answer
 
 It writes a query, runs it, and writes another one if it failed. ``endpoint`` has the address of the model: calls to its
 ``base_url`` are traced, and ``agent_headers`` name the calling step for ``--agent-match``.

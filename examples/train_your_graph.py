@@ -3,7 +3,7 @@
     python examples/train_your_graph.py --ci-fast
 
 Your own package would register the backend through the entry-point group ``groundwire`` (CONTRIBUTING.md) and
-then use ``python -m train.run --backend first_try``; here the file registers itself and calls the same program.
+then use ``groundwire run --backend first_try``; here the file registers itself and calls the same program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m train.run``: train the model behind an agent.
+"""``groundwire run``: train the model behind an agent.
 
 Heavy packages are imported after the arguments are checked, so that ``--help`` and a wrong argument answer at once.
 """

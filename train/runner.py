@@ -1,4 +1,4 @@
-"""``python -m train.runner``: runs agents for the trainers of a Lightning store.
+"""``groundwire runner``: runs agents for the trainers of a Lightning store.
 
 A runner is started with a backend, an agent, a domain, a reward with its judge, and the store's address. Each rollout
 brings the proxy's address, the task and the agent's settings, so one runner serves any number of trainers. It takes

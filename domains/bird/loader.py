@@ -1,4 +1,4 @@
-"""Read BIRD in its official layout, or as ``python -m domains.prepare --domain bird`` writes it.
+"""Read BIRD in its official layout, or as ``groundwire prepare --domain bird`` writes it.
 
 The official files are ``train.json``, ``dev.json`` and ``mini_dev_sqlite.json``, in the folder or in a folder of it,
 with ``train_databases/`` or ``dev_databases/`` beside them: ``DB/DB.sqlite``, as unpacked. Their rows have ``db_id``,

@@ -1,4 +1,4 @@
-"""Check a Spider folder or zip once, and write it as parquet: ``python -m domains.spider.prepare``.
+"""Check a Spider folder or zip once, and write it as parquet: ``groundwire prepare``.
 
 Databases are copied, so the source may be deleted. See :mod:`groundwire.domains.text_to_sql.prepared_folder`.
 """

@@ -4,7 +4,7 @@
     python examples/library/your_domain.py --data-dir my_folder      # with your library.sqlite and questions.csv
 
 docs/your-domain.md explains it. Your own package would register the domain through the entry-point group
-``groundwire`` and use ``python -m train.run --domain library``; here the file registers itself.
+``groundwire`` and use ``groundwire run --domain library``; here the file registers itself.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Wait = Callable[[], "list[Server]"]
 
 
 def store(folder: Path, processes: Processes) -> Wait:
-    """``python -m train.store``, with a rollout in each state."""
+    """``groundwire store``, with a rollout in each state."""
     port = external_processes.free_port()
     arguments = ("-m", "groundwire.train.store", "--path", str(folder / "fuzzed.db"), "--port", str(port))
     process = processes.python("store under requests", *arguments)
@@ -253,7 +253,7 @@ def _mcp_requests(port: int) -> list[Request]:
 
 
 def report(folder: Path, processes: Processes) -> Wait:
-    """``python -m train.report --watch`` of a short run."""
+    """``groundwire report --watch`` of a short run."""
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.config.resolve import resolve
 

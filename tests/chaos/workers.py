@@ -116,7 +116,7 @@ async def _train(address: str, trained: str, database: str, step: int) -> None:
             unresponsive_s=UNRESPONSIVE_S,
             resources_id="rs-chaos",
             retries=3,
-            runner_command="python -m train.runner",  # as of a store in another process
+            runner_command="groundwire runner",  # as of a store in another process
             poll_s=0.1,
         )
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from fastmcp.client.transports import StdioTransport
 import groundwire
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.train.config.run_config import RunConfig
 
 TOOLS = {"pip", "setuptools", "pkg_resources"}  # a new environment has them
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "groundwire")
@@ -51,6 +53,11 @@ def main() -> None:
     missing = subprocess.run([COMMAND, "run"], check=False, capture_output=True, text=True)
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1), missing.stderr
     assert "pip install 'groundwire[train]'" in missing.stderr
+    runner = RunConfig(backend="custom", agent="a:b", n_runners=0, external_store_address="http://127.0.0.1:9")
+    name, *options = shlex.split(runner.runner_command())
+    command = [str(Path(COMMAND).with_name(name)), *options, "--store-wait-s", "0"]
+    refused = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "no store answers at http://127.0.0.1:9" in refused.stderr, refused.stderr
     asyncio.run(ask(database))
     before = os.times()
     asyncio.run(ask(database))

@@ -78,6 +78,13 @@ async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tm
     assert {call.agent for call in recording.calls} == set(backend.agents)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("published.md", "CHANGELOG.md")], ids=str)
+def test_commands_are_shown_by_their_name(page: Path) -> None:
+    """``python -m train.run`` is for a clone: two pages say so, and the published workflows have it."""
+    shown = re.findall(r"python\s+-m\s+(?:train\.(?!config)|domains\.|tools\.).*", page.read_text(encoding="utf-8"))
+    assert len(shown) <= (page.name in ("README.md", "CONTRIBUTING.md") and page.parent == ROOT), shown
+
+
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
     """After a change: ``python -m train.config``."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")

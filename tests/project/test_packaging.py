@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -102,6 +103,16 @@ def test_the_repositorys_folders_are_no_modules_of_their_own(python: Path, tmp_p
     code = f"from importlib.util import find_spec; print([name for name in {FOLDERS} if find_spec(name)])"
     assert _run(python, "-c", code, folder=tmp_path).stdout == "[]\n"
     assert "--database" in _run(python.with_name("groundwire"), "mcp-sql", "--help", folder=tmp_path).stdout
+
+
+def test_the_printed_command_of_a_runner_runs_where_the_package_is_installed(python: Path, app: Path) -> None:
+    code = "from groundwire.train.config.run_config import RunConfig; import sys; print(RunConfig(backend='custom', "
+    code += "agent='my_app:answer', n_runners=0, external_store_address='http://127.0.0.1:9').runner_command())"
+    name, *options = shlex.split(_run(python, "-c", code, folder=app).stdout)
+    command = [python.with_name(name), *options, "--store-wait-s", "0"]
+    done = subprocess.run(command, check=False, cwd=app, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: no store answers at http://127.0.0.1:9"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``groundwire mcp-sql --database PATH``, or ``python -m tools.mcp_sql``: read-only SQL for any MCP client.
+"""``groundwire mcp-sql --database PATH``: read-only SQL for any MCP client.
 
 Other programs start this server, so stdout carries nothing but the protocol, an error is one line on stderr, and other
 machines need a token. FastMCP takes a second to import, so all options are checked before.

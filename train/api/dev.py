@@ -1,4 +1,4 @@
-"""``train.run --dev``: ten tasks without training, with the run's own model or any OpenAI-compatible endpoint."""
+"""``groundwire run --dev``: ten tasks without training, with the run's own model or any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_endpoint(config: RunConfig, endpoint: Endpoint | None, *, dev: bool = 
     """Raise :class:`ConfigError` if the run's model is neither here nor at an ``endpoint``, or it trains its own."""
     if not dev and config.trainer != "gepa":
         raise ConfigError(
-            "--base-url needs --dev or --trainer gepa: training updates a model of its own (or use train.evaluate)"
+            "--base-url needs --dev or --trainer gepa: training updates a model of its own (or use groundwire evaluate)"
         )
     if endpoint is None and config.trainer == "verl":
         raise ConfigError(

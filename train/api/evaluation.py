@@ -1,4 +1,4 @@
-"""An evaluation from its settings to its metrics, for the command ``train.evaluate`` and the function ``evaluate``."""
+"""An evaluation from its settings to its metrics, for ``groundwire evaluate`` and the function ``evaluate``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def fit(
     quiet: bool = False,
     **settings: Any,
 ) -> TrainingResult:
-    """Train the model behind ``agent``, as ``python -m train.run`` does.
+    """Train the model behind ``agent``, as ``groundwire run`` does.
 
     Args:
         agent: a LangGraph graph, an agent of the OpenAI Agents SDK, a function of the task (sync or async), a
@@ -89,7 +89,7 @@ def evaluate(
     quiet: bool = False,
     **settings: Any,
 ) -> EvaluationResult:
-    """Evaluate a model under ``agent``, as ``python -m train.evaluate`` does.
+    """Evaluate a model under ``agent``, as ``groundwire evaluate`` does.
 
     Args:
         agent: as in :func:`fit`.

@@ -1,4 +1,4 @@
-"""A training run from its settings to its summary, for the command ``train.run`` and the function ``fit``.
+"""A training run from its settings to its summary, for the command ``groundwire run`` and the function ``fit``.
 
 Heavy packages are imported after the settings are checked.
 """

@@ -20,10 +20,10 @@ __all__ = ["check_memory", "planned_settings"]
 
 
 def planned_settings(config: str | None, model: str | None, trainer: str | None, settings: list[str]) -> dict[str, Any]:
-    """The settings of the run to be planned, as ``train.run`` reads them. Raises :class:`ConfigError`."""
+    """The settings of the run to be planned, as ``groundwire run`` reads them. Raises :class:`ConfigError`."""
     options, pairs = with_preset({"config": config, "model": model}, settings)
     given = with_file(merge_overrides(options, parse_overrides(pairs)))
-    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for train.run
+    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for groundwire run
     default = "verl" if preset in VERL_PRESETS.keys() - PRESETS.keys() else "local"
     return {**given, "config": preset, "trainer": given.get("trainer") or trainer or default, "device": "cuda"}
 

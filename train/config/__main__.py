@@ -18,7 +18,7 @@ _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "numbe
 
 
 def tables() -> str:
-    """One table for each panel of ``--help``, one for ``train.sft`` and one for the judge, as Markdown."""
+    """One table for each panel of ``--help``, one for ``groundwire sft`` and one for the judge, as Markdown."""
     rows: dict[str, list[str]] = {}
     for name in RunConfig.model_fields:
         if name not in ("judge", "verl"):

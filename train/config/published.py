@@ -1,4 +1,4 @@
-"""The published recipe of the SQL agent, to compare a run's settings with: ``train.run --print-config --diff``."""
+"""The published recipe of the SQL agent, to compare a run's settings with: ``groundwire run --print-config --diff``."""
 
 from __future__ import annotations
 

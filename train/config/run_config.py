@@ -141,7 +141,7 @@ class AgentSettings(Settings):
 
 
 class RunConfig(AgentSettings):
-    """Every setting of ``python -m train.run``."""
+    """Every setting of ``groundwire run``."""
 
     config: str = _data(
         "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
@@ -372,7 +372,7 @@ class RunConfig(AgentSettings):
         return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
 
     def runner_options(self) -> list[str]:
-        """The options with which ``python -m train.runner`` runs the agents of this run."""
+        """The options with which ``groundwire runner`` runs the agents of this run."""
         options = {"backend": self.backend, "agent": self.agent, "domain": self.domain, "reward": self.reward}
         options |= {"agent-input": self.agent_input, "agent-output": self.agent_output, "train-model": self.train_model}
         options |= {"data-dir": self.data_dir, "judge-model": self.judge.model, "judge-base-url": self.judge.base_url}
@@ -386,5 +386,5 @@ class RunConfig(AgentSettings):
 
     def runner_command(self) -> str:
         """The command that starts a runner for this run, at its external store, for the user to read."""
-        command = ["python", "-m", "train.runner", "--external-store-address", str(self.external_store_address)]
+        command = ["groundwire", "runner", "--external-store-address", str(self.external_store_address)]
         return mask_secrets(shlex.join([*command, *self.runner_options()]))

@@ -1,4 +1,4 @@
-"""The settings of ``python -m train.sft``."""
+"""The settings of ``groundwire sft``."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ class SFTSettings(Settings):
         if self.chats and self.rollouts:
             raise ConfigError(f"chats is {self.chats!r} and rollouts {self.rollouts!r}: give one of them")
         if unknown := [name for name in self.backend if name not in FORMATS]:
-            raise ConfigError(f"backend is {unknown[0]!r}; train.sft knows the turns of {' and '.join(FORMATS)}")
+            raise ConfigError(f"backend is {unknown[0]!r}; groundwire sft knows the turns of {' and '.join(FORMATS)}")
         return self

@@ -92,7 +92,7 @@ _REFERENCE: dict[str, Any] = {
 }
 """The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs.
 
-``train.run --print-config --diff`` lists what still differs, with the reasons.
+``groundwire run --print-config --diff`` lists what still differs, with the reasons.
 """
 
 _QWEN_3B: dict[str, Any] = {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-3B-Instruct"}

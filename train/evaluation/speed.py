@@ -1,4 +1,4 @@
-"""How long the steps of a training run took, and for what: the second table of ``train.evaluate RUN_DIR``."""
+"""How long the steps of a training run took, and for what: the second table of ``groundwire evaluate RUN_DIR``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m train.sft``: fine-tune a causal model on gold queries, chats or accepted rollouts."""
+"""``groundwire sft``: fine-tune a causal model on gold queries, chats or accepted rollouts."""
 
 from __future__ import annotations
 

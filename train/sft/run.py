@@ -278,7 +278,7 @@ def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:
     try:
         stored = read_json(folder / "config.json")["sft"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{folder} is no run of train.sft: {error}") from error
+        raise ConfigError(f"{folder} is no run of groundwire sft: {error}") from error
     return SFTSettings(**{**stored, **given})
 
 

@@ -1,4 +1,4 @@
-"""``python -m train.store``: a Lightning store in a separate process, durable in one file."""
+"""``groundwire store``: a Lightning store in a separate process, durable in one file."""
 
 from __future__ import annotations
 

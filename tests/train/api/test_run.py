@@ -1,4 +1,4 @@
-"""``python -m train.run`` as users run it: training, resuming after a kill, errors."""
+"""``groundwire run`` as users run it: training, resuming after a kill, errors."""
 
 from __future__ import annotations
 

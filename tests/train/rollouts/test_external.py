@@ -247,8 +247,8 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
         [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
     assert (outcome.status, outcome.reward) == ("refused", None)
     assert outcome.message == (
-        "this runner's backend is 'custom', and the rollout's is 'langgraph': start train.run and train.runner with "
-        "the same --backend"
+        "this runner's backend is 'custom', and the rollout's is 'langgraph': start groundwire run and "
+        "groundwire runner with the same --backend"
     )
 
 

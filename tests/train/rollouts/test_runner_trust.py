@@ -198,14 +198,14 @@ def test_a_runner_refuses_judge_options_of_no_use() -> None:
     [
         (
             {"reward": "spider_test_suite"},
-            "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_test_suite': start train.run "
-            "and train.runner with the same --reward",
+            "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_test_suite': start groundwire "
+            "run and groundwire runner with the same --reward",
         ),
         ({"agent": "os:system"}, "this runner's agent is None, and the rollout's is 'os:system'"),
         (
             {"judge": {"base_url": "http://evil.example/v1"}},
-            "this runner's judge base_url is None, and the rollout's is 'http://evil.example/v1': start train.run and "
-            "train.runner with the same --judge-base-url",
+            "this runner's judge base_url is None, and the rollout's is 'http://evil.example/v1': start groundwire "
+            "run and groundwire runner with the same --judge-base-url",
         ),
         ({"judge": {"cache": "/tmp/x"}}, "with the same --judge cache=VALUE"),
         ({"judge": {"max_usd": 5.0}}, "this runner's judge max_usd is None, and the rollout's is 5.0"),
@@ -382,7 +382,7 @@ async def test_a_runner_without_its_data_stops_at_once() -> None:
 def test_a_trainer_without_runners_shows_the_command_for_them() -> None:
     config = resolve("fast", reward="spider_test_suite", external_store_address=STORE, n_runners=0)
     assert prepare(config).notes[-1] == (
-        f"runners: start them with python -m train.runner --external-store-address {STORE} --backend langgraph "
+        f"runners: start them with groundwire runner --external-store-address {STORE} --backend langgraph "
         "--domain spider --reward spider_test_suite"
     )
 

@@ -114,8 +114,8 @@ class RequestCheck:
             or (name == "domain" and _is_same_file(own, given))
         ):
             raise RequestRefusedError(
-                f"this runner's {name} is {own!r}, and the rollout's is {given!r:.200}: start train.run and "
-                f"train.runner with the same {_option(name)}"
+                f"this runner's {name} is {own!r}, and the rollout's is {given!r:.200}: start groundwire run and "
+                f"groundwire runner with the same {_option(name)}"
             )
 
     def check(self, task: Any, resources: Mapping[str, Any], rollout: AttemptedRollout) -> None:
@@ -124,7 +124,7 @@ class RequestCheck:
         if self.for_rollout(metadata.get("settings", {})).settings != self.settings:
             raise RequestRefusedError(
                 "the agents in the trainer's process have other settings than the rollout: start the trainer with "
-                "--n-runners 0, and the agents with train.runner"
+                "--n-runners 0, and the agents with groundwire runner"
             )
         policy = resources.get(POLICY_RESOURCE)
         if getattr(policy, "resource_type", None) != "proxy_llm":

@@ -51,7 +51,7 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple
     are never learned. Raises :class:`ConfigError` if there is nothing to learn, and for an evaluation.
     """
     if "evaluation" in run.config():
-        raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a train.run")
+        raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a groundwire run")
     rows, _ = run.rollouts(_COLUMNS)
     rows = [row for row in rows if row["mode"] == "train" and row["reward"] is not None and row["calls"]]
     rewards = [row["reward"] for row in rows]
