@@ -17,8 +17,8 @@ from groundwire.adapters._types import (
     ToolError,
     TurnLimitError,
 )
+from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
-from groundwire.tools.sql import DatabaseError
 
 __all__ = ["agent_failure", "failure_at", "known_failure", "refused_call", "typed_failures"]
 
@@ -63,7 +63,7 @@ def known_failure(error: BaseException) -> BackendError | None:
     for each in causes(error):
         if isinstance(each, BackendError):
             return each
-        if isinstance(each, DatabaseError):
+        if isinstance(each, BrokenResourceError):
             return ToolError(str(each))
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from groundwire.tools.text import valid_texts
-from groundwire.tools.types import AgentStep, AnswerForm
+from groundwire.tools.types import TEXT, AgentStep, AnswerKind
 
 __all__ = [
     "AGENT_HEADER",
@@ -47,10 +47,15 @@ class Question:
     text: str
     database: str
     """Path of the SQLite file (empty for a domain without one)."""
-    form: AnswerForm = "sql"
-    """The form of the answer: a query, or prose."""
+    answers: AnswerKind = TEXT
+    """How the answer is read in what the agent returns, as the task's domain says."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The task's other columns, without those that hold its gold answer."""
+
+    @property
+    def form(self) -> str:
+        """The form of the answer, ``sql`` or ``prose``."""
+        return self.answers.name
 
 
 @dataclass(frozen=True, kw_only=True)

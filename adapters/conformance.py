@@ -36,6 +36,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
+from groundwire.tools.sql.answers import SQL
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
 
@@ -237,7 +238,7 @@ def load_backend(name: str) -> Backend:
 
 
 def _question(database: str) -> Question:
-    return Question(id="0", text="Which films came out after 1990?", database=database)
+    return Question(id="0", text="Which films came out after 1990?", database=database, answers=SQL)
 
 
 def _sampling(rollout: int) -> dict[str, Any]:

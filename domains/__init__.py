@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from groundwire.domains._private import PrivateTasks
 from groundwire.domains._registry import check, get, names
 from groundwire.domains._types import (
     Breakdowns,
@@ -9,7 +10,7 @@ from groundwire.domains._types import (
     Domain,
     Task,
     TaskData,
-    breakdowns_of,
+    as_domain,
     database_folders,
     is_inside,
     load_split,
@@ -17,15 +18,18 @@ from groundwire.domains._types import (
 from groundwire.domains.columns import columns_line, gold_answer, visible_columns
 from groundwire.domains.held_out import hold_out, shared_notes
 from groundwire.domains.task_list import TaskList, task_list
+from groundwire.tools.sql.answers import KINDS as ANSWER_KINDS
 
 __all__ = [
+    "ANSWER_KINDS",
     "Breakdowns",
     "DataError",
     "Domain",
+    "PrivateTasks",
     "Task",
     "TaskData",
     "TaskList",
-    "breakdowns_of",
+    "as_domain",
     "check",
     "columns_line",
     "database_folders",

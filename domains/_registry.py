@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groundwire.domains._types import Domain
+from groundwire.domains._types import Domain, as_domain
 from groundwire.domains.task_list import is_file, task_list
 from groundwire.tools.plugins import PluginError, Registry
 
@@ -22,6 +22,6 @@ def get(name: str) -> Domain:
     if name not in _registry.names() and is_file(name):
         return task_list(name)
     try:
-        return _registry.get(name)
+        return as_domain(_registry.get(name), name)
     except (ImportError, AttributeError) as error:
         raise PluginError(f"domain {name!r} cannot be imported: {error}") from error

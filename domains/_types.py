@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
+from groundwire.domains._private import PrivateTasks
 from groundwire.tools.errors import UserError
+from groundwire.tools.plugins import PluginError
+from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.text import is_damaged, valid_texts
+from groundwire.tools.types import AnswerKind
 
 __all__ = [
+    "HOOKS",
     "Breakdowns",
     "DataError",
     "Domain",
     "Task",
     "TaskData",
-    "breakdowns_of",
+    "as_domain",
     "database_folders",
     "is_inside",
     "load_split",
@@ -55,33 +62,107 @@ class TaskData:
     """What :func:`load_split` has to say about the tasks."""
 
 
-class Domain(Protocol):
-    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers, ``sql`` or ``prose``;
-    without it the reward says it (:func:`groundwire.rewards.judges_sql`).
+class Domain:
+    """A set of tasks with one reward: a base class, whose attributes and methods a domain overrides as it needs.
 
-    The optional attribute ``gold_columns`` names the columns that hold the gold answer or are made from it, the answer
-    itself first, and ``bundled`` is the folder of data that ships with the domain.
+    ``name``, :meth:`load` and :meth:`database` are the least. An object with these, which derives from nothing, is a
+    domain as well (:func:`as_domain`).
     """
 
     name: str
-    default_reward: str
+    default_reward: str = ""
+    answers: AnswerKind | None = None
+    """How an answer is read in an agent's result, such as ``groundwire.tools.sql.answers.SQL``. None: as the reward
+    says (:func:`groundwire.rewards.judges_sql`)."""
+    gold_columns: Sequence[str] = ()
+    """The columns that hold the gold answer or are made from it, the answer itself first."""
+    breakdowns: Breakdowns = MappingProxyType({})
+    bundled: Path | None = None
+    """The folder of data that ships with the domain."""
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the tasks of ``data_dir``, or of the domain's own default. Raises :class:`DataError`."""
-        ...
+        raise NotImplementedError(f"the domain {self.name!r} has no method load(data_dir)")
+
+    def load_split(self, split: str, data_dir: str | None = None) -> TaskData:
+        """As :meth:`load`, with the tasks of ``split`` for validation, if the domain has others than these two.
+
+        Raises :class:`DataError`.
+        """
+        data = self.load(data_dir)
+        if split not in ("validation", "train"):
+            raise DataError(f"domain {self.name!r} has no split {split!r}; it has train and validation.")
+        return data
 
     def database(self, task: Task) -> str:
         """The path of the task's SQLite file, or an empty string."""
-        ...
+        return ""
+
+    def database_folders(self, data_dir: str | None = None) -> Iterable[str | Path]:
+        """The folders that a runner's agents may read databases in, or the databases. Raises :class:`DataError`."""
+        data = self.load(data_dir)
+        return {path for task in (*data.train, *data.validation) if (path := self.database(task))}
+
+    def private_tasks(self) -> PrivateTasks:
+        """What a runner takes private copies of its tasks from."""
+        return PrivateTasks(self.database)
+
+    def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
+        """The data without the tasks whose golds are probably wrong, by the setting ``gold_trust``, and a note.
+
+        Raises :class:`DataError`.
+        """
+        raise DataError(f"gold_trust is for gold queries, and domain {self.name!r} has none: leave it out")
+
+    def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
+        """Write the ``answers``, by task id, as another evaluator of this domain reads them."""
+
+    def prepare(self, source: Path, out: Path) -> dict[str, Any]:
+        """Write a checked copy of ``source``, and return the report on it. Raises :class:`DataError`, ``OSError``."""
+        raise DataError(f"domain {self.name!r} has nothing to prepare: give its folder as --data-dir.")
+
+
+HOOKS = frozenset(name for name in (*vars(Domain), *Domain.__annotations__) if not name.startswith("_"))
+"""What a domain may override."""
+
+
+def as_domain(value: Any, name: str = "") -> Domain:
+    """``value`` as a domain, registered as ``name``: an object that derives from nothing gets the defaults.
+
+    Raises :class:`groundwire.tools.plugins.PluginError` for an attribute that is nearly the name of a hook.
+    """
+    own = {attribute for attribute in dir(value) if not attribute.startswith("_")}
+    has = {hook for hook in HOOKS if getattr(type(value), hook, None) is not getattr(Domain, hook, None)} & own
+    for attribute in sorted(own - HOOKS - {"form"}):
+        if near := difflib.get_close_matches(attribute, HOOKS - has, n=1, cutoff=0.85):
+            raise PluginError(f"domain {name or value.name!r} has {attribute!r}, which is no hook: is it {near[0]!r}?")
+    domain = value if isinstance(value, Domain) else _Adapted(value)
+    if (form := getattr(value, "form", None)) is not None:
+        if form not in KINDS:
+            raise PluginError(f"domain {domain.name!r} has the form {form!r}; it is one of {', '.join(KINDS)}")
+        domain.answers = KINDS[form]
+    return domain
+
+
+class _Adapted(Domain):
+    """A domain of a plug-in that does not derive from :class:`Domain`."""
+
+    def __init__(self, own: Any) -> None:
+        for hook in HOOKS:
+            if hasattr(own, hook):
+                setattr(self, hook, getattr(own, hook))
 
 
 def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -> TaskData:
     """The domain's data with the tasks of ``split`` for validation: ``train``, ``validation`` (also None), or another.
 
-    A domain's optional method ``load_split(split, data_dir)`` reads others. The texts of the tasks are valid Unicode.
-    Raises :class:`DataError`.
+    The texts of the tasks are valid Unicode. Raises :class:`DataError`.
     """
-    data = _load_split(domain, split, data_dir)
+    if split in (None, "validation", "train"):
+        data = domain.load(data_dir)
+        data = replace(data, validation=data.train) if split == "train" else data
+    else:
+        data = domain.load_split(split, data_dir)
     tasks = [*data.train, *data.validation]
     if not (damaged := sum(map(is_damaged, tasks))):
         return data
@@ -89,36 +170,9 @@ def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -
     return replace(data, train=valid_texts(data.train), validation=valid_texts(data.validation), notes=(note,))
 
 
-def _load_split(domain: Domain, split: str | None, data_dir: str | None) -> TaskData:
-    own = getattr(domain, "load_split", None)
-    if split in (None, "validation", "train") or own is None:
-        data = domain.load(data_dir)
-        if split not in (None, "validation", "train"):
-            raise DataError(f"domain {domain.name!r} has no split {split!r}; it has train and validation.")
-        return replace(data, validation=data.train) if split == "train" else data
-    found: TaskData = own(split, data_dir)
-    return found
-
-
-def breakdowns_of(domain: Domain) -> Breakdowns:
-    """The domain's attribute ``breakdowns``; empty without one."""
-    found: Breakdowns = getattr(domain, "breakdowns", {})
-    return found
-
-
 def database_folders(domain: Domain, data_dir: str | None = None) -> list[Path]:
-    """The folders that a runner's agents may read databases in, or the databases, without symbolic links.
-
-    A domain's optional method ``database_folders(data_dir)`` returns them. Without it the data is loaded, and they are
-    its databases. Raises :class:`DataError` if the data cannot be found.
-    """
-    own = getattr(domain, "database_folders", None)
-    if own is not None:
-        found = own(data_dir)
-    else:
-        data = domain.load(data_dir)
-        found = {path for task in (*data.train, *data.validation) if (path := domain.database(task))}
-    resolved = {Path(path).resolve() for path in found}
+    """The domain's folders of databases, without symbolic links. Raises :class:`DataError` if there is no data."""
+    resolved = {Path(path).resolve() for path in domain.database_folders(data_dir)}
     return sorted(path for path in resolved if resolved.isdisjoint(path.parents))
 
 

@@ -95,7 +95,7 @@ def _divide(
             continue
         inner, lost = _divide_value(value, read, shown, f"{place}.")
         is_read = name in read and name not in _ALWAYS_SHOWN and not lost
-        if _is_gold(name) or name in getattr(domain, "gold_columns", ()) or is_read:
+        if _is_gold(name) or name in (domain.gold_columns if domain else ()) or is_read:
             parts = value if isinstance(value, Mapping) else {}
             inner = {key: each for key, each in parts.items() if f"{place}.{key}" in shown}
             lost = [f"{place}.{key}" for key in parts.keys() - inner.keys()] or [place]

@@ -31,11 +31,8 @@ def main(
 ) -> None:
     """Check every gold query of a folder, and write parquet files, a report, and copies of its databases or links."""
     with exit_on_user_error(exit_code=1):
-        prepare = getattr(get(domain), "prepare", None)
-        if prepare is None:
-            raise CommandError(f"domain {domain!r} has nothing to prepare: give its folder as --data-dir.")
         try:
-            report = prepare(source, out)
+            report = get(domain).prepare(source, out)
         except OSError as error:
             cause = os.strerror(error.errno) if error.errno else str(error)
             file = error.filename2 or error.filename or out  # filename2: the target of a copy

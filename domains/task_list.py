@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
-from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.held_out import check_given, hold_out
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.text import valid_text
@@ -20,11 +20,10 @@ _DATABASE = ("database", "db_path")
 _TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}
 
 
-class TaskList:
+class TaskList(Domain):
     """A domain with the given tasks. The reward says whether their answers are SQL."""
 
     name = "tasks"
-    default_reward = ""
 
     def __init__(
         self,
@@ -59,6 +58,12 @@ class TaskList:
         """The task's ``database`` or ``db_path``, as an absolute path."""
         path = next((task[name] for name in _DATABASE if task.get(name)), "")
         return os.path.abspath(path) if path else ""
+
+    def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
+        """See :mod:`groundwire.domains.text_to_sql.gold_trust`: the tasks may have gold queries."""
+        from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
+
+        return with_gold_trust(data, file, seed=seed)
 
 
 def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) -> TaskList:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.rewards._neighbours import has_variants, judged_on_variants
-from groundwire.rewards._types import METRIC, Reward, answer_form, components, declared_range, judges_sql
+from groundwire.rewards._types import METRIC, Reward, answers_of, components, declared_range, judges_sql
 from groundwire.tools.plugins import UnknownNameError
+from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
 
 __all__ = ["combine", "parse"]
@@ -74,4 +75,4 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
     reward.reward_range = tuple(map(sum, zip(*ends, strict=True)))  # type: ignore[attr-defined]
     if any(has_variants(function) for _, _, function in terms):
         return judged_on_variants(reward)
-    return judges_sql(reward) if any(answer_form(function) == "sql" for _, _, function in terms) else reward
+    return judges_sql(reward) if any(answers_of(function) is SQL for _, _, function in terms) else reward

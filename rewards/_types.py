@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from groundwire.tools.plugins import UnknownNameError
-from groundwire.tools.types import AgentStep, AnswerForm
+from groundwire.tools.sql.answers import KINDS
+from groundwire.tools.types import AgentStep, AnswerKind
 
 __all__ = [
     "METRIC",
@@ -15,7 +16,7 @@ __all__ = [
     "Reward",
     "RewardError",
     "UnusableRewardError",
-    "answer_form",
+    "answers_of",
     "components",
     "declared_range",
     "judges_sql",
@@ -56,10 +57,9 @@ def judges_sql(function: F) -> F:
     return function
 
 
-def answer_form(reward: Any) -> AnswerForm | None:
-    """The form of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
-    form = _declared(reward, "form", None)
-    return form if form in ("sql", "prose") else None
+def answers_of(reward: Any) -> AnswerKind | None:
+    """The kind of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
+    return KINDS.get(_declared(reward, "form", None))
 
 
 def declared_range(reward: Any) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import Any
 from groundwire.rewards._types import Reward
 from groundwire.rewards.probes import Probe, probes
 from groundwire.rewards.scoring import Score, map_concurrently, score
-from groundwire.tools.types import AnswerForm
+from groundwire.tools.types import AnswerKind
 
 __all__ = ["ATTACK_WINS", "Audit", "Finding", "ProbeSummary", "audit"]
 
@@ -76,10 +76,10 @@ async def audit(
     *,
     golds: Sequence[str],
     database: Callable[[Mapping[str, Any]], str],
-    form: AnswerForm,
+    answers: AnswerKind,
     on_end: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Probe ``reward`` on ``tasks``, whose answers have the ``form``.
+    """Probe ``reward`` on ``tasks``, whose answers are ``answers``.
 
     ``golds`` are the tasks' gold answers, ``database`` returns the path of a task's SQLite file. ``on_end`` is called
     after each task.
@@ -87,8 +87,9 @@ async def audit(
 
     async def probe_task(index: int) -> list[tuple[Probe, Score]]:
         task, gold, another = tasks[index], golds[index], golds[(index + len(golds) // 2) % len(golds)]
-        answers = await asyncio.to_thread(probes, task, gold=gold, another=another, database=database(task), form=form)
-        return [(probe, await score(reward, task, probe.answer, probe.steps)) for probe in answers]
+        about: dict[str, Any] = {"gold": gold, "another": another, "database": database(task), "answers": answers}
+        tried = await asyncio.to_thread(probes, task, **about)
+        return [(probe, await score(reward, task, probe.answer, probe.steps)) for probe in tried]
 
     by_probe: dict[str, list[tuple[Probe, Score, bool]]] = defaultdict(list)
     findings: list[Finding] = []

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from groundwire.tools.sql import QueryError, render, run_query
-from groundwire.tools.types import AgentStep, AnswerForm
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import AgentStep, AnswerKind
 
 __all__ = ["Kind", "Probe", "probes"]
 
@@ -34,13 +35,13 @@ class Probe:
     rows: int | None = None
 
 
-def probes(task: Mapping[str, Any], *, gold: str, another: str, database: str, form: AnswerForm) -> list[Probe]:
+def probes(task: Mapping[str, Any], *, gold: str, another: str, database: str, answers: AnswerKind) -> list[Probe]:
     """The probes of one task, ``gold`` first; ``another`` is the gold of another task. Runs queries: use a thread."""
-    if form == "sql":
+    if answers is SQL:
         return [_run(database, *probe) for probe in _sql_answers(gold, another)]
     steps = _run(database, "", "trivial", "SELECT 1").steps
-    answers = _prose_answers(str(task.get("question", "")), gold, another)
-    return [Probe(name=name, kind=kind, answer=text, steps=steps) for name, kind, text in answers]
+    texts = _prose_answers(str(task.get("question", "")), gold, another)
+    return [Probe(name=name, kind=kind, answer=text, steps=steps) for name, kind, text in texts]
 
 
 def _sql_answers(gold: str, another: str) -> Iterator[tuple[str, Kind, str]]:

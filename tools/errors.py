@@ -18,7 +18,15 @@ from typing import Any, NoReturn
 from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
 
-__all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "named_layer", "raise_keyboard_interrupt"]
+__all__ = [
+    "BrokenResourceError",
+    "CommandError",
+    "UserError",
+    "exit_now",
+    "exit_on_user_error",
+    "named_layer",
+    "raise_keyboard_interrupt",
+]
 
 _USER_ERRNOS = {
     *(getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR")),
@@ -36,6 +44,10 @@ class UserError(Exception):
     """Exit code of the command. 2: the input is wrong; 1: something failed."""
     exits_at_once = False
     """True if blocked threads would keep the process from exiting normally."""
+
+
+class BrokenResourceError(Exception):
+    """What a tool works on cannot be used (a database, an index): a failure of the infrastructure, of no agent."""
 
 
 class CommandError(UserError):

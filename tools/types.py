@@ -1,13 +1,12 @@
-"""Types that all packages share: the steps of an agent, and the form of its answer."""
+"""Types that all packages share: the steps of an agent, its result, and how the answer is read in it."""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
-__all__ = ["AgentStep", "AnswerForm"]
-
-AnswerForm = Literal["sql", "prose"]
-"""The form of an answer: a query whose rows are the answer, or sentences."""
+__all__ = ["TEXT", "AgentResult", "AgentStep", "AnswerKind", "Candidate"]
 
 
 class AgentStep(TypedDict):
@@ -21,3 +20,46 @@ class AgentStep(TypedDict):
     output: str
     ok: bool
     """False if the tool reported an error to the agent."""
+
+
+class Candidate(NamedTuple):
+    """A text in an agent's result that may be its answer, and the field that holds it."""
+
+    text: str
+    field: str
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """What an agent returned: the texts that may be its answer, the likeliest first, and its steps."""
+
+    candidates: Sequence[Candidate]
+    steps: Sequence[AgentStep] = ()
+
+
+class AnswerKind:
+    """How the answer that is judged is read in an agent's result: the text as it is. A domain may have a kind of its
+    own (:attr:`groundwire.domains.Domain.answers`).
+    """
+
+    name = "prose"
+    """The name by which agents choose their prompts."""
+    fields: tuple[str, ...] = ()
+    """Fields of a result that may be the answer, besides the usual ones such as ``answer`` and ``output``."""
+
+    def read(self, result: AgentResult) -> Candidate | None:
+        """The answer, and where it was; None if it is not known which part of the result is the answer."""
+        candidates = result.candidates
+        chosen = next((each for each in candidates if each.text.strip()), candidates[0] if candidates else None)
+        return None if chosen is None else Candidate(chosen.text.strip(), chosen.field)
+
+    def tried(self, steps: Sequence[AgentStep]) -> list[int]:
+        """The steps whose input would have been an answer, which validation scores for the accuracy by turn."""
+        return []
+
+    def details(self, answer: str, database: str) -> str:
+        """A line for people about an answer, such as the rows of a query; empty if there is nothing to add."""
+        return ""
+
+
+TEXT = AnswerKind()

@@ -87,7 +87,7 @@ def main(
         about_tasks: dict[str, Any] = {
             "golds": list(map(view.gold, tasks)),
             "database": chosen.database,
-            "form": view.form,
+            "answers": view.answers,
         }
         with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
             result = asyncio.run(audit(tasks, function, **about_tasks, on_end=on_end))

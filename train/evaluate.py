@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from groundwire import domains
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
@@ -111,7 +110,7 @@ def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, split: str | 
     job = make_evaluation_job(given, endpoint, split=split)
     setup_logging()
     run, entry = run_evaluation(job, endpoint, split=split, samples=samples, shown=console(stderr=True))
-    breakdowns = domains.breakdowns_of(job.domain)
+    breakdowns = job.domain.breakdowns
     texts = {
         each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")
     }

@@ -29,7 +29,7 @@ from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
-from groundwire.tools.types import AgentStep, AnswerForm
+from groundwire.tools.types import AgentStep
 
 __all__ = ["LangGraphSQLBackend", "SQLContext", "SQLState", "build_sql_graph"]
 
@@ -41,7 +41,7 @@ class SQLState(TypedDict, total=False):
     """
 
     question: str
-    form: AnswerForm
+    form: str
     sql: str
     result: str
     feedback: str

@@ -19,7 +19,7 @@ from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
-from groundwire.tools.types import AgentStep, AnswerForm
+from groundwire.tools.types import AgentStep
 
 __all__ = ["OpenAIAgentsSQLBackend", "SQLRun", "build_sql_agent"]
 
@@ -34,7 +34,7 @@ class SQLRun:
     """The context of one run."""
 
     database: str
-    form: AnswerForm
+    form: str
     steps: list[AgentStep]
 
     def last_query(self) -> str:

@@ -13,7 +13,6 @@ from groundwire.adapters.sql_agents import full_prompts, prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages, check_names, default_prompts
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.tools.types import AnswerForm
 
 __all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
 
@@ -33,7 +32,7 @@ class SQLToolkit:
     """
 
     reads_only = True
-    prompt_names: ClassVar[Mapping[AnswerForm, tuple[str, ...]]] = {}
+    prompt_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The names of the agent's prompts, for each form of answers; the first two make its first request."""
     table_info_truncate: int | None = None
     example_values: int = 3
@@ -49,11 +48,11 @@ class SQLToolkit:
             raise ValueError(f"prompt_profile is {self.prompt_profile!r}; it is one of {', '.join(_PROFILES)}")
         return _PROFILES[self.prompt_profile]
 
-    def default_prompts(self, form: AnswerForm) -> dict[str, str]:
+    def default_prompts(self, form: str) -> dict[str, str]:
         """The agent's named prompts for questions with answers of ``form``."""
         return default_prompts(self.prompts, self.prompt_names[form])
 
-    def messages(self, given: Mapping[str, str], form: AnswerForm) -> Messages:
+    def messages(self, given: Mapping[str, str], form: str) -> Messages:
         """The agent's messages, with the ``given`` prompts. Raises ``ValueError`` for one that it does not have."""
         if given:
             check_names(given, self.prompt_names[form])

@@ -8,16 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 from groundwire.adapters._types import AgentSetupError
-from groundwire.adapters.unmodified.conversation import Conversation, is_query
-from groundwire.tools.sql.syntax import fenced_sql
-from groundwire.tools.types import AnswerForm
+from groundwire.tools.types import AgentResult, AgentStep, AnswerKind, Candidate
 
 __all__ = ["ASK", "check_done", "field_names", "judged_answer", "lacks_answer"]
 
 ASK = "name a function that returns the answer from the result: --agent-output module:name"
 _FINAL = ("final_output", "structured_response", "output_text")
 _USUAL = ("answer", "final_answer", "generation", "response", "result", "output", "report", "final_report")
-_QUERIES = ("sql", "query", "sql_query")
 _TEXTS = ("text", "content", "raw", "message", "choices")
 """Of messages, and of the results of other frameworks."""
 _WAITING = ("__interrupt__", "interruptions", "interrupts", "user_input_requests", "is_paused")
@@ -36,40 +33,30 @@ def check_done(result: Any) -> None:
             )
 
 
-def judged_answer(
-    result: Any, form: AnswerForm, conversation: Conversation, given: Mapping[str, Any]
-) -> tuple[str, str]:
+def judged_answer(result: Any, answers: AnswerKind, steps: Sequence[AgentStep], given: Mapping[str, Any]) -> Candidate:
     """The text to be judged in an agent's result, and the name of the field that holds it.
 
     It is a framework's final output, else the last message, else the first of the usual fields. What is as in
-    ``given``, the agent's input, is no answer. An answer in SQL is the first of these with a query, else the last query
-    that the agent gave to a tool. Raises :class:`adapters.AgentSetupError` if no field is known to be the answer.
+    ``given``, the agent's input, is no answer. The kind of ``answers`` may know better (an answer in SQL is a query).
+    Raises :class:`adapters.AgentSetupError` if no field is known to be the answer.
     """
-    found = list(_candidates(result, form, "what it returned", given))
-    if form == "sql":
-        for text, field in found:
-            fenced = fenced_sql(text)
-            if fenced is not None or is_query(text):
-                return (text.strip() if fenced is None else fenced), field
-        if query := conversation.last_query():
-            return query, "the last query of a tool call"
-    if not found:
-        names = _names(result)
-        what = f"the fields {', '.join(names)}" if names else f"a {type(result).__name__}"
-        raise AgentSetupError(f"the agent returned {what}, and which of it is the answer is not known: {ASK}")
-    text, field = next((each for each in found if each[0].strip()), found[0])
-    return text.strip(), field
+    candidates = [Candidate(*each) for each in _candidates(result, answers, "what it returned", given)]
+    if (answer := answers.read(AgentResult(candidates, steps))) is not None:
+        return answer
+    names = _names(result)
+    what = f"the fields {', '.join(names)}" if names else f"a {type(result).__name__}"
+    raise AgentSetupError(f"the agent returned {what}, and which of it is the answer is not known: {ASK}")
 
 
-def lacks_answer(kind: Any, form: AnswerForm) -> list[str]:
+def lacks_answer(kind: Any, answers: AnswerKind) -> list[str]:
     """The fields of a class of results if none of them is known to be the answer; else empty."""
     names = field_names(kind)
-    return names if len(names) > 1 and set(names).isdisjoint(_known_fields(form)) else []
+    return names if len(names) > 1 and set(names).isdisjoint(_known_fields(answers)) else []
 
 
-def _known_fields(form: AnswerForm) -> tuple[str, ...]:
+def _known_fields(answers: AnswerKind) -> tuple[str, ...]:
     """The fields that may be the answer, the likeliest first."""
-    return (*_FINAL, "messages", *_USUAL, *(_QUERIES if form == "sql" else ()), *_TEXTS)
+    return (*_FINAL, "messages", *_USUAL, *answers.fields, *_TEXTS)
 
 
 def field_names(kind: Any) -> list[str]:
@@ -82,7 +69,7 @@ def field_names(kind: Any) -> list[str]:
 
 
 def _candidates(
-    value: Any, form: AnswerForm, field: str, given: Mapping[str, Any] = MappingProxyType({})
+    value: Any, answers: AnswerKind, field: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[str, str]]:
     """The texts in ``value`` that may be its answer, the likeliest first, each with its field."""
     if (text := _plain(value)) is not None:
@@ -92,17 +79,17 @@ def _candidates(
         messages = [each for each in pairs if _is_message(each)]
         if messages:
             asked = _read(messages[-1], "role") in ("user", None) and _read(messages[-1], "type") in ("human", None)
-            for text, _ in _candidates(messages[-1], form, ""):
+            for text, _ in _candidates(messages[-1], answers, ""):
                 if not asked or text not in _given_texts(given):
                     yield text, "the last message"
         elif (text := _joined(list(value))) is not None:
             yield text, field
     else:
-        yield from _of_fields(value, form, field, given)
+        yield from _of_fields(value, answers, field, given)
 
 
-def _of_fields(value: Any, form: AnswerForm, field: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names, known, found = _names(value), _known_fields(form), False
+def _of_fields(value: Any, answers: AnswerKind, field: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    names, known, found = _names(value), _known_fields(answers), False
     for name in known if len(names) != 1 else names:
         each = _read(value, name, _MISSING)
         if each is _MISSING or (callable(each) and _plain(each) is None) or _is_same(each, given.get(name, _MISSING)):
@@ -110,7 +97,7 @@ def _of_fields(value: Any, form: AnswerForm, field: str, given: Mapping[str, Any
         if name not in known and isinstance(each, Sequence | Set) and _plain(each) is None:
             continue  # the one field of a result, which may be its documents
         each = each[0] if name == "choices" and each else each
-        texts = list(_candidates(each, form, name, given if name == "messages" else {}))
+        texts = list(_candidates(each, answers, name, given if name == "messages" else {}))
         if not texts and name in _USUAL:
             texts = [(json.dumps(each, ensure_ascii=False, default=_jsonable), name)]
         found = found or bool(texts)

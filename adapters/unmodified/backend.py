@@ -29,7 +29,6 @@ from groundwire.adapters.unmodified.drivers import AgentTask, Driver, agent_task
 from groundwire.adapters.unmodified.functions import AgentInTheMaking, make_agent, takes_a_task
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
 from groundwire.tools.loading import load_object
-from groundwire.tools.types import AnswerForm
 
 if TYPE_CHECKING:
     from groundwire.adapters.unmodified.redirection import AttemptCalls
@@ -121,7 +120,7 @@ class UnmodifiedAgent:
         """Whether each rollout runs in a thread, which cannot be interrupted."""
         self.calls_tools = self._train_model is None and _has_tools(agent)
 
-    def default_prompts(self, form: AnswerForm) -> dict[str, str]:
+    def default_prompts(self, form: str) -> dict[str, str]:
         """The attribute ``prompts`` of a function with an endpoint, which reads ``endpoint.prompts``."""
         return dict(self._prompts)
 
@@ -133,7 +132,7 @@ class UnmodifiedAgent:
             return f"{self._name}, which is made in the first rollout"
         if self._read_output is None:
             for kind in self._driver.result_types():
-                if names := lacks_answer(kind, question.form):
+                if names := lacks_answer(kind, question.answers):
                     fields = ", ".join(names)
                     raise ValueError(
                         f"agent {self._name!r} returns {fields}, and which is the answer is not known: {ASK}"
@@ -188,13 +187,14 @@ class UnmodifiedAgent:
         if isinstance(result, Answer):
             return result
         check_done(result)
+        steps = calls.conversation.steps()
         if self._read_output is None:
-            text, name = judged_answer(result, question.form, calls.conversation, known)
-            return Answer(text=text, judged_field=name, steps=calls.conversation.steps())
+            text, name = judged_answer(result, question.answers, steps, known)
+            return Answer(text=text, judged_field=name, steps=steps)
         text = self._read_output(result)
         if not isinstance(text, str):
             raise AgentSetupError(f"agent_output returned {text!r:.200}: it returns the answer as str")
-        return Answer(text=text, judged_field="agent_output", steps=calls.conversation.steps())
+        return Answer(text=text, judged_field="agent_output", steps=steps)
 
 
 def _copy(given: Any) -> dict[str, Any]:

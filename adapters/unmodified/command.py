@@ -19,7 +19,6 @@ from typing import Any
 
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question, ToolError
 from groundwire.adapters.unmodified.answers import judged_answer
-from groundwire.adapters.unmodified.conversation import Conversation
 from groundwire.adapters.unmodified.drivers import agent_task
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
@@ -79,7 +78,7 @@ class CommandBackend:
             failure.resources = hosts_in(end) if broken else ()
             raise failure
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
-        answer, field = judged_answer(text, question.form, Conversation(), {})
+        answer, field = judged_answer(text, question.answers, (), {})
         shown = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"
         return Answer(text=answer, judged_field=field if answer != text else "standard output", input=shown)
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.messages_input import chat_messages
 from groundwire.adapters.tracing.wire.responses_input import input_messages
+from groundwire.tools.sql.syntax import is_query
 from groundwire.tools.types import AgentStep
 
-__all__ = ["Conversation", "is_query"]
+__all__ = ["Conversation"]
 
-_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
 _MAX_CALLS = 1000
-
-
-def is_query(text: str) -> bool:
-    """Whether ``text`` begins like an SQL query."""
-    return _QUERY.match(text) is not None
 
 
 class Conversation:
@@ -52,11 +46,6 @@ class Conversation:
             )
             for call_id, (name, arguments) in self._calls.items()
         ]
-
-    def last_query(self) -> str:
-        """The last SQL query among the arguments of tool calls; empty if there is none."""
-        queries = (_query_argument(arguments) for _, arguments in reversed(self._calls.values()))
-        return next(filter(None, queries), "")
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:

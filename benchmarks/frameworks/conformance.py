@@ -27,6 +27,7 @@ from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajector
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.unmodified.command import CommandBackend
+from groundwire.tools.sql.answers import SQL
 from groundwire.train.store.spans import LightningSpanSink
 
 _AT_ONCE = 8
@@ -55,6 +56,7 @@ async def check(agent: Agent) -> dict[str, Any]:
                     id=str(number),
                     text=f"Which films came out after 1990? This is request {number}.",
                     database=database,
+                    answers=SQL,
                     columns={"db_path": database},
                 )
                 try:

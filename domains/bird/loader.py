@@ -20,12 +20,12 @@ from typing import Any
 from groundwire.domains._readers import check_unique_ids, first_names, given_folder, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.bird.predictions import write_predictions
+from groundwire.domains.text_to_sql.domain import SqlDomain
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import size_of, split_tasks
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import is_sqlite
-from groundwire.tools.types import AnswerForm
 
 __all__ = ["BirdDomain", "domain"]
 
@@ -40,14 +40,13 @@ _PREPARED_TEXTS = ("question", "query", "db_id", "db_path")
 _folder = partial(given_folder, domain="bird", content="the folder of BIRD's files")
 
 
-class BirdDomain:
+class BirdDomain(SqlDomain):
     """Text-to-SQL with evidence. A task has id, db_id, question (with the evidence), evidence, difficulty, query (the
     file's SQL) and db_path (absolute).
     """
 
     name = "bird"
     default_reward = "bird_exec_match"
-    form: AnswerForm = "sql"
     gold_columns = ("query", "difficulty")
     breakdowns = {"difficulty": {level: level for level in ("simple", "moderate", "challenging")}}
     write_predictions = staticmethod(write_predictions)
@@ -75,10 +74,6 @@ class BirdDomain:
             left_out=left_out,
             folder=str(folder),
         )
-
-    def database(self, task: Task) -> str:
-        """The absolute path of the task's SQLite file."""
-        return str(task["db_path"])
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, and its databases, which may be links."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from groundwire.domains._databases import SUFFIXES, check_databases
 from groundwire.domains._readers import check_unique_ids, choose_folder, read_tasks
-from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.held_out import question_key
-from groundwire.tools.types import AnswerForm
+from groundwire.tools.types import TEXT
 
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
 
@@ -30,12 +30,12 @@ _PARTS = {"train.parquet": "train", "val.parquet": "validation"}
 _SPLITS = ("train", "validation")
 
 
-class MedicalDomain:
+class MedicalDomain(Domain):
     """Questions answered in prose. A task has id, question, answer, split, db_path (absolute), and its row's others."""
 
     name = "medical"
     default_reward = "rule_judge_hybrid"
-    form: AnswerForm = "prose"
+    answers = TEXT
     bundled = BUNDLED
     breakdowns = {"hardness": {"easy": "easy", "medium": "medium", "hard": "hard"}}
 

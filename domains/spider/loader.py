@@ -23,12 +23,12 @@ from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
+from groundwire.domains.text_to_sql.domain import SqlDomain
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
 from groundwire.domains.text_to_sql.splits import size_of
 from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
-from groundwire.tools.types import AnswerForm
 
 __all__ = [
     "BUNDLED",
@@ -66,12 +66,11 @@ _TEXTS = ("db_path", "hardness")
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
 
 
-class SpiderDomain:
+class SpiderDomain(SqlDomain):
     """Text-to-SQL. A task has id, db_id, question, query, db_path (absolute), hardness, and its row's other columns."""
 
     name = "spider"
     default_reward = "spider_exec_match"
-    form: AnswerForm = "sql"
     gold_columns = ("query", "hardness", *_DROPPED_COLUMNS)
     breakdowns = {
         "hardness": {level: level for level in LEVELS},
@@ -112,10 +111,6 @@ class SpiderDomain:
             left_out=left_out,
             folder=None if folder == BUNDLED.resolve() else str(folder),
         )
-
-    def database(self, task: Task) -> str:
-        """The absolute path of the task's SQLite file."""
-        return str(task["db_path"])
 
     def prepare(self, source: Path, out: Path) -> dict[str, Any]:
         """See :func:`groundwire.domains.spider.prepare.prepare`."""

@@ -18,10 +18,10 @@ from groundwire.domains.spider.hardness import LEVELS
 from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.sqlite.databases import Databases
 from groundwire.domains.sqlite.questions import read_questions
+from groundwire.domains.text_to_sql.domain import SqlDomain
 from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, size_of, split_tasks
-from groundwire.tools.types import AnswerForm
 
 __all__ = ["SqliteDomain", "domain"]
 
@@ -32,12 +32,11 @@ _log = logging.getLogger(__name__)
 _folder = partial(given_folder, domain="sqlite", content="a folder of databases and questions")
 
 
-class SqliteDomain:
+class SqliteDomain(SqlDomain):
     """Text-to-SQL on a folder of yours. A task has id, split, db_id, question, query, db_path, hardness, and others."""
 
     name = "sqlite"
     default_reward = "spider_exec_match"
-    form: AnswerForm = "sql"
     gold_columns = ("query", "hardness")
     breakdowns = {"hardness": {level: level for level in LEVELS}}
     write_predictions = staticmethod(write_predictions)
@@ -83,10 +82,6 @@ class SqliteDomain:
             left_out=left_out,
             folder=str(folder),
         )
-
-    def database(self, task: Task) -> str:
-        """The absolute path of the task's SQLite file."""
-        return str(task["db_path"])
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, and its databases, which may be links."""

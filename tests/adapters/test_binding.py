@@ -11,8 +11,9 @@ import pytest
 
 from groundwire.adapters import AgentSetupError, Answer, Endpoint, Question, agent_backend
 from groundwire.rewards import RewardError, UnusableRewardError, describe_call, reward_function
+from groundwire.tools.types import TEXT
 
-QUESTION = Question(id="7", text="How many?", database="/d.sqlite", form="prose", columns={"city": "Bern"})
+QUESTION = Question(id="7", text="How many?", database="/d.sqlite", answers=TEXT, columns={"city": "Bern"})
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 TASK = {"id": "7", "question": "How many?", "expected": "4", "ground_truth": "5", "data_source": "x", "output": "gold"}
 

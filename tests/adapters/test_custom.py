@@ -18,13 +18,14 @@ import pytest
 from groundwire import adapters
 from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError, agent_backend
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts import factory
 from groundwire.train.rollouts.factory import make_backend
 
-QUESTION = Question(id="1", text="Which singers?", database="")
+QUESTION = Question(id="1", text="Which singers?", database="", answers=SQL)
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 
 

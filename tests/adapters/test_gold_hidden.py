@@ -34,7 +34,7 @@ def squeezed(text: str) -> str:
 
 
 def test_a_question_has_no_field_for_the_gold_and_accepts_no_other() -> None:
-    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "form", "columns"}
+    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "answers", "columns"}
     with pytest.raises(TypeError):
         Question(id="1", text="How many?", database="", query="SELECT 1")  # type: ignore[call-arg]
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -25,14 +25,16 @@ from test_unmodified_agents import traced
 
 from groundwire.adapters import AgentSetupError, Endpoint, Question, agent_backend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT
 from groundwire.train import evaluate, fit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import ProgressDisplay
 from groundwire.train.evaluation.diagnosis import RolloutNotes, diagnose
 from groundwire.train.rollouts.errors import RolloutsFailedError
 
-PROSE = Question(id="1", text="How many?", database="", form="prose")
-SQL = dataclasses.replace(PROSE, form="sql")
+PROSE = Question(id="1", text="How many?", database="", answers=TEXT)
+SQL = dataclasses.replace(PROSE, answers=SQL)
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
 client = openai.AsyncOpenAI(api_key="none", max_retries=0)
 

@@ -17,6 +17,8 @@ from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend, SQLContext, build_sql_graph
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT
 
 WRONG, RIGHT = "```sql\nSELECT nam FROM singer\n```", "```sql\nSELECT name FROM singer\n```"
 
@@ -38,7 +40,9 @@ async def _run(replies: list[str | Reply], database: str, **options: Any) -> tup
     async with ScriptedPolicyServer(replies=replies) as server:
         backend = LangGraphSQLBackend(**options)
         try:
-            answer = await backend.run(Question(id="1", text="Which singers?", database=database), _endpoint(server))
+            answer = await backend.run(
+                Question(id="1", text="Which singers?", database=database, answers=SQL), _endpoint(server)
+            )
         finally:
             await backend.stop()
         return answer, server.requests
@@ -130,7 +134,7 @@ async def test_a_prose_question_is_answered_from_the_rows_of_the_last_query(data
     replies = [RIGHT, *["CORRECT"] * (turns - 1), "\nAnn and Bob sing."]
     async with ScriptedPolicyServer(replies=replies) as server:
         backend = LangGraphSQLBackend(max_turns=turns)
-        question = Question(id="1", text="谁唱歌？", database=database, form="prose")
+        question = Question(id="1", text="谁唱歌？", database=database, answers=TEXT)
         answer = await backend.run(question, _endpoint(server))
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
@@ -158,7 +162,7 @@ async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> No
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     backend = LangGraphSQLBackend()
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
-        await backend.run(Question(id="1", text="?", database=database), endpoint)
+        await backend.run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
     await backend.stop()
 
 
@@ -182,7 +186,9 @@ async def test_any_graph_over_messages_is_a_backend(database: str) -> None:
     graph = StateGraph(MessagesState, ChatOpenAI).add_node("think", think).add_edge(START, "think").compile()
     async with ScriptedPolicyServer(replies=["Two."]) as server:
         backend = LangGraphBackend(graph, make_context=lambda question, endpoint, model: model)
-        answer = await backend.run(Question(id="1", text="How many?", database=database), _endpoint(server))
+        answer = await backend.run(
+            Question(id="1", text="How many?", database=database, answers=SQL), _endpoint(server)
+        )
         await backend.stop()
     assert answer.text == "Two."
     assert server.requests[0]["messages"] == [{"content": "How many?", "role": "user"}]

@@ -21,6 +21,7 @@ from groundwire.adapters import Answer, Endpoint, Question, ToolError
 from groundwire.adapters.sql_agents.mcp import McpSQLBackend
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.tools.sql.answers import SQL
 
 _ids = itertools.count()
 
@@ -56,7 +57,7 @@ async def _stopped(backend: Any) -> AsyncIterator[Any]:
 async def _run(backend: Any, replies: Any, database: str) -> tuple[Answer, list[dict[str, Any]]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
-        answer = await backend.run(Question(id="1", text="Which?", database=database), endpoint)
+        answer = await backend.run(Question(id="1", text="Which?", database=database, answers=SQL), endpoint)
         return answer, server.requests
 
 
@@ -109,7 +110,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
     async with _stopped(McpSQLBackend()) as backend, ScriptedPolicyServer(replies=reply) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m")
         answers = await asyncio.gather(
-            *(backend.run(Question(id="", text="?", database=path), endpoint) for path in databases * 4)
+            *(backend.run(Question(id="", text="?", database=path, answers=SQL), endpoint) for path in databases * 4)
         )
         assert [answer.text for answer in answers] == ["[(0,)]", "[(1,)]", "[(2,)]"] * 4
         processes = [running.result()._process for running in backend._servers.values()]

@@ -24,7 +24,8 @@ from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.tools.types import AgentStep
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT, AgentStep
 from groundwire.train.store.spans import LightningSpanSink
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
@@ -59,7 +60,9 @@ async def _run(
         endpoint = Endpoint(base_url=server.base_url, model=server.model, sampling=sampling)
         backend = backend or OpenAIAgentsSQLBackend()
         try:
-            answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
+            answer = await backend.run(
+                Question(id="1", text="Which singers?", database=database, answers=SQL), endpoint
+            )
         finally:
             await backend.stop()
         return answer, server.requests
@@ -74,7 +77,7 @@ async def _traced(replies: Script, database: str, backend: OpenAIAgentsSQLBacken
         LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
     ):
         endpoint = Endpoint(base_url=proxy.base_url(*ids), model=server.model)
-        answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
+        answer = await backend.run(Question(id="1", text="Which singers?", database=database, answers=SQL), endpoint)
         await backend.stop()
         await proxy.flush()
     return answer, calls_from_spans(await store.query_spans(*ids))
@@ -104,7 +107,7 @@ async def test_a_prose_question_is_answered_with_the_final_reply(database: str) 
     async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
         backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
-        answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, form="prose"), endpoint)
+        answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, answers=TEXT), endpoint)
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
     assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
@@ -117,7 +120,7 @@ async def test_a_prose_question_has_no_answer_when_the_turns_run_out(database: s
     async with ScriptedPolicyServer(replies=[_calls(NAMES)] * 2) as server:
         backend = OpenAIAgentsSQLBackend(max_turns=1)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
-        answer = await backend.run(Question(id="1", text="Who sings?", database=database, form="prose"), endpoint)
+        answer = await backend.run(Question(id="1", text="Who sings?", database=database, answers=TEXT), endpoint)
         await backend.stop()
     assert answer.text == ""
 
@@ -177,7 +180,7 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: 
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
         endpoint, backend = Endpoint(base_url=server.base_url, model="m"), OpenAIAgentsSQLBackend()
         with pytest.raises(EndpointError, match="out of cards") as caught:
-            await backend.run(Question(id="1", text="?", database=database), endpoint)
+            await backend.run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
         await backend.stop()
         assert caught.value.status == 503
         assert len(server.requests) == 1
@@ -186,7 +189,7 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: 
 async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
-        await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database), endpoint)
+        await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -259,7 +262,7 @@ async def test_concurrent_rollouts_do_not_mix_their_answers(database: str) -> No
     async with ScriptedPolicyServer(replies=reply) as server:
         backend = OpenAIAgentsSQLBackend()
         endpoint = Endpoint(base_url=server.base_url, model="m")
-        questions = [Question(id=str(i), text=str(i), database=database) for i in range(16)]
+        questions = [Question(id=str(i), text=str(i), database=database, answers=SQL) for i in range(16)]
         answers = await asyncio.gather(*(backend.run(question, endpoint) for question in questions))
         await backend.stop()
     assert [answer.text for answer in answers] == [f"SELECT {i}" for i in range(16)]

@@ -32,6 +32,8 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.adapters.unmodified.conversation import Conversation
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT, AgentResult
 from groundwire.train.store.spans import LightningSpanSink
 
 Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
@@ -50,7 +52,7 @@ class Traced:
         rollout = await self._store.start_rollout(input={})
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         endpoint = Endpoint(base_url=self.proxy.base_url(*ids), model="policy", api_key="of-the-run")
-        asked = Question(id="1", text=question, database=database, columns=columns)
+        asked = Question(id="1", text=question, database=database, answers=SQL, columns=columns)
         answer = await backend.run(asked, endpoint)
         await self.proxy.flush()
         return answer, all_calls_from_spans(await self._store.query_spans(*ids))
@@ -251,7 +253,7 @@ async def test_a_program_is_an_agent(tmp_path: Path) -> None:
 async def test_a_program_ends_when_it_exits_whatever_it_leaves_running(tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint(input()[:13])\n")
-    question = Question(id="1", text="Who?", database="", form="prose")
+    question = Question(id="1", text="Who?", database="", answers=TEXT)
     answer = await CommandBackend(agent=f"python {program}").run(question, Endpoint(base_url="", model="m"))
     assert (answer.text, answer.judged_field) == ('{"id": "1", "', "standard output")
     assert answer.input.endswith('with {"id": "1", "question": "Who?", "database": ""} as standard input')
@@ -355,4 +357,4 @@ def test_the_steps_of_an_agent_are_the_tool_calls_of_its_requests_in_any_api(pat
     assert conversation.steps() == [
         {"agent": "find", "kind": "tool", "input": "SELECT 1", "output": "1 row", "ok": True},
     ]
-    assert conversation.last_query() == "SELECT 1"
+    assert SQL.read(AgentResult([], conversation.steps())) == ("SELECT 1", "the last query of a tool call")

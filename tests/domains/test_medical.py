@@ -25,7 +25,7 @@ from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.rollouts.agent_view import answer_form
+from groundwire.train.rollouts.agent_view import answers_of
 
 medical = domains.get("medical")
 
@@ -142,7 +142,7 @@ def test_a_backends_question_has_no_gold_and_asks_for_prose(data: domains.TaskDa
             id=task["id"],
             text=task["question"],
             database=medical.database(task),
-            form=answer_form(medical, rewards.get(medical.default_reward)),
+            answers=answers_of(medical, rewards.get(medical.default_reward)),
         )
         assert question.form == "prose"
         assert task["answer"] not in repr(question)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 
 from groundwire.adapters import Answer, EndpointError
-from groundwire.domains import TaskData
+from groundwire.domains import Domain, TaskData
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import evaluator
@@ -77,6 +76,10 @@ def evaluate(
     return evaluator.evaluate(config, samples=samples, **parts)
 
 
+class _Bandit(Domain):
+    name = "bandit"
+
+
 def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     async def score(task: Any, answer: str, steps: Any) -> float:
         return reward(answer)
@@ -89,7 +92,7 @@ def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: di
     tasks = [{"id": str(number), "question": "which digit?"} for number in range(given["val_tasks"])]
     return resolve("fast", model=str(model), **given), {
         "data": TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
-        "domain": SimpleNamespace(name="bandit", default_reward="", form="prose", database=lambda _: ""),
+        "domain": _Bandit(),
         "run": run,
         "callback": ProgressCallback(),
         "backend": _Backend(agent),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from groundwire.domains import Task
+from groundwire.domains import Domain, Task
+from groundwire.tools.sql.answers import SQL
 
 
-class NoData:
+class NoData(Domain):
     """Its tasks name their database themselves, if they need one; nothing can be loaded."""
 
-    name, default_reward, form = "test", "test", "sql"
+    name, default_reward, answers = "test", "test", SQL
 
     def load(self, data_dir: str | None = None) -> Any:
         raise AssertionError

@@ -20,7 +20,8 @@ from groundwire.rewards import RewardError
 from groundwire.rewards.audit import Audit, audit
 from groundwire.rewards.probes import probes
 from groundwire.rewards.spider.execution_match import execution_match, spider_exec_match
-from groundwire.tools.types import AgentStep
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT, AgentStep
 from groundwire.train.audit import app
 
 ROWS = "('Rex', 3), ('Ada', 5), ('Tom', 9)"
@@ -38,9 +39,9 @@ def asked(database: str, *golds: str) -> list[dict[str, Any]]:
 
 
 async def audited(tasks: Sequence[Mapping[str, Any]], reward: Any = spider_exec_match, database: str = "") -> Audit:
-    form = "sql" if any("query" in task for task in tasks) else "prose"
+    answers = SQL if any("query" in task for task in tasks) else TEXT
     where = lambda task: task.get("db_path", database)  # noqa: E731
-    return await audit(tasks, reward, golds=list(map(gold_answer, tasks)), database=where, form=form)
+    return await audit(tasks, reward, golds=list(map(gold_answer, tasks)), database=where, answers=answers)
 
 
 def found(result: Audit, kind: str) -> set[tuple[str, str]]:
@@ -146,7 +147,7 @@ async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding(pet
 )
 def test_one_condition_of_the_gold_is_dropped(pets: str, gold: str, weaker: str | None) -> None:
     [task] = asked(pets, gold)
-    tried = {probe.name: probe.answer for probe in probes(task, gold=gold, another="", database=pets, form="sql")}
+    tried = {probe.name: probe.answer for probe in probes(task, gold=gold, another="", database=pets, answers=SQL)}
     assert tried.get("filter dropped") == weaker
 
 

@@ -26,6 +26,7 @@ from groundwire.tools.neighbours.fuzz import write_database
 from groundwire.tools.neighbours.mutations import memorised, mutations
 from groundwire.tools.neighbours.tables import Schema, Table, read_schema
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
+from groundwire.tools.sql.answers import SQL
 
 SCRIPT = """
 CREATE TABLE owner (id integer PRIMARY KEY, name text NOT NULL UNIQUE, city text);
@@ -365,7 +366,7 @@ async def test_the_audit_counts_fewer_dropped_filters_with_neighbours(pets: str)
                 get("spider_exec_match"),
                 golds=[task["query"] for task in tasks],
                 database=lambda task: task["db_path"],
-                form="sql",
+                answers=SQL,
             )
         counts.append(result.tasks_by_finding.get("filter dropped and still wins", 0))
     assert counts[0] > counts[1] == 1  # HAVING count(*) >= 1 drops nothing from any database

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sqlite3
 
+from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import connections
 
 __all__ = [
@@ -64,7 +65,7 @@ class QueryTimeoutError(QueryError):
     """The query exceeded its deadline, or its caller cancelled it."""
 
 
-class DatabaseError(QueryError):
+class DatabaseError(QueryError, BrokenResourceError):
     """The database cannot be read: a failure of the infrastructure, not of the agent."""
 
 

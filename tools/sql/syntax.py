@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["fenced_sql", "parse_query"]
+__all__ = ["fenced_sql", "is_query", "parse_query"]
 
 _MAX_CHARS = 4000
 """A longer text is hardly an attempt at a query, and parsing it takes time."""
@@ -14,6 +14,14 @@ _DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|pls
 _LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
 _FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 """A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
+
+
+_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
+
+
+def is_query(text: str) -> bool:
+    """Whether ``text`` begins like an SQL query."""
+    return _QUERY.match(text) is not None
 
 
 def fenced_sql(reply: str) -> str | None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
-from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
 from groundwire.tools.layers import check_trainer
@@ -105,7 +104,7 @@ def make_job(
 def _with_gold_trust(job: Job) -> Job:
     if (file := job.config.gold_trust) is None:
         return job
-    data, note = with_gold_trust(job.data, Path(file), seed=job.config.seed)
+    data, note = job.domain.with_gold_trust(job.data, Path(file), seed=job.config.seed)
     return replace(job, data=data, notes=[*job.notes, f"gold trust: {note}"])
 
 
@@ -238,7 +237,7 @@ def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint 
         from groundwire.train.gepa.trainer import PromptTrainer
 
     config, upstream = job.config, upstream_of(endpoint, job.config)
-    own = default_prompts(job.backend, job.view.form)
+    own = default_prompts(job.backend, job.view.answers.name)
     try:
         with ProgressDisplay(shown, 1) as display:
             PromptTrainer(
@@ -270,7 +269,7 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         print(f"warning: {warning}", file=sys.stderr)
     if not (metrics := run.metrics()):
         return {}
-    note = STARTER_NOTES[job.view.form] if job.config.model == "starter" else ""
+    note = STARTER_NOTES[job.view.answers.name] if job.config.model == "starter" else ""
     summary = summarize(run, job.config, job.data.source, note=note)
     with suppress(RunDirError):  # a validation cannot be read: the means in the metrics remain
         for name, change in paired_changes(run).items():

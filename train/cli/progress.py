@@ -83,7 +83,7 @@ def show_summary(
     console: Console, summary: Mapping[str, Any], folder: str, domain: domains.Domain | None = None
 ) -> None:
     """Print a run's ``summary.json``; ``folder`` is the run's. Without ``domain``, it is the one of that name."""
-    breakdowns = domains.breakdowns_of(domain or domains.get(summary["domain"]))
+    breakdowns = (domain or domains.get(summary["domain"])).breakdowns
     if "untrained" in summary:
         console.print(f"[bold]{summary['untrained']}[/bold]; groundwire why {folder} says more")
     for name, way in VALIDATIONS.items():

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, triplets
-from groundwire.tools.sql import QueryError, render, run_query
 from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.outcome import RolloutResult
@@ -17,8 +16,6 @@ from groundwire.train.rollouts.outcome import RolloutResult
 __all__ = ["show_rollouts"]
 
 _SHOWN_IDS = 8
-_SHOWN_ROWS = 200
-"""Characters of a query's rows."""
 
 
 def show_rollouts(
@@ -74,24 +71,17 @@ def _show_call(show: Any, call: LLMCall, shown: list[Mapping[str, Any]]) -> None
 
 
 def _show_reward(show: Any, result: RolloutResult, view: AgentView) -> None:
-    """The gold answer and the agent's, each with the rows of its query, and the reward."""
+    """The gold answer and the agent's, each with its details, such as the rows of a query, and the reward."""
     task = result.request.task
-    is_query, database = view.form == "sql", view.domain.database(task)
     if result.judged_field:
         show("judged", result.judged_field)
     for label, text in [("gold", view.gold(task)), ("answer", result.answer or result.message)]:
         show(label, text or "(empty)")
-        if is_query and database and text and (label == "gold" or result.answer):
-            show("", f"rows {_rows(database, text)}")
+        is_answer = text and (label == "gold" or result.answer)
+        if is_answer and (details := view.answers.details(text, view.domain.database(task))):
+            show("", details)
     components = ", ".join(f"{name} {value:.4g}" for name, value in result.reward_components.items())
     show("reward", f"{result.reward}{f' ({components})' if components else ''}")
-
-
-def _rows(database: str, query: str) -> str:
-    try:
-        return render(run_query(database, query), max_chars=_SHOWN_ROWS)
-    except QueryError as error:
-        return f"none: {error}"
 
 
 def _shorten(ids: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from groundwire import domains
 from groundwire.adapters import Backend
 from groundwire.domains import Domain, TaskData
 from groundwire.rewards import Reward
@@ -47,8 +46,7 @@ def evaluate(
     could be judged, all failed in the same way, or the reward failed for most.
     """
     tasks = choose_tasks(data.validation, config.val_tasks)
-    breakdowns = domains.breakdowns_of(domain)
-    write_predictions = getattr(domain, "write_predictions", None)
+    breakdowns = domain.breakdowns
     timer = StepTimer()
     runtime = RolloutRuntime(
         engine=upstream or local_engine(config, run, timer),
@@ -69,9 +67,8 @@ def evaluate(
             results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
             sample_rows = [result.to_row(0) for result in results]
             run.write_rollouts(0, sample_rows, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
-            if write_predictions is not None:
-                answers = {str(result.request.task["id"]): result.answer for result in results}
-                write_predictions(run.path, tasks, answers, sample)
+            answers = {str(result.request.task["id"]): result.answer for result in results}
+            domain.write_predictions(run.path, tasks, answers, sample)
             rows += sample_rows
             if sample == 0:
                 calls = [call for result in results for call in result.calls]

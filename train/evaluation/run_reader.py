@@ -56,7 +56,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     config = run.config()
     breakdowns: Breakdowns = {}
     with suppress(UserError):  # the domain may be a plugin that is not installed here
-        breakdowns = domains.breakdowns_of(domain or domains.get(str(config.get("domain"))))
+        breakdowns = (domain or domains.get(str(config.get("domain")))).breakdowns
     before, after = first_and_last(run)
     change = None
     with suppress(ValueError):  # one validation, or no question that both judged

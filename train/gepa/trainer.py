@@ -13,7 +13,6 @@ from typing import Any
 
 from gepa import GEPAResult, optimize
 
-from groundwire import domains
 from groundwire.adapters import Backend
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import Reward
@@ -68,7 +67,7 @@ class PromptTrainer:
                 "endpoint.prompts"
             )
         self.config, self.data, self.run, self.callback, self._seed = config, data, run, callback, prompts
-        self._breakdowns, self._started = domains.breakdowns_of(domain), time.monotonic()
+        self._breakdowns, self._started = domain.breakdowns, time.monotonic()
         self._timer = StepTimer()
         self._runtime = RolloutRuntime(
             engine=upstream or local_engine(config, run, self._timer),

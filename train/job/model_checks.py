@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from groundwire import adapters, domains
+from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.schema import CutSchemaWarning
-from groundwire.tools.sql import DatabaseError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
@@ -114,7 +114,7 @@ def _long_prompts(
     def count(task: domains.Task) -> int:
         try:
             text = first_prompt(view.question(task, view.domain.database(task)), config.prompts)
-        except DatabaseError:
+        except BrokenResourceError:
             return 0  # its rollouts say so
         return len(tokenizer.encode(text, add_special_tokens=False))
 

@@ -16,10 +16,9 @@ from groundwire.domains.task_list import is_file
 from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
-from groundwire.tools.sql import DatabaseStates
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.tools.types import AnswerForm
+from groundwire.tools.types import TEXT
 from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.config.errors import ConfigError
@@ -88,8 +87,8 @@ class Job:
     backend: adapters.Backend
     reward: rewards.Reward
     objects: Objects
-    databases: DatabaseStates
-    """The state of the databases before any rollout."""
+    databases: domains.PrivateTasks
+    """Remembers the state of the databases before any rollout."""
     notes: list[str]
 
 
@@ -133,7 +132,7 @@ def prepare(
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
     domain, data = _load_data(config, domain, split)
     view = AgentView.of(domain, reward, config.agent_columns)
-    _check_prompts(config, backend, view.form)
+    _check_prompts(config, backend, view.answers.name)
     tasks = [*data.train, *data.validation]
     _check_references(config, view, data)
     if data.folder is not None:  # which an environment variable may have named
@@ -160,10 +159,12 @@ def prepare(
         *(f"reward: {note}" for note in reward_notes),
         *model_notes,
     ]
-    if view.form == "prose" and not hasattr(domain, "form") and any(map(domain.database, tasks)):
+    if view.answers is TEXT and domain.answers is None and any(map(domain.database, tasks)):
         notes.append("answers: judged as text; a reward of SQL queries says so with @groundwire.rewards.judges_sql")
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
+    databases = domain.private_tasks()
+    databases.remember(tasks)
     return Job(
         config=config,
         data=data,
@@ -172,7 +173,7 @@ def prepare(
         backend=backend,
         reward=reward,
         objects=objects,
-        databases=DatabaseStates.of({domain.database(task) for task in tasks} - {""}),
+        databases=databases,
         notes=notes,
     )
 
@@ -238,14 +239,14 @@ def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Bac
     return backend
 
 
-def _check_prompts(config: RunConfig, backend: adapters.Backend, form: AnswerForm) -> None:
+def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> None:
     """Raise :class:`ConfigError` for a prompt that the agent has not, if it says which it has."""
     known = default_prompts(backend, form)
     if known and (unknown := sorted(config.prompts.keys() - known.keys())):
         raise ConfigError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(known)}")
 
 
-def default_prompts(backend: adapters.Backend, form: AnswerForm) -> dict[str, str]:
+def default_prompts(backend: adapters.Backend, form: str) -> dict[str, str]:
     """The named prompts of an agent, which a run can replace; empty if it names none."""
     named = getattr(backend, "default_prompts", None)
     return dict(named(form)) if named is not None else {}
@@ -254,7 +255,7 @@ def default_prompts(backend: adapters.Backend, form: AnswerForm) -> dict[str, st
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
     """Raise :class:`CommandError` if a judge needs reference answers that tasks do not have."""
     name = config.reward or view.domain.default_reward or ""
-    if "rule_judge_hybrid" not in name or view.form != "prose":
+    if "rule_judge_hybrid" not in name or view.answers.name != "prose":
         return
     if config.judge.teacher is not None or config.judge.without_reference:
         return
@@ -264,8 +265,6 @@ def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData
 
 def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:
     """Runners read no database outside of the data's folders: raise an error if a task has one there."""
-    if not hasattr(domain, "database_folders"):
-        return  # they are the databases of the tasks
     folders = domains.database_folders(domain, config.data_dir)
     paths = {domain.database(task) for task in (*data.train, *data.validation)} - {""}
     if outside := sorted(path for path in paths if not domains.is_inside(path, folders)):

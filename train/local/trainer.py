@@ -19,7 +19,7 @@ import torch
 
 from groundwire.adapters import Backend
 from groundwire.adapters.tracing import trajectories, triplets
-from groundwire.domains import Domain, TaskData, breakdowns_of
+from groundwire.domains import Domain, TaskData
 from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.credit import trained_reward
@@ -81,7 +81,7 @@ class LocalTrainer:
         shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.config, self.data, self.run, self.callback = config, data, run, callback
-        self._breakdowns = breakdowns_of(domain)
+        self._breakdowns = domain.breakdowns
         self.shutdown = shutdown or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()

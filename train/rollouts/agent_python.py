@@ -32,7 +32,7 @@ try:
     reward = rewards.get(sys.argv[1])
 except UserError as error:
     sys.exit(str(error))
-print(json.dumps([rewards.answer_form(reward), sorted(rewards.names_read(reward))]))
+print(json.dumps([getattr(rewards.answers_of(reward), "name", None), sorted(rewards.names_read(reward))]))
 """
 
 

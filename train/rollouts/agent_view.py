@@ -10,30 +10,30 @@ from typing import Any
 from groundwire import domains, rewards
 from groundwire.adapters import Question
 from groundwire.domains import Domain, Task
-from groundwire.tools.types import AnswerForm
+from groundwire.tools.types import TEXT, AnswerKind
 
-__all__ = ["AgentView", "answer_form"]
+__all__ = ["AgentView", "answers_of"]
 
 _log = logging.getLogger(__name__)
 
 
-def answer_form(domain: Domain, reward: rewards.Reward) -> AnswerForm:
-    """Whether answers are SQL or prose: what the domain says, else the reward, else the domain's own reward."""
-    form: AnswerForm | None = getattr(domain, "form", None) or rewards.answer_form(reward)
-    if form is None and domain.default_reward in rewards.names():
-        form = rewards.answer_form(rewards.get(domain.default_reward))
-    return form or "prose"
+def answers_of(domain: Domain, reward: rewards.Reward) -> AnswerKind:
+    """How answers are read: as the domain says, else the reward, else the domain's own reward."""
+    answers = domain.answers or rewards.answers_of(reward)
+    if answers is None and domain.default_reward in rewards.names():
+        answers = rewards.answers_of(rewards.get(domain.default_reward))
+    return answers or TEXT
 
 
 @dataclass
 class AgentView:
-    """The view of the tasks of ``domain``, whose answers have the ``form``, when the reward may read ``read``.
+    """The view of the tasks of ``domain``, whose answers are ``answers``, when the reward may read ``read``.
 
     ``shown`` are the columns that agents see all the same.
     """
 
     domain: Domain
-    form: AnswerForm
+    answers: AnswerKind
     read: frozenset[str]
     shown: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ class AgentView:
     def of(cls, domain: Domain, reward: rewards.Reward, agent_columns: str = "") -> AgentView:
         """The view of a run with ``reward`` and the setting ``agent_columns``."""
         shown = tuple(filter(None, agent_columns.split(",")))
-        return cls(domain, answer_form(domain, reward), rewards.names_read(reward), shown)
+        return cls(domain, answers_of(domain, reward), rewards.names_read(reward), shown)
 
     def columns(self, task: Task) -> dict[str, Any]:
         """The columns that an agent sees."""
@@ -50,7 +50,7 @@ class AgentView:
     def question(self, task: Task, database: str) -> Question:
         """What an agent gets."""
         return Question(
-            id=task["id"], text=task["question"], database=database, form=self.form, columns=self.columns(task)
+            id=task["id"], text=task["question"], database=database, answers=self.answers, columns=self.columns(task)
         )
 
     def line(self, tasks: Iterable[Task]) -> str:
@@ -59,7 +59,7 @@ class AgentView:
 
     def gold(self, task: Task) -> str:
         """The gold answer, for people."""
-        return domains.gold_answer(task, getattr(self.domain, "gold_columns", ()), read=self.read)
+        return domains.gold_answer(task, self.domain.gold_columns, read=self.read)
 
     async def score(self, reward: rewards.Reward, task: Task, answer: str, steps: Any) -> Any:
         """Call ``reward``. A column that it reads, and that its code does not name, is hidden from then on."""

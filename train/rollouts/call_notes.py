@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from groundwire import adapters, rewards
-from groundwire.domains import Task
+from groundwire.domains import ANSWER_KINDS, Task
 from groundwire.tools.errors import UserError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -41,7 +41,7 @@ def call_notes(
     if not config.runner_python:
         return _describe(backend, reward, questions, found)
     settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
-    given = json.dumps([settings, [asdict(each) for each in questions], found], default=str)
+    given = json.dumps([settings, [{**asdict(each), "answers": each.form} for each in questions], found], default=str)
     return [str(note) for note in ask(config.runner_python, "-m", _MODULE, given=given)]
 
 
@@ -69,7 +69,8 @@ def _main() -> None:
     try:
         settings = AgentSettings(**given)
         reward = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
-        notes = _describe(make_backend(settings), reward, [adapters.Question(**each) for each in questions], tasks)
+        asked = [adapters.Question(**{**each, "answers": ANSWER_KINDS[each["answers"]]}) for each in questions]
+        notes = _describe(make_backend(settings), reward, asked, tasks)
     except UserError as error:
         sys.exit(str(error))
     print(json.dumps(notes))

@@ -86,7 +86,7 @@ class RolloutRuntime:
         self._server_options = dict(server or {})
         self._engine, self._config, self._run_dir = engine, config, run
         self.scores = FailureScores(config.failures, run)
-        self._bundled: Path | None = getattr(domain, "bundled", None)
+        self._bundled: Path | None = domain.bundled
 
         @wraps(reward)
         async def timed_reward(task: Any, answer: str, steps: Any) -> float | dict[str, float]:

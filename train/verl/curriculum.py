@@ -34,7 +34,7 @@ class Curriculum:
 
         column = pq.read_table(run.path / "tasks" / "train.parquet", columns=["task"])["task"]
         tasks = [json.loads(task) for task in column.to_pylist()]
-        rates = read_pass_rates(run, tasks, domains.breakdowns_of(domains.get(config.domain)))
+        rates = read_pass_rates(run, tasks, domains.get(config.domain).breakdowns)
         return cls(tasks, rates, seed=config.seed)
 
     def draw(self, step: int) -> Task:

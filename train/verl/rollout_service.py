@@ -185,7 +185,7 @@ class RolloutService:
                 view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
                 for note in filter(None, [*agent_notes(rows, models, MODEL_NAME), few, gold_in_prompts(results, view)]):
                     _log.warning("%s", note)
-            breakdowns = domains.breakdowns_of(domain)
+            breakdowns = domain.breakdowns
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)

@@ -27,16 +27,20 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import DataError
 from groundwire.rewards import UnusableRewardError, judges_sql, reward_function
 from groundwire.tools.errors import UserError
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT
 from groundwire.train import evaluate, fit
 from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.rollouts.agent_view import answer_form
+from groundwire.train.rollouts.agent_view import answers_of
 
 # What an author writes: no line of the agent is about training. The loop that is running is that of a notebook.
 SCRIPT = """
 import asyncio, json, sys
 import openai
 from groundwire.train import evaluate, fit
+from groundwire.tools.sql.answers import SQL
+from groundwire.tools.types import TEXT
 
 client = openai.AsyncOpenAI(api_key="sk-of-the-author")
 seen = set()
@@ -250,9 +254,9 @@ def test_a_column_does_not_make_answers_sql_and_a_reward_of_queries_does(tmp_pat
     [task] = domain.load().train
     assert domain.database(task) == str(tmp_path / "shop.sqlite")
     own = reward_function(lambda task, answer: float(answer in task["query"]))
-    assert answer_form(domain, own) == answer_form(domain, rewards.get("executes")) == "prose"
+    assert answers_of(domain, own) is answers_of(domain, rewards.get("executes")) is TEXT
     sums = ("spider_exec_match", "0.9*bird_soft_f1+0.1*executes")
-    assert {answer_form(domain, reward) for reward in (*map(rewards.get, sums), judges_sql(own))} == {"sql"}
+    assert {answers_of(domain, reward) for reward in (*map(rewards.get, sums), judges_sql(own))} == {SQL}
     assert domain.database(TASKS[0]) == ""
 
 

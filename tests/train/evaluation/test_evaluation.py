@@ -34,7 +34,7 @@ from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
 from groundwire.train.policy import STARTER
 
-BREAKDOWNS = domains.breakdowns_of(domains.get("spider"))
+BREAKDOWNS = domains.get("spider").breakdowns
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
 
 

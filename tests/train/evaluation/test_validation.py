@@ -35,7 +35,7 @@ def _rows(*rewards: float | str, **columns: list[str]) -> list[dict[str, Any]]:
 
 def test_accuracy_is_reported_overall_and_by_the_columns_of_the_domain() -> None:
     rows = _rows(1.0, 0.0, 1.0, hardness=["easy", "easy", "hard"], subject_split=["new", "familiar", "new"])
-    result = compute_accuracy(rows, domains.breakdowns_of(domains.get("spider")))
+    result = compute_accuracy(rows, domains.get("spider").breakdowns)
     assert result["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     parts = {key: {value: part["accuracy"] for value, part in result[key].items()} for key in result if "by_" in key}
     assert parts == {"by_hardness": {"easy": 0.5, "hard": 1.0}, "by_subject_split": {"familiar": 0.0, "new": 1.0}}

@@ -32,6 +32,7 @@ from groundwire.train.rollouts.runtime import Upstream
 
 pytest.importorskip("gepa")
 
+from groundwire.tools.sql.answers import SQL
 from groundwire.train.gepa.journal import Journal
 from groundwire.train.gepa.reflection import ReflectionError
 from groundwire.train.gepa.trainer import PromptTrainer
@@ -272,7 +273,7 @@ async def test_a_sql_agent_asks_with_the_prompts_of_its_rollout(backend: str, tm
 
     sqlite3.connect(tmp_path / "d.sqlite").execute("CREATE TABLE singer (age)").connection.close()
     agent = adapters.get(backend)()
-    question = adapters.Question(id="q", text="How old?", database=str(tmp_path / "d.sqlite"))
+    question = adapters.Question(id="q", text="How old?", database=str(tmp_path / "d.sqlite"), answers=SQL)
     async with ScriptedPolicyServer(lambda body: "```sql\nSELECT 1\n``` CORRECT") as server:
         for prompts in ({}, {"write": "Please: {question}"}):
             endpoint = adapters.Endpoint(base_url=server.base_url, model="m", prompts=prompts)

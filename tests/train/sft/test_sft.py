@@ -25,10 +25,11 @@ from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.domains import TaskData, get
+from groundwire.domains import Domain, TaskData, get
 from groundwire.tools.errors import CommandError
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
+from groundwire.tools.types import TEXT
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
@@ -84,7 +85,7 @@ def _chats(file: Path, *chats: Any) -> str:
     return str(file)
 
 
-class _Domain:
+class _Domain(Domain):
     name, default_reward = "pets", "spider_exec_match"
 
     def __init__(self, path: Path) -> None:
@@ -189,7 +190,7 @@ async def test_each_turn_on_the_way_to_an_answer_in_prose_is_learned(
     given = {"example_values": 0, "show_keys": False, "execution_truncate": 72, "prompt_profile": profile}
     agent = (LangGraphSQLBackend if backend == "langgraph" else OpenAIAgentsSQLBackend)(**given)
     async with ScriptedPolicyServer(replies=reply) as server:
-        asked = Question(id="1", text=task["question"], database=domain.database(task), form="prose")
+        asked = Question(id="1", text=task["question"], database=domain.database(task), answers=TEXT)
         answer = await agent.run(asked, Endpoint(base_url=server.base_url, model=server.model))
         await agent.stop()
     assert answer.text == task["answer"]
@@ -221,6 +222,7 @@ import hashlib
 from groundwire.domains import get
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.golds import GoldTurns, make_questions
+from groundwire.tools.types import TEXT
 
 domain, settings = get("spider"), SFTSettings(backend=["langgraph", "openai-agents"], later_turns=1.0)
 questions = make_questions(domain, domain.load().train[:60], settings, wrong=True, on_end=lambda: None)

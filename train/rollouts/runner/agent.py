@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters._failures import agent_failure
 from groundwire.adapters.tracing.sampling import attempt_sampling
-from groundwire.domains import Domain
+from groundwire.domains import Domain, PrivateTasks
 from groundwire.tools.errors import UserError
 from groundwire.tools.infrastructure import infrastructure_errors
-from groundwire.tools.sql import DatabaseCopies
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.config.run_config import AgentSettings
@@ -62,7 +60,7 @@ class RolloutAgent:
     """Runs one backend on the tasks of one domain, scored by one reward.
 
     ``failures`` and ``agent_columns`` are the settings of these names; ``check`` is for the requests of a store that
-    other processes can write to. An agent gets one of the ``copies`` of its database, unless its backend has
+    other processes can write to. An agent gets a ``private`` copy of its task, unless its backend has
     ``reads_only = True``; the reward reads the original.
     """
 
@@ -76,9 +74,9 @@ class RolloutAgent:
         failures: str = "",
         agent_columns: str = "",
         check: RequestCheck | None = None,
-        copies: DatabaseCopies | None = None,
+        private: PrivateTasks | None = None,
     ) -> None:
-        self._copies = copies or DatabaseCopies()
+        self._private_tasks = private or domain.private_tasks()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
         self.view = AgentView.of(domain, reward, agent_columns)
         self._check, self._final = check, _NEVER_RETRIED | failure_scores(failures).keys()
@@ -137,31 +135,22 @@ class RolloutAgent:
     @asynccontextmanager
     async def _private(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
         """The task with a copy in place of its database, and the copy's path."""
-        database = self.domain.database(task)
-        if not self._may_write(database):
-            yield task, database
+        if getattr(self.backend, "reads_only", False):
+            yield task, self.domain.database(task)
             return
-        try:
-            copy = await asyncio.to_thread(self._copies.take, database)
-        except OSError as error:
-            raise adapters.ToolError(
-                f"the agent's copy of {database} cannot be made: {error}; make room, or set TMPDIR to another folder"
-            ) from error
-        reusable = True
-        try:
-            yield {name: copy.path if value == database else value for name, value in task.items()}, copy.path
-        except asyncio.CancelledError:  # the agent's thread runs on
-            reusable = False
-            raise
-        finally:
-            self._copies.give_back(copy, reusable=reusable)
-
-    def _may_write(self, database: str) -> bool:
-        return os.path.isfile(database) and not getattr(self.backend, "reads_only", False)
+        async with AsyncExitStack() as stack:
+            try:
+                private = await stack.enter_async_context(self._private_tasks.copy_of(task))
+            except OSError as error:
+                raise adapters.ToolError(
+                    f"the agent's copy of {self.domain.database(task)} cannot be made: {error}; make room, or set "
+                    "TMPDIR to another folder"
+                ) from error
+            yield private
 
     def close(self) -> None:
         """Remove the copies of databases."""
-        self._copies.close()
+        self._private_tasks.close()
 
     async def _own_reward(
         self,
@@ -188,16 +177,16 @@ class RolloutAgent:
     async def _query_scores(
         self, rollout: AttemptedRollout, steps: Sequence[AgentStep], *, answered: bool
     ) -> list[float]:
-        """In validations, the rewards of an SQL agent's queries but the last one if that is the answer.
+        """In validations, the rewards of what the agent tried, without the last one if that is the answer.
 
         Empty if the reward of one cannot be computed.
         """
-        if rollout.mode != "val" or self.view.form != "sql":
+        if rollout.mode != "val":
             return []
-        queries = [index for index, step in enumerate(steps) if step["kind"] == "tool" and not _is_json(step["input"])]
+        tried = self.view.answers.tried(steps)
         scores = (
             self.view.score(self.reward, rollout.input, steps[index]["input"], steps[: index + 1])
-            for index in queries[: len(queries) - answered]
+            for index in tried[: len(tried) - answered]
         )
         try:
             return [rewards.total(score) for score in await asyncio.gather(*scores)]
@@ -218,11 +207,6 @@ class RolloutAgent:
         span = _reward_span(score, self._least_reward)
         self._has_scored = True
         return span
-
-
-def _is_json(text: str) -> bool:
-    """Whether a step's input is not a query but the arguments of another tool."""
-    return text.lstrip().startswith(("{", "["))
 
 
 def _reward_span(value: Any, least_reward: float = 0.0) -> ReportedSpan:
@@ -256,7 +240,7 @@ class RemoteRolloutAgent:
     def __init__(self, check: RequestCheck) -> None:
         self._check = check
         self._agents: dict[AgentSettings, RolloutAgent] = {}
-        self._copies = DatabaseCopies()
+        self._private_tasks = check.domain.private_tasks()
         self._agent_for({})
 
     async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
@@ -274,8 +258,8 @@ class RemoteRolloutAgent:
         for agent in self._agents.values():
             if isinstance(agent.backend, adapters.Stoppable):
                 await agent.backend.stop()
-        self._copies.close()
-        if warning := self._copies.originals.warning():
+        self._private_tasks.close()
+        if warning := self._private_tasks.warning():
             _log.warning("%s", warning)
 
     def _agent_for(self, given: Any) -> RolloutAgent:
@@ -294,6 +278,6 @@ class RemoteRolloutAgent:
                 failures=settings.failures,
                 agent_columns=settings.agent_columns,
                 check=check,
-                copies=self._copies,
+                private=self._private_tasks,
             )
         return self._agents[settings]

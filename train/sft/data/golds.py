@@ -69,7 +69,7 @@ class Question:
 
 def gold_is_sql(domain: Domain) -> bool:
     """Whether a gold query is the answer. The queries are what is learned, so it is unless the domain says prose."""
-    return getattr(domain, "form", "sql") == "sql"
+    return domain.answers is None or domain.answers.name == "sql"
 
 
 def check_golds(domain: Domain, data: TaskData) -> None:
