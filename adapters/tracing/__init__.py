@@ -9,6 +9,7 @@ The proxy (:mod:`groundwire.adapters.tracing.proxy`) is not imported here: it ne
 from __future__ import annotations
 
 from groundwire.adapters.tracing.calls import (
+    CallCredit,
     LLMCall,
     all_calls_from_spans,
     calls_from_spans,
@@ -21,6 +22,7 @@ from groundwire.adapters.tracing.reward_spans import reward_from_spans
 from groundwire.adapters.tracing.trajectories import Trajectory, Triplet, calls_of_agents, trajectories, triplets
 
 __all__ = [
+    "CallCredit",
     "LLMCall",
     "Trajectory",
     "Triplet",

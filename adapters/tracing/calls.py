@@ -26,6 +26,7 @@ from groundwire.tools.text import valid_texts
 
 __all__ = [
     "UNKNOWN_GRAMMAR",
+    "CallCredit",
     "LLMCall",
     "all_calls_from_spans",
     "calls_from_spans",
@@ -42,6 +43,16 @@ UNKNOWN_GRAMMAR = "null"
 """The grammar of a reply that was constrained in a way that the server did not report."""
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class CallCredit:
+    """What one call is trained with."""
+
+    returns: float
+    advantage: float
+    weight: float
+    """Factor of the advantage. Tokens of weight 0 are not trained: they do not count in a mean over tokens either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

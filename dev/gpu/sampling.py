@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dev.gpu.update import SHAPES, make_rollouts
+from dev.gpu.update import SHAPES, make_groups
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.decoding.decoder import Decoder
 from groundwire.train.policy.engine import LocalEngine
@@ -58,7 +58,9 @@ def _measure(model: Any, tokenizer: Any, options: argparse.Namespace, max_batch:
         model, tokenizer, max_model_len=3072, max_batch=max_batch, bf16=not options.fp32 and not options.scripted
     )
     draw = random.Random(0)
-    prompts = [rollout.trajectories[0].prompt_ids for rollout in make_rollouts(len(tokenizer), options.groups, 8)]
+    prompts = [
+        item.trajectory.prompt_ids for group in make_groups(len(tokenizer), options.groups, 8) for item in group.items
+    ]
     seconds = []
     for step in range(3):  # the first one compiles kernels and grows the cache
         engine.update_weights(step)

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from groundwire.adapters.tracing import Trajectory, Triplet, trajectories
-from groundwire.train.local.update.grpo import GRPO, ScoredRollout
+from groundwire.adapters.tracing import LLMCall, Trajectory
+from groundwire.train.algorithms.credit import TrainingGroup, training_items
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
 
 def _qwen(width: int, feed_forward: int, layers: int, heads: int) -> Qwen2Config:
@@ -53,8 +56,8 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def make_rollouts(vocabulary: int, groups: int, size: int) -> list[ScoredRollout]:
-    """Rollouts of one call each with random ids and random rewards of 0 and 1."""
+def make_groups(vocabulary: int, groups: int, size: int) -> list[TrainingGroup]:
+    """Groups of rollouts of one call each with random ids and random rewards of 0 and 1."""
     rng = random.Random(0)
     rollouts = []
     for group in range(groups):
@@ -62,20 +65,22 @@ def make_rollouts(vocabulary: int, groups: int, size: int) -> list[ScoredRollout
         prompt = [rng.randrange(vocabulary) for _ in range(length)]
         for index in range(size):
             count = min(96, max(10, int(rng.lognormvariate(3.55, 0.5))))
-            call = Triplet(
+            call = LLMCall(
+                rollout_id="",
+                attempt_id="",
+                sequence=1,
                 prompt_ids=prompt,
                 response_ids=[rng.randrange(vocabulary) for _ in range(count)],
                 logprobs=[-10.0] * count,
-                reward=float(index % 2),
-                call_reward=None,
-                agent="writer",
-                sequence=1,
-                choice=None,
-                weights_version=0,
-                first_weights_version=0,
             )
-            rollouts.append(ScoredRollout(group=str(group), reward=float(index % 2), trajectories=trajectories([call])))
-    return rollouts
+            request = RolloutRequest(task={"id": str(group)}, group=str(group), mode="train")
+            rollouts.append(
+                RolloutResult(
+                    request=request, rollout_id="", status="succeeded", reward=float(index % 2), reward_components={},
+                    message="", answer="", steps=[], calls=[call], attempts=1, seconds=0.0,
+                )
+            )  # fmt: skip
+    return training_items(rollouts, RunConfig(), least=0.0)
 
 
 def new_model(shape: str) -> Any:
@@ -86,7 +91,7 @@ def new_model(shape: str) -> Any:
     return model_class._from_config(config, attn_implementation="sdpa", dtype=torch.float32).cuda()
 
 
-def measure(shape: str, rollouts: list[ScoredRollout], *, dense: bool, settings: dict[str, Any]) -> dict[str, float]:
+def measure(shape: str, batch: list[TrainingGroup], *, dense: bool, settings: dict[str, Any]) -> dict[str, float]:
     """Seconds and peak GB of the second update; the first one compiles kernels."""
     model = new_model(shape)
     trainer = GRPO(model, GRPOConfig(minibatches=1, **settings))
@@ -97,10 +102,10 @@ def measure(shape: str, rollouts: list[ScoredRollout], *, dense: bool, settings:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        metrics = trainer.update(rollouts)
+        metrics = trainer.update(batch)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-    tokens = sum(len(trajectory) for rollout in rollouts for trajectory in rollout.trajectories)
+    tokens = sum(len(item.trajectory) for group in batch for item in group.items)
     return {
         "first_s": times[0],
         "update_s": min(times[1:]),
@@ -113,10 +118,10 @@ def measure(shape: str, rollouts: list[ScoredRollout], *, dense: bool, settings:
 
 
 @torch.no_grad()
-def differences(shape: str, rollouts: list[ScoredRollout]) -> dict[str, float]:
+def differences(shape: str, batch: list[TrainingGroup]) -> dict[str, float]:
     """Largest and mean difference of log-probabilities (nats) in bf16, and what bf16 itself costs."""
     model = new_model(shape).eval()
-    found: list[Trajectory] = [trajectory for rollout in rollouts[:16] for trajectory in rollout.trajectories]
+    found = [item.trajectory for group in batch for item in group.items][:16]
 
     def plain(dtype: torch.dtype) -> torch.Tensor:
         parts = []
@@ -163,12 +168,12 @@ def main() -> int:
         parser.error("this measures a GPU, and torch finds none")
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for shape in options.shapes.split(","):
-        rollouts = make_rollouts(SHAPES[shape].vocab_size, options.groups, options.size)
-        part: dict[str, Any] = {"differences": differences(shape, rollouts)}
+        groups = make_groups(SHAPES[shape].vocab_size, options.groups, options.size)
+        part: dict[str, Any] = {"differences": differences(shape, groups)}
         for dense in (False, True) if options.dense_mask else (False,):
             name = "dense mask" if dense else "tree"
             try:
-                part[name] = measure(shape, rollouts, dense=dense, settings=json.loads(options.settings))
+                part[name] = measure(shape, groups, dense=dense, settings=json.loads(options.settings))
             except torch.OutOfMemoryError as error:
                 part[name] = {"error": str(error).splitlines()[0]}
             torch.cuda.empty_cache()

@@ -32,34 +32,138 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from groundwire.adapters.tracing import Trajectory, Triplet, same_request
+from groundwire.adapters.tracing import (
+    CallCredit,
+    Trajectory,
+    Triplet,
+    same_request,
+    select_calls,
+    trajectories,
+    triplets,
+)
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = [
-    "CallCredit", "Credit", "Credits", "Truncated", "assign_credit", "rewards_differ", "token_credit",
-    "trained_reward",
-]  # fmt: skip
+    "Credit",
+    "Credits",
+    "TrainedRollout",
+    "TrainingGroup",
+    "TrainingItem",
+    "Truncated",
+    "assign_credit",
+    "token_credit",
+    "training_items",
+]
 
 Credit = Literal["broadcast", "last", "discount", "turns"]
 Truncated = Literal["train", "mask", "zero"]
-
-
-@dataclass(frozen=True, slots=True)
-class CallCredit:
-    """What one call is trained with."""
-
-    returns: float
-    advantage: float
-    weight: float
-    """Factor of the advantage. Tokens of weight 0 are not trained: they do not count in a mean over tokens either."""
-
-
 Credits = Mapping[tuple[int, int | None], CallCredit]
 """The credit of a rollout's calls by their sequence and choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingItem:
+    """A trajectory with a trained token. ``mask`` and ``advantages`` have the length of its ``response_ids``."""
+
+    trajectory: Trajectory
+    mask: list[int]
+    """1 for a token that is trained."""
+    advantages: list[float]
+    """Times the weight of the token's call; 0 where the mask is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRollout:
+    """A rollout, and what the update trains of it."""
+
+    rollout: RolloutResult
+    reward: float
+    """That its group compared: its own, or the least of the run if a reply was cut off and ``truncated`` is zero."""
+    credits: Credits
+    items: list[TrainingItem]
+    """Empty if none of its calls is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingGroup:
+    """The rollouts of a task that are compared with each other."""
+
+    rollouts: list[TrainedRollout]
+    teaches: bool
+    """Whether the rewards of its rollouts differ, and a trained token has an advantage because of that."""
+
+    @property
+    def items(self) -> list[TrainingItem]:
+        """Those of all its rollouts."""
+        return [item for rollout in self.rollouts for item in rollout.items]
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether an advantage is not 0. With ``call_cost`` a group of equal rewards may have one and not teach."""
+        return any(any(item.advantages) for item in self.items)
+
+    def record(self) -> None:
+        """Write into the rollouts what their calls are trained with."""
+        for trained in self.rollouts:
+            trained.rollout.credits.update(trained.credits)
+
+
+def training_items(
+    rollouts: Sequence[RolloutResult], config: RunConfig, *, least: float, constrained: bool = True
+) -> list[TrainingGroup]:
+    """What a step trains: the groups of its rollouts, with the mask and the advantage of each token.
+
+    Rollouts without a reward are left out. ``least`` is the least reward of the run. Unless ``constrained``, replies
+    to a grammar are context only: their log-probabilities are over the tokens that it allows, and verl computes those
+    over the whole vocabulary.
+    """
+    groups: defaultdict[str, list[RolloutResult]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            groups[rollout.request.group].append(rollout)
+    return [_training_group(group, config, least, constrained) for group in groups.values()]
+
+
+def _training_group(
+    group: Sequence[RolloutResult], config: RunConfig, least: float, constrained: bool
+) -> TrainingGroup:
+    # Trajectories have all calls of the agents that are trained, so a reply that is only context keeps its place.
+    in_context = [rollout.trained_calls(config.agent_match) for rollout in group]
+    trained = [
+        triplets(calls if constrained else select_calls(calls, lambda call: not call.grammar), rollout.reward)
+        for rollout, calls in zip(group, in_context, strict=True)
+    ]
+    rewards = [
+        _compared_reward(rollout.reward or 0.0, calls, config.truncated, least)
+        for rollout, calls in zip(group, trained, strict=True)
+    ]
+    scored = list(zip(rewards, trained, strict=True))
+    assigned = assign_credit(
+        scored,
+        credit=config.credit,
+        discount=config.credit_discount,
+        scale=config.scale_rewards,
+        mask_truncated=config.truncated == "mask",
+        call_cost=config.call_cost,
+    )
+    members = []
+    for rollout, calls, (reward, its_trained), call_credits in zip(group, in_context, scored, assigned, strict=True):
+        places = ((call.sequence, call.choice) for call in its_trained)
+        credits = dict(zip(places, call_credits, strict=True))
+        items = []
+        for trajectory in trajectories(triplets(calls, reward)):
+            mask, advantages = token_credit(trajectory, credits)
+            if any(mask):
+                items.append(TrainingItem(trajectory=trajectory, mask=mask, advantages=advantages))
+        members.append(TrainedRollout(rollout=rollout, reward=reward, credits=credits, items=items))
+    made = TrainingGroup(rollouts=members, teaches=False)
+    return replace(made, teaches=_rewards_differ(scored, config.credit) and made.has_gradient)
 
 
 def assign_credit(
@@ -68,7 +172,7 @@ def assign_credit(
     credit: Credit = "broadcast",
     discount: float = 1.0,
     scale: bool = True,
-    truncated: Truncated = "train",
+    mask_truncated: bool = False,
     call_cost: float = 0.0,
 ) -> list[list[CallCredit]]:
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
@@ -78,7 +182,7 @@ def assign_credit(
     GRPO", arXiv:2503.20783).
     """
     calls = [each for _, each in rollouts]
-    rewards = _rewards(rollouts, credit, truncated)
+    rewards = _rewards(rollouts, credit)
     returns = [_returns(each, credit, discount, call_cost) for each in rewards]
     deviation = _deviation([sum(each) for each in rewards if each])
     compared = returns if deviation else [_returns([0.0] * len(each), credit, discount, call_cost) for each in rewards]
@@ -91,22 +195,20 @@ def assign_credit(
         advantages = [[next(of_rollouts)] * len(each) if each else [] for each in calls]
     return [
         [
-            CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, credit, discount, truncated))
+            CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, credit, discount, mask_truncated))
             for call, step, advantage in zip(of_rollout, places, of_calls, strict=True)
         ]
         for of_rollout, places, of_requests, of_calls in zip(calls, steps, returns, advantages, strict=True)
     ]
 
 
-def rewards_differ(
-    rollouts: Sequence[tuple[float, Sequence[Triplet]]], *, credit: Credit = "broadcast", truncated: Truncated = "train"
-) -> bool:
-    """Whether a group teaches anything: the rewards that :func:`assign_credit` compares are not all equal."""
-    rewards = _rewards(rollouts, credit, truncated)
+def _rewards_differ(rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit) -> bool:
+    """Whether the rewards that :func:`assign_credit` compares are not all equal. Costs alone teach nothing."""
+    rewards = _rewards(rollouts, credit)
     return bool(_deviation([sum(each) for each in rewards if each]))
 
 
-def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated, least: float) -> float:
+def _compared_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated, least: float) -> float:
     """The reward that a rollout with these trained calls is compared with; ``least`` is the least of the run."""
     return least if truncated == "zero" and any(call.truncated for call in calls) else reward
 
@@ -134,19 +236,17 @@ def _steps(calls: Sequence[Triplet]) -> list[int]:
     return steps
 
 
-def _rewards(
-    rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit, truncated: Truncated
-) -> list[list[float]]:
+def _rewards(rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit) -> list[list[float]]:
     """The reward of each request of each rollout; empty without calls."""
-    least, found = min([0.0, *(reward for reward, _ in rollouts)]), []
+    of_rollouts = []
     for reward, calls in rollouts:
         rewards: dict[int, float] = {}
         for step, call in zip(_steps(calls), calls, strict=True):
             rewards[step] = (call.call_reward or 0.0) if credit == "turns" else 0.0
         if rewards:
-            rewards[len(rewards) - 1] += trained_reward(reward, calls, truncated, least)
-        found.append(list(rewards.values()))
-    return found
+            rewards[len(rewards) - 1] += reward
+        of_rollouts.append(list(rewards.values()))
+    return of_rollouts
 
 
 def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cost: float) -> list[float]:
@@ -159,8 +259,8 @@ def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cos
     return returns
 
 
-def _weight(call: Triplet, requests_after: int, credit: Credit, discount: float, truncated: Truncated) -> float:
-    if truncated == "mask" and call.truncated:
+def _weight(call: Triplet, requests_after: int, credit: Credit, discount: float, mask_truncated: bool) -> float:
+    if mask_truncated and call.truncated:
         return 0.0
     if credit == "last":
         return float(requests_after == 0)

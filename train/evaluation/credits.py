@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from groundwire.train.algorithms.credit import CallCredit
+from groundwire.adapters.tracing import CallCredit
 
 __all__ = ["credit_lines", "group_key", "row_credits", "trained_calls"]
 

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from groundwire.adapters import Backend
-from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.domains import Domain, TaskData
 from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.algorithms.credit import trained_reward
+from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
@@ -45,7 +44,7 @@ from groundwire.train.local.checkpoint_writer import CheckpointWriter
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.task_schedule import max_groups, training_groups
-from groundwire.train.local.update.grpo import GRPO, ScoredRollout, check_state
+from groundwire.train.local.update.grpo import GRPO, check_state
 from groundwire.train.local.update.lora import add_adapters, check_rank, merged_weights
 from groundwire.train.local.update.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
@@ -167,8 +166,9 @@ class LocalTrainer:
         before = self.engine.generated_tokens
         results = self._sample(step)
         generated = self.engine.generated_tokens - before
-        scored = self._scored(results)
-        self.grpo.assign_credits(scored)  # which the rows have, too
+        groups = self._training_items(results)
+        for group in groups:
+            group.record()  # the rows show what is trained
         rows = [result.to_row(step) for result in results]
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
@@ -176,7 +176,7 @@ class LocalTrainer:
             self._pass_rates.add_rows(rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
-            line = self._update(step, results, scored, generated)
+            line = self._update(step, results, groups, generated)
             self._unwritten_line = line | step_figures(line, reply_counts(rows, config.agent_match))
             self._model_step = step
         line = self._unwritten_line | self._validate(step)
@@ -210,7 +210,7 @@ class LocalTrainer:
                 groups,
                 first=first,
                 wanted=wanted,
-                teaches=lambda results: self.grpo.has_gradient(self._scored(results)),
+                teaches=lambda results: any(group.teaches for group in self._training_items(results)),
                 deadline_s=config.step_deadline_s,
                 on_end=self.callback.on_rollout_end,
             )
@@ -222,12 +222,12 @@ class LocalTrainer:
         return self.runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
     def _update(
-        self, step: int, results: Sequence[RolloutResult], scored: Sequence[ScoredRollout], generated: int
+        self, step: int, results: Sequence[RolloutResult], groups: Sequence[TrainingGroup], generated: int
     ) -> dict[str, Any]:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
-            metrics = self.grpo.update(scored)
+            metrics = self.grpo.update(groups)
             self._update_engine(step)
         rewards = [result.reward for result in results if result.reward is not None]
         silent = sum(result.made_no_call for result in results)
@@ -238,7 +238,7 @@ class LocalTrainer:
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.status for result in results if not result.succeeded)),
-            "dropped": len(results) - len(scored),
+            "dropped": len(results) - len(rewards),
             **({"without_calls": silent} if silent else {}),
             "retried": sum(result.attempts > 1 for result in results),
             "calls": sum(len(result.calls) for result in results),
@@ -250,22 +250,8 @@ class LocalTrainer:
         line["seconds"] = {phase: round(value, 4) for phase, value in seconds.items()}
         return line
 
-    def _scored(self, results: Sequence[RolloutResult]) -> list[ScoredRollout]:
-        """The results with a reward, and the trajectories of their trained calls."""
-        config, scored = self.config, list[ScoredRollout]()
-        for result in results:
-            if result.reward is not None:
-                calls = triplets(result.trained_calls(config.agent_match), result.reward)
-                reward = trained_reward(result.reward, calls, config.truncated, self.runtime.scores.least)
-                scored.append(
-                    ScoredRollout(
-                        group=result.request.group,
-                        reward=reward,
-                        trajectories=trajectories(calls),
-                        credits=result.credits,
-                    )
-                )
-        return scored
+    def _training_items(self, results: Sequence[RolloutResult]) -> list[TrainingGroup]:
+        return training_items(results, self.config, least=self.runtime.scores.least)
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

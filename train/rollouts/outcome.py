@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
+from groundwire.adapters.tracing import (
+    CallCredit,
+    LLMCall,
+    all_calls_from_spans,
+    calls_of_agents,
+    reward_from_spans,
+    select_calls,
+)
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.semconv import ABOUT_ANSWER, ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
-from groundwire.train.algorithms.credit import CallCredit
 from groundwire.train.store.spans import with_call_spans
 
 if TYPE_CHECKING:

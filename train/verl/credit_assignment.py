@@ -7,23 +7,13 @@ the advantages are computed here, as for the local trainer, when the group is co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from groundwire.adapters.tracing import Trajectory, Triplet, select_calls, trajectories, triplets
-from groundwire.train.algorithms.credit import (
-    Credit,
-    Credits,
-    Truncated,
-    assign_credit,
-    rewards_differ,
-    token_credit,
-    trained_reward,
-)
-
-if TYPE_CHECKING:
-    from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.adapters.tracing import Triplet
+from groundwire.train.algorithms.credit import Credit, Truncated, training_items
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = ["TrainingRow", "training_rows"]
 
@@ -78,58 +68,45 @@ def training_rows(
     over the tokens that its grammar allows. ``least`` is the least reward of the run. Without ``credit`` the rows carry
     no advantages and train all these calls.
     """
-    calls = [result.trained_calls(agent_match) for _, result, _ in rollouts]
-    free = [triplets(select_calls(each, lambda call: not call.grammar), None) for each in calls]
-    scored = [
-        (trained_reward(reward, each, truncated, least), each)
-        for (*_, reward), each in zip(rollouts, free, strict=True)
-    ]
-    mode = credit or "broadcast"
-    assigned = assign_credit(
-        scored, credit=mode, discount=discount, scale=scale, truncated=truncated, call_cost=call_cost
+    config = RunConfig(
+        credit=credit or "broadcast",
+        **({} if discount == 1 else {"credit_discount": discount}),
+        scale_rewards=scale,
+        truncated=truncated,
+        call_cost=call_cost,
+        agent_match=agent_match,
     )
-    differ = rewards_differ(scored, credit=mode, truncated=truncated)
+    scored = [replace(result, reward=reward) for _, result, reward in rollouts]
     rows: list[TrainingRow] = []
-    for (session, result, _), of_agents, (reward, trained), credits in zip(
-        rollouts, calls, scored, assigned, strict=True
-    ):
-        turns = triplets(of_agents, reward)
-        by_call = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
+    for group in training_items(scored, config, least=least, constrained=False):
         if credit:
-            result.credits.update(by_call)
-        for index, (trajectory, mask, advantages) in enumerate(_trained_parts(turns, by_call)):
-            versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
-            rows.append(
-                TrainingRow(
-                    key=f"{uid}_{session}_{index}",
-                    uid=uid,
-                    session=session,
-                    prompt_ids=trajectory.prompt_ids,
-                    response_ids=trajectory.response_ids,
-                    mask=mask,
-                    advantages=advantages if credit else None,
-                    logprobs=trajectory.logprobs,
-                    reward=reward,
-                    turns=len(turns),
-                    first_version=min(first for first, _ in versions),
-                    last_version=max(last for _, last in versions),
-                    step=step,
-                    teaches=differ and (credit is None or any(advantages)),
-                    info={name: float(value) for name, value in result.reward_components.items()},
+            group.record()
+        for (session, result, _), trained in zip(rollouts, group.rollouts, strict=True):
+            # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
+            # index.
+            items = sorted(trained.items, key=lambda item: item.trajectory.triplets[-1].sequence)
+            for index, item in enumerate(items):
+                versions = [_weights_versions(turn, step) for turn in item.trajectory.triplets]
+                rows.append(
+                    TrainingRow(
+                        key=f"{uid}_{session}_{index}",
+                        uid=uid,
+                        session=session,
+                        prompt_ids=item.trajectory.prompt_ids,
+                        response_ids=item.trajectory.response_ids,
+                        mask=item.mask,
+                        advantages=item.advantages if credit else None,
+                        logprobs=item.trajectory.logprobs,
+                        reward=trained.reward,
+                        turns=len(result.trained_calls(agent_match)),
+                        first_version=min(first for first, _ in versions),
+                        last_version=max(last for _, last in versions),
+                        step=step,
+                        teaches=group.teaches and (credit is None or any(item.advantages)),
+                        info={name: float(value) for name, value in result.reward_components.items()},
+                    )
                 )
-            )
     return rows
-
-
-def _trained_parts(turns: Sequence[Triplet], credits: Credits) -> Iterator[tuple[Trajectory, list[int], list[float]]]:
-    """The trajectories with a trained token, each with its mask and advantages.
-
-    The one with the last call comes last: verl takes a session's reward from its row with the highest index.
-    """
-    for trajectory in sorted(trajectories(turns), key=lambda trajectory: trajectory.triplets[-1].sequence):
-        mask, advantages = token_credit(trajectory, credits)
-        if any(mask):
-            yield trajectory, mask, advantages
 
 
 def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:

@@ -10,33 +10,34 @@ from typing import Any
 
 import pytest
 from group_advantages import normalize
+from training_groups import Sampled, llm_call, training_groups
 
-from groundwire.adapters.tracing import Triplet, trajectories
-from groundwire.train.algorithms.credit import (
-    CallCredit,
-    assign_credit,
-    rewards_differ,
-    token_credit,
-    trained_reward,
-)
+from groundwire.adapters.tracing import CallCredit, LLMCall, trajectories, triplets
+from groundwire.train.algorithms import credit as credit_module
+from groundwire.train.algorithms.credit import TrainingGroup, token_credit
 from groundwire.train.config.resolve import resolve
 
 
 def _call(
     number: int, prompt: int = 0, *, agent: str = "", reward: float | None = None, choice: int | None = None
-) -> Triplet:
-    return Triplet(
-        prompt_ids=[prompt or number],
-        response_ids=[7, 8],
-        logprobs=[-1.0, -1.0],
-        reward=None,
-        call_reward=reward,
-        agent=agent,
-        sequence=number,
-        choice=choice,
-        weights_version=None,
-        first_weights_version=None,
-    )
+) -> LLMCall:
+    return llm_call(number, [prompt or number], [7, 8], agent=agent, reward=reward, choice=choice)
+
+
+Group = list[tuple[float, list[LLMCall]]]
+
+
+def assign_credit(group: Group, **settings: Any) -> list[list[CallCredit]]:
+    return credit_module.assign_credit([(reward, triplets(calls, reward)) for reward, calls in group], **settings)
+
+
+def _group(group: Group, **settings: Any) -> TrainingGroup:
+    [made] = training_groups([Sampled("a", reward, calls) for reward, calls in group], **settings)
+    return made
+
+
+def _credits(group: Group, **settings: Any) -> list[list[CallCredit]]:
+    return [list(trained.credits.values()) for trained in _group(group, **settings).rollouts]
 
 
 HIGH, LOW = 0.7071057, -0.7071057
@@ -77,8 +78,8 @@ def test_last_and_discount_weight_the_calls() -> None:
 
 
 def test_truncated_replies_are_trained_or_left_out_or_make_the_reward_the_least() -> None:
-    group = [(1.0, [_call(1), replace(_call(2), truncated=True)]), (0.0, [_call(3)]), (0.0, [_call(4)])]
-    trained, masked, zeroed = (assign_credit(group, truncated=mode)[0] for mode in ("train", "mask", "zero"))
+    group = [(1.0, [_call(1), replace(_call(2), finish_reason="length")]), (0.0, [_call(3)]), (0.0, [_call(4)])]
+    trained, masked, zeroed = (_credits(group, truncated=mode)[0] for mode in ("train", "mask", "zero"))
     assert [call.weight for call in trained] == [1.0, 1.0]
     assert [call.weight for call in masked] == [1.0, 0.0]
     assert [call.advantage for call in masked] == [call.advantage for call in trained] != [0.0, 0.0]
@@ -86,16 +87,17 @@ def test_truncated_replies_are_trained_or_left_out_or_make_the_reward_the_least(
 
 
 def test_a_truncated_reply_is_never_better_than_the_least_reward_of_its_group_or_run() -> None:
-    cut = (-1.0, [replace(_call(1), truncated=True)])
-    worst = assign_credit([cut, (-1.0, [_call(2)]), (-0.5, [_call(3)])], truncated="zero")
+    cut = (-1.0, [replace(_call(1), finish_reason="length")])
+    worst = _credits([cut, (-1.0, [_call(2)]), (-0.5, [_call(3)])], truncated="zero", least=-1.0)
     assert worst[0][0] == worst[1][0]
-    assert trained_reward(1.0, cut[1], "zero", -2.0) == -2.0
+    [group] = training_groups([Sampled("a", 1.0, cut[1])], truncated="zero", least=-2.0)
+    assert group.rollouts[0].reward == -2.0
 
 
 @pytest.mark.parametrize("credit", ["last", "discount", "turns"])
 def test_every_mode_leaves_truncated_replies_out(credit: str) -> None:
-    group = [(1.0, [replace(_call(1), truncated=True), _call(2)]), (0.0, [_call(3)])]
-    weights = [call.weight for call in assign_credit(group, credit=credit, truncated="mask")[0]]
+    group = [(1.0, [replace(_call(1), finish_reason="length"), _call(2)]), (0.0, [_call(3)])]
+    weights = [call.weight for call in _credits(group, credit=credit, truncated="mask")[0]]
     assert weights == [0.0, 1.0]
 
 
@@ -134,7 +136,7 @@ def test_a_rollout_is_not_only_compared_with_itself() -> None:
     ]
 
 
-def _chain(number: int, length: int, **changes: Any) -> list[Triplet]:
+def _chain(number: int, length: int, **changes: Any) -> list[LLMCall]:
     """Calls that begin with the same prompt."""
     return [replace(_call(number + 1), prompt_ids=[1, *[number] * place], **changes) for place in range(length)]
 
@@ -144,7 +146,7 @@ def test_equal_rewards_teach_nothing_however_many_calls_they_took(scale: bool) -
     group = [(1.0, _chain(number, 2 + number % 2)) for number in range(4)]
     credits = assign_credit(group, credit="turns", discount=0.9, scale=scale)
     assert {call.advantage for calls in credits for call in calls} == {0.0}
-    assert not rewards_differ(group, credit="turns")
+    assert not _group(group, credit="turns", credit_discount=0.9, scale_rewards=scale).teaches
 
 
 def test_a_discount_does_not_outweigh_right_against_wrong() -> None:
@@ -175,7 +177,7 @@ def test_with_equal_rewards_a_call_cost_prefers_fewer_calls_and_is_no_teaching(c
     )
     costs = 0.05 * (0.9 + 0.81) if credit == "turns" else 0.1
     assert short.advantage - long.advantage == pytest.approx(costs, abs=1e-6)  # undivided
-    assert not rewards_differ(group, credit=credit)
+    assert not _group(group, credit=credit, call_cost=0.05).teaches
 
 
 @pytest.mark.parametrize("credit", ["last", "discount"])
@@ -222,7 +224,7 @@ def test_the_presets_credit_learns_a_call_that_raises_the_accuracy_and_not_one_t
 def test_tokens_have_the_advantage_of_their_call() -> None:
     first = _call(1)
     second = replace(first, prompt_ids=[1, 7, 8, 5], sequence=2)
-    [trajectory] = trajectories([first, second])
+    [trajectory] = trajectories(triplets([first, second], 1.0))
     credits = {(1, None): CallCredit(1.0, 2.0, 0.5), (2, None): CallCredit(1.0, -1.0, 1.0)}
     assert token_credit(trajectory, credits) == ([1, 1, 0, 1, 1], [1.0, 1.0, 0.0, -1.0, -1.0])
     credits[1, None] = CallCredit(1.0, 2.0, 0.0)

@@ -14,7 +14,7 @@ from bandits import Choose, probability, rollouts, train
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.local.update.grpo import GRPO
-from groundwire.train.local.update.rows import Item
+from groundwire.train.local.update.rows import WeightedItem
 
 FAST: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "learning_rate": 5e-4, "group_size": 24}
 
@@ -59,7 +59,7 @@ def test_the_credit_that_was_trained_is_recorded_with_each_call(
 ) -> None:
     trained, minibatch = defaultdict[tuple[tuple[int, ...], tuple[int, ...]], set[float]](set), GRPO._minibatch
 
-    def record(self: GRPO, items: list[Item], *arguments: Any) -> None:
+    def record(self: GRPO, items: list[WeightedItem], *arguments: Any) -> None:
         for item in items:
             for triplet in item.trajectory.triplets:
                 start = len(triplet.prompt_ids) - len(item.trajectory.prompt_ids)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from group_advantages import normalize
 from programs import ROOT
+from training_groups import Sampled, llm_call, training_groups
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from groundwire.adapters.tracing import Trajectory, Triplet, trajectories
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.algorithms.losses import clipped_policy_loss
-from groundwire.train.local.update.grpo import GRPO, ScoredRollout
+from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.grpo_config import GRPOConfig
 
 CASES = json.loads((ROOT / "tests" / "data" / "verl_0_9_1.json").read_text())["cases"]
@@ -44,30 +45,17 @@ def test_loss_and_gradient_equal_verls(case: dict) -> None:
     assert metrics["kl"] == pytest.approx(case["kl"], abs=1e-6)
 
 
-def _trajectory(
+def _calls(
     prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None, first: int = 0
-) -> Trajectory:
-    """The trajectory of a rollout's calls: one for each run of ones in ``mask``."""
+) -> list[LLMCall]:
+    """Calls that make one trajectory: one for each run of ones in ``mask``."""
     mask = mask or [1] * len(response)
     starts = [at for at, (now, before) in enumerate(zip(mask, [0, *mask], strict=False)) if now > before]
     ends = [at for at, (now, after) in enumerate(zip(mask, [*mask[1:], 0], strict=True), 1) if now > after]
-    calls = [
-        Triplet(
-            prompt_ids=prompt + response[:start],
-            response_ids=response[start:end],
-            logprobs=logprobs[start:end],
-            reward=None,
-            call_reward=None,
-            agent="",
-            sequence=number,
-            choice=None,
-            weights_version=None,
-            first_weights_version=None,
-        )
+    return [
+        llm_call(number, prompt + response[:start], response[start:end], logprobs=logprobs[start:end])
         for number, (start, end) in enumerate(zip(starts, ends, strict=True), first)
     ]
-    [trajectory] = trajectories(calls)
-    return trajectory
 
 
 def _policy() -> LlamaForCausalLM:
@@ -91,7 +79,7 @@ def _logprobs(model: LlamaForCausalLM, prompt: list[int], response: list[int]) -
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 
-def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
+def _batch(model: LlamaForCausalLM) -> list[Sampled]:
     """Three groups; rollouts of one to three calls, with prefixes shared, nested, or not at all."""
     generator = torch.Generator().manual_seed(1)
 
@@ -106,10 +94,10 @@ def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
             sampled.append((str(group), float(member % 2), [(prompt, ids(3 + member)) for prompt in calls]))
     logprobs = iter(_all_logprobs(model, [pair for _, _, pairs in sampled for pair in pairs]))
     return [
-        ScoredRollout(
-            group=group,
-            reward=reward,
-            trajectories=[_trajectory(p, r, next(logprobs), first=first) for first, (p, r) in enumerate(pairs)],
+        Sampled(
+            group,
+            reward,
+            [call for first, (p, r) in enumerate(pairs) for call in _calls(p, r, next(logprobs), first=first)],
         )
         for group, reward, pairs in sampled
     ]
@@ -130,7 +118,7 @@ def _all_logprobs(model: LlamaForCausalLM, pairs: list[tuple[list[int], list[int
 def test_an_update_raises_the_probability_of_rewarded_replies() -> None:
     model = _policy()
     batch = _batch(model)
-    metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(batch)
+    metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(training_groups(batch))
     change = {0.0: [], 1.0: []}
     for rollout in batch:
         for t in rollout.trajectories:
@@ -143,7 +131,9 @@ def test_an_update_raises_the_probability_of_rewarded_replies() -> None:
 def test_the_first_ratio_is_one_however_trajectories_are_packed() -> None:
     for branches in (1, 3, 8):
         model = _policy()
-        metrics = GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=64)).update(_batch(model))
+        metrics = GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=64)).update(
+            training_groups(_batch(model))
+        )
         assert metrics["initial_ratio_error"] < 1e-4
 
 
@@ -152,7 +142,7 @@ def test_packing_and_batching_do_not_change_the_update() -> None:
     for branches, tokens in ((1, 10_000), (8, 10_000), (8, 50)):
         model = _policy()
         GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=tokens, minibatches=1)).update(
-            _batch(model)
+            training_groups(_batch(model))
         )
         updated.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(updated[0], updated[1], atol=1e-5)
@@ -167,12 +157,10 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
     mask = [1, 1, 0, 0, 0, 1]
     kept = [p if m else 0.0 for p, m in zip(logprobs, mask, strict=True)]
     rollouts = [
-        ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory(prompt, response, kept, mask)]),
-        ScoredRollout(
-            group="a", reward=0.0, trajectories=[_trajectory(prompt, [5, 5], _logprobs(model, prompt, [5, 5]))]
-        ),
+        Sampled("a", 1.0, _calls(prompt, response, kept, mask)),
+        Sampled("a", 0.0, _calls(prompt, [5, 5], _logprobs(model, prompt, [5, 5]))),
     ]
-    metrics = GRPO(model, GRPOConfig()).update(rollouts)
+    metrics = GRPO(model, GRPOConfig()).update(training_groups(rollouts))
     assert metrics["tokens_trained"] == 3 + 2
     assert metrics["initial_ratio_error"] < 1e-4
 
@@ -180,35 +168,32 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
 def test_a_batch_with_equal_rewards_does_not_change_the_model() -> None:
     model = _policy()
     before = [p.clone() for p in model.parameters()]
-    rollouts = [ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
-    assert GRPO(model, GRPOConfig()).update(rollouts)["groups_used"] == 0
+    rollouts = [Sampled("a", 1.0, [llm_call(0, [1, 2], [3])]) for _ in range(4)]
+    assert GRPO(model, GRPOConfig()).update(training_groups(rollouts))["groups_used"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_group_has_a_gradient_if_credit_differs() -> None:
-    def group(*rewards: float, emitted: float | None = None) -> list[ScoredRollout]:
-        first = _trajectory([1, 2], [3], [-0.5])
-        triplet = replace(first.triplets[0], call_reward=emitted)
-        trajectories = [replace(first, triplets=(triplet,)), *[_trajectory([1, 2], [3], [-0.5]) for _ in rewards[1:]]]
-        return [
-            ScoredRollout(group="a", reward=reward, trajectories=[trajectory])
-            for reward, trajectory in zip(rewards, trajectories, strict=True)
-        ]
+def test_a_group_teaches_if_credit_differs() -> None:
+    def teaches(credit: str, *rewards: float, emitted: float | None = None) -> bool:
+        first = llm_call(0, [1, 2], [3], reward=emitted)
+        calls = [first, *[llm_call(0, [1, 2], [3]) for _ in rewards[1:]]]
+        sampled = [Sampled("a", reward, [call]) for reward, call in zip(rewards, calls, strict=True)]
+        [group] = training_groups(sampled, credit=credit)
+        return group.teaches
 
-    broadcast, turns = (GRPO(_policy(), GRPOConfig(credit=credit)) for credit in ("broadcast", "turns"))
-    assert broadcast.has_gradient(group(1.0, 0.0))
-    assert not broadcast.has_gradient(group(1.0))
-    assert not broadcast.has_gradient(group(0.0, 0.0, emitted=0.5))
-    assert turns.has_gradient(group(0.0, 0.0, emitted=0.5))
+    assert teaches("broadcast", 1.0, 0.0)
+    assert not teaches("broadcast", 1.0)
+    assert not teaches("broadcast", 0.0, 0.0, emitted=0.5)
+    assert teaches("turns", 0.0, 0.0, emitted=0.5)
 
 
 def test_a_call_cost_trains_a_group_of_equal_rewards_and_does_not_count_it_as_teaching() -> None:
     model = _policy()
-    batch = [replace(rollout, reward=1.0) for rollout in _batch(model)]  # of one to three calls
+    equal = [replace(rollout, reward=1.0) for rollout in _batch(model)]  # of one to three calls
+    groups = training_groups(equal, call_cost=0.1)
     before = [p.clone() for p in model.parameters()]
-    grpo = GRPO(model, GRPOConfig(call_cost=0.1))
-    assert not grpo.has_gradient(batch)
-    assert grpo.update(batch)["groups_used"] == 0
+    assert not any(group.teaches for group in groups)
+    assert GRPO(model, GRPOConfig()).update(groups)["groups_used"] == 0
     assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -216,9 +201,9 @@ def test_a_saved_state_continues_exactly(tmp_path: Path) -> None:
     straight, resumed = _policy(), _policy()
     batch = _batch(straight)
     one, two = GRPO(straight, GRPOConfig(), seed=3), GRPO(resumed, GRPOConfig(), seed=3)
-    one.update(batch), two.update(batch)
+    one.update(training_groups(batch)), two.update(training_groups(batch))
     torch.save(two.state(), tmp_path / "state.pt")
     three = GRPO(resumed, GRPOConfig(), seed=99)
     three.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    one.update(batch), three.update(batch)
+    one.update(training_groups(batch)), three.update(training_groups(batch))
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))

@@ -10,6 +10,7 @@ import bandits
 import pytest
 import torch
 from test_grpo import _batch, _logprobs, _policy
+from training_groups import training_groups
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
@@ -48,7 +49,7 @@ class TestWithPeft:
         start = {name: value.clone() for name, value in model.state_dict().items()}
         add_adapters(model, rank=4, alpha=8)
         assert _logprobs(model, prompt, reply) == pytest.approx(before)
-        metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(batch)
+        metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(training_groups(batch))
         assert metrics["groups_used"] == 3
         adapted = _logprobs(model, prompt, reply)
         assert adapted != pytest.approx(before, abs=1e-3)
@@ -82,7 +83,7 @@ class TestWithPeft:
         batch = _batch(model)
         add_adapters(model, rank=4, alpha=8)
         grpo = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=0, minibatches=1, kl_coef=0.1), reference=model)
-        first, second = grpo.update(batch), grpo.update(batch)
+        first, second = grpo.update(training_groups(batch)), grpo.update(training_groups(batch))
         assert first["kl_reference"] == pytest.approx(0.0, abs=1e-6)
         assert second["kl_reference"] > 1e-4
 
@@ -94,12 +95,12 @@ class TestWithPeft:
             add_adapters(model, rank=4, alpha=8, seed=seed)
             trainers.append(GRPO(model, GRPOConfig(), seed=seed))
         straight, resumed = trainers
-        straight.update(batch)
+        straight.update(training_groups(batch))
         torch.save(straight.state(), tmp_path / "state.pt")
         state = torch.load(tmp_path / "state.pt", weights_only=True)
         check_state(_policy(), state)
         resumed.load_state(state)
-        straight.update(batch), resumed.update(batch)
+        straight.update(training_groups(batch)), resumed.update(training_groups(batch))
         saved, loaded = adapters(straight.model), adapters(resumed.model)
         assert saved
         assert all(torch.equal(value, loaded[name]) for name, value in saved.items())

@@ -12,14 +12,15 @@ import pytest
 import torch
 from test_grpo import _batch, _policy
 from test_token_logprobs import LargestTensor
+from training_groups import Sampled, training_groups
 from transformers import LlamaForCausalLM
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.local.update.grpo import GRPO, ScoredRollout
+from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.rows import Item, Row, forward_batches, make_rows
+from groundwire.train.local.update.rows import Row, WeightedItem, forward_batches, make_rows
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import load_policy
 
@@ -31,11 +32,11 @@ def _weights(model: LlamaForCausalLM) -> torch.Tensor:
 def _updated(**settings: Any) -> tuple[torch.Tensor, dict[str, float]]:
     """The weights after one update of the same model on the same batch, and its metrics."""
     model = _policy()
-    metrics = GRPO(model, GRPOConfig(minibatches=1, **settings)).update(_batch(model))
+    metrics = GRPO(model, GRPOConfig(minibatches=1, **settings)).update(training_groups(_batch(model)))
     return _weights(model), metrics
 
 
-def _prepared(**settings: Any) -> tuple[GRPO, LlamaForCausalLM, list[ScoredRollout]]:
+def _prepared(**settings: Any) -> tuple[GRPO, LlamaForCausalLM, list[Sampled]]:
     """A trainer without a step done, its model, and a batch of which the model has moved away: ratios are not 1."""
     model = _policy()
     batch = _batch(model)
@@ -47,7 +48,7 @@ def _prepared(**settings: Any) -> tuple[GRPO, LlamaForCausalLM, list[ScoredRollo
     return GRPO(model, GRPOConfig(minibatches=1, **settings), reference=reference), model, batch
 
 
-def _sequences(model: LlamaForCausalLM, batch: list[ScoredRollout]) -> list[tuple[torch.Tensor, ...]]:
+def _sequences(model: LlamaForCausalLM, batch: list[Sampled]) -> list[tuple[torch.Tensor, ...]]:
     """For each trajectory: log-probabilities and entropies by a plain pass, old log-probabilities, advantage."""
     found = []
     for group in ("0", "1", "2"):
@@ -62,10 +63,13 @@ def _sequences(model: LlamaForCausalLM, batch: list[ScoredRollout]) -> list[tupl
     return found
 
 
-def _items(count: int) -> list[Item]:
+def _items(count: int) -> list[WeightedItem]:
     model = _policy()
     trajectories = [t for rollout in _batch(model) for t in rollout.trajectories][:count]
-    return [Item(t, t.loss_mask, [1.0] * len(t.response_ids)) for t in trajectories]
+    return [
+        WeightedItem(trajectory=t, mask=t.loss_mask, advantages=[1.0] * len(t.response_ids), weight=0.0, penalty=0.0)
+        for t in trajectories
+    ]
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
@@ -73,12 +77,12 @@ def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
     batch, grpo = _batch(model), GRPO(model, GRPOConfig(minibatches=2))
     before = _weights(model)
     hook = next(model.parameters()).register_hook(lambda gradient: gradient * torch.nan)
-    metrics = grpo.update(batch)
+    metrics = grpo.update(training_groups(batch))
     assert metrics["updates_skipped"] == grpo.skipped_in_a_row == 2
     assert torch.equal(_weights(model), before)
     assert all(map(math.isfinite, metrics.values()))  # JSON has no NaN
     hook.remove()
-    assert "updates_skipped" not in grpo.update(batch)
+    assert "updates_skipped" not in grpo.update(training_groups(batch))
     assert grpo.skipped_in_a_row == 0
     assert not torch.equal(_weights(model), before)
     assert _weights(model).isfinite().all()
@@ -138,7 +142,7 @@ def test_the_size_of_a_pass_bounds_every_tensor_of_the_update() -> None:
         model = _policy()
         batch, grpo = _batch(model), GRPO(model, GRPOConfig(tokens_per_forward=tokens, logits_per_chunk=400))
         with LargestTensor() as measured:
-            grpo.update(batch)
+            grpo.update(training_groups(batch))
         return measured.size
 
     parameters = max(parameter.numel() for parameter in _policy().parameters())
@@ -163,7 +167,7 @@ def test_gradient_checkpointing_computes_each_layer_twice() -> None:
         model.model.layers[0].input_layernorm.register_forward_hook(lambda *_, calls=calls: calls.append(None))
         batch = _batch(model)
         calls.clear()
-        GRPO(model, GRPOConfig(minibatches=1, gradient_checkpointing=on)).update(batch)
+        GRPO(model, GRPOConfig(minibatches=1, gradient_checkpointing=on)).update(training_groups(batch))
         counts[on] = len(calls)
     assert counts[True] == 2 * counts[False] > 0
 
@@ -172,7 +176,7 @@ def test_bf16_rounds_the_products_and_not_the_weights() -> None:
     model = _policy()
     batch, kinds = _batch(model), set[torch.dtype]()
     model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, output: kinds.add(output.dtype))
-    metrics = GRPO(model, GRPOConfig(minibatches=1, bf16=True)).update(batch)
+    metrics = GRPO(model, GRPOConfig(minibatches=1, bf16=True)).update(training_groups(batch))
     assert kinds == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert 1e-5 < metrics["initial_ratio_error"] < 0.1
@@ -203,12 +207,11 @@ def test_the_first_minibatch_compares_the_trainer_with_the_sampler() -> None:
     batch = _batch(model)
     shifted = [
         replace(
-            rollout,
-            trajectories=[replace(t, logprobs=[value - 0.1 for value in t.logprobs]) for t in rollout.trajectories],
+            rollout, calls=[replace(call, logprobs=[value - 0.1 for value in call.logprobs]) for call in rollout.calls]
         )
         for rollout in batch
     ]
-    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(shifted)
+    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(training_groups(shifted))
     old = [math.exp(value) for rollout in shifted for t in rollout.trajectories for value in t.logprobs]
     assert metrics["sampler_kl"] == pytest.approx(-0.1, abs=1e-4)
     assert metrics["probability_difference"] == pytest.approx(
@@ -224,7 +227,7 @@ def test_the_entropy_is_that_of_the_policy_at_the_trained_tokens() -> None:
         with torch.no_grad():
             logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0, len(t.prompt_ids) - 1 : -1]
         entropies += torch.distributions.Categorical(logits=logits).entropy().tolist()
-    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(batch)
+    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(training_groups(batch))
     assert metrics["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-4)
 
 
@@ -274,14 +277,14 @@ def test_the_loss_of_an_update_is_the_chosen_mean(loss: Any) -> None:
     assert len({round(float(value.detach()), 6) for value in expected.values()}) == 4
     expected[loss].backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    metrics = grpo.update(batch)
+    metrics = grpo.update(training_groups(batch))
     assert metrics["loss"] == pytest.approx(float(expected[loss].detach()), rel=1e-3, abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-3)
 
 
 def test_the_kl_term_and_the_entropy_are_parts_of_the_loss() -> None:
     def loss(**settings: float) -> float:
-        return _prepared(**settings)[0].update(_prepared()[2])["loss"]
+        return _prepared(**settings)[0].update(training_groups(_prepared()[2]))["loss"]
 
     _, model, batch = _prepared()
     sequences = _sequences(model, batch)
@@ -298,7 +301,7 @@ def test_both_terms_train_groups_with_equal_rewards() -> None:
         grpo, _, batch = _prepared(learning_rate=1e-3, warmup_steps=0, **settings)
         equal = [replace(rollout, reward=1.0) for rollout in batch]
         figure = "kl_reference" if sign < 0 else "entropy"
-        first, second = grpo.update(equal), grpo.update(equal)
+        first, second = grpo.update(training_groups(equal)), grpo.update(training_groups(equal))
         assert first["groups_used"] == 0
         assert sign * (second[figure] - first[figure]) > 0
 
@@ -310,7 +313,9 @@ def test_without_a_reference_there_is_no_kl_term() -> None:
 
 def test_advantages_that_are_not_scaled_give_a_smaller_gradient() -> None:
     # Two rewards of 0 and two of 1 have the deviation 0.577.
-    scaled, plain = _updated()[1], _updated(scale_rewards=False)[1]
+    scaled = _updated()[1]
+    model = _policy()
+    plain = GRPO(model, GRPOConfig(minibatches=1)).update(training_groups(_batch(model), scale_rewards=False))
     assert plain["grad_norm"] == pytest.approx(0.57735 * scaled["grad_norm"], rel=1e-3)
 
 
@@ -320,20 +325,17 @@ def test_truncated_replies_do_not_count_as_tokens_if_they_are_masked() -> None:
     rewarded = sum(len(t.response_ids) for rollout in batch for t in rollout.trajectories if rollout.reward)
     total = sum(len(t.response_ids) for rollout in batch for t in rollout.trajectories)
     modes: list[Any] = ["train", "mask", "zero"]
-    updates = {mode: GRPO(_policy(), GRPOConfig(minibatches=1, truncated=mode)).update(batch) for mode in modes}
+    updates = {
+        mode: GRPO(_policy(), GRPOConfig(minibatches=1)).update(training_groups(batch, truncated=mode))
+        for mode in modes
+    }
     assert updates["train"]["tokens_trained"] == total
     assert updates["mask"]["tokens_trained"] == total - rewarded
     assert updates["zero"]["groups_used"] == 0
 
 
-def _truncated(rollout: ScoredRollout) -> ScoredRollout:
-    return replace(
-        rollout,
-        trajectories=[
-            replace(t, triplets=tuple(replace(triplet, truncated=True) for triplet in t.triplets))
-            for t in rollout.trajectories
-        ],
-    )
+def _truncated(rollout: Sampled) -> Sampled:
+    return replace(rollout, calls=[replace(call, finish_reason="length") for call in rollout.calls])
 
 
 @pytest.mark.parametrize(("truncated", "used"), [("train", 1), ("mask", 0), ("zero", 0)])
@@ -357,7 +359,7 @@ def test_weight_decay_shrinks_the_weights() -> None:
 
 def test_a_larger_gradient_is_scaled_down_to_the_limit() -> None:
     grpo, model, batch = _prepared(max_grad_norm=1e-3)
-    assert grpo.update(batch)["grad_norm"] > 1e-3  # as it was before
+    assert grpo.update(training_groups(batch))["grad_norm"] > 1e-3  # as it was before
     norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
 
@@ -365,14 +367,16 @@ def test_a_larger_gradient_is_scaled_down_to_the_limit() -> None:
 def test_the_steps_follow_the_schedule_of_the_learning_rate() -> None:
     grpo, _, batch = _prepared(learning_rate=1.0, lr_schedule="linear", warmup_steps=2, total_steps=4)
     grpo.optimizer.step = lambda: None  # such steps would destroy the model
-    assert [grpo.update(batch)["learning_rate"] for _ in range(4)] == pytest.approx([0.5, 1.0, 1.0, 0.5])
+    assert [grpo.update(training_groups(batch))["learning_rate"] for _ in range(4)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.5]
+    )
 
 
 def test_the_schedule_counts_steps_without_a_gradient() -> None:
     grpo, _, batch = _prepared(learning_rate=1.0, lr_schedule="linear", warmup_steps=0, total_steps=4)
     grpo.optimizer.step = lambda: None
     equal = [replace(rollout, reward=1.0) for rollout in batch]
-    rates = [grpo.update(each).get("learning_rate") for each in (batch, equal, equal, batch)]
+    rates = [grpo.update(training_groups(each)).get("learning_rate") for each in (batch, equal, equal, batch)]
     assert rates == [1.0, None, None, 0.25]
 
 
@@ -391,12 +395,12 @@ def test_a_resumed_schedule_goes_on_from_the_last_rate(changes: dict[str, Any], 
     settings = {"learning_rate": 1.0, "lr_schedule": "linear", "warmup_steps": 0, "total_steps": 5}
     before, _, batch = _prepared(**settings)
     before.optimizer.step = lambda: None
-    assert [before.update(batch)["learning_rate"] for _ in range(3)] == pytest.approx([1.0, 0.8, 0.6])
+    assert [before.update(training_groups(batch))["learning_rate"] for _ in range(3)] == pytest.approx([1.0, 0.8, 0.6])
     after, *_ = _prepared(**{**settings, **changes})
     note = after.load_state(before.state())
     assert ("the learning rate goes on from 0.6" in note) == (changes != {} and "learning_rate" not in changes)
     after.optimizer.step = lambda: None
-    assert [after.update(batch)["learning_rate"] for _ in expected] == pytest.approx(expected)
+    assert [after.update(training_groups(batch))["learning_rate"] for _ in expected] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("term", ["kl_coef", "entropy_coef"])
@@ -408,7 +412,7 @@ def test_groups_without_a_gradient_do_not_dilute_the_policy_gradient(term: str, 
         gradients: list[torch.Tensor] = []
         grpo.optimizer.step = lambda: gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         equal = [replace(rollout, group=f"{rollout.group} {n}", reward=1.0) for rollout in batch for n in range(3)]
-        grpo.update([*equal, *batch])
+        grpo.update(training_groups([*equal, *batch]))
         return gradients[0], len(gradients)
 
     (plain, steps), (with_term, same_steps) = first_step(), first_step(**{term: 1e-9})
@@ -420,7 +424,7 @@ def test_groups_without_a_gradient_do_not_dilute_the_policy_gradient(term: str, 
 def test_the_metrics_of_an_update_in_several_passes_are_means(tokens: int) -> None:
     def metrics(tokens: int) -> dict[str, float]:
         grpo, _, batch = _prepared(kl_coef=0.1, tokens_per_forward=tokens)
-        return grpo.update(batch)
+        return grpo.update(training_groups(batch))
 
     whole, parts = metrics(10_000), metrics(tokens)
     assert min(whole["clip_fraction"], whole["kl_reference"]) > 0
@@ -437,7 +441,7 @@ def test_an_update_whose_loss_is_not_finite_is_skipped(monkeypatch: pytest.Monke
     monkeypatch.setattr(GRPO, "_loss", not_a_number)
     grpo, model, batch = _prepared()
     before = _weights(model)
-    assert grpo.update(batch)["updates_skipped"] == grpo.skipped_in_a_row == 1
+    assert grpo.update(training_groups(batch))["updates_skipped"] == grpo.skipped_in_a_row == 1
     assert torch.equal(_weights(model), before)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import openai
 import pytest
 from programs import ROOT
+from training_groups import Sampled, training_groups
 
 torch = pytest.importorskip("torch")
 
@@ -21,9 +22,9 @@ from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.local.update.grpo import GRPO, ScoredRollout  # noqa: E402
+from groundwire.train.local.update.grpo import GRPO  # noqa: E402
 from groundwire.train.local.update.grpo_config import GRPOConfig  # noqa: E402
-from groundwire.train.local.update.rows import Item, Row  # noqa: E402
+from groundwire.train.local.update.rows import Row, WeightedItem  # noqa: E402
 from groundwire.train.policy.chat import fields  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
 from groundwire.train.policy.constraint import Constraints  # noqa: E402
@@ -114,7 +115,11 @@ def trained_logprobs(policy, calls, *, temperature=1.0):
     """What GRPO computes for the sampled tokens, in the order of the trajectories."""
     grpo = GRPO(policy[0], GRPOConfig(temperature=temperature), constraints=Constraints(*policy))
     made = trajectories(triplets(calls, 1.0))
-    rows = [Row(each.prompt_ids, [Item(each, each.loss_mask, [1.0] * len(each.loss_mask))]) for each in made]
+    rows = [
+        Row(each.prompt_ids, [WeightedItem(trajectory=each, mask=each.loss_mask, advantages=[1.0] * len(each.loss_mask),
+                                           weight=0.0, penalty=0.0)])
+        for each in made
+    ]  # fmt: skip
     with torch.no_grad():
         tokens = grpo._evaluate(rows)
     return tokens.logprobs, tokens.old
@@ -212,9 +217,8 @@ def test_an_update_learns_within_the_grammar(tiny_policy):
             rollouts = []
             for index, reply in enumerate(sample(engine, grammar, count=16)):
                 reward = float(reply.text == '"right"')
-                merged = trajectories(triplets([call_of(reply, grammar)], reward))
-                rollouts.append(ScoredRollout(group=str(index % 2), reward=reward, trajectories=merged))
-            metrics = grpo.update(rollouts)
+                rollouts.append(Sampled(str(index % 2), reward, [call_of(reply, grammar)]))
+            metrics = grpo.update(training_groups(rollouts))
             assert metrics.get("initial_ratio_error", 0.0) < 1e-5
             engine.update_weights(step)
         replies = sample(engine, grammar, count=16)
@@ -238,12 +242,9 @@ def test_tokens_that_a_grammar_does_not_allow_are_an_error(policy):
 def test_an_update_without_constraints_names_what_is_missing(tiny_policy):
     call = LLMCall(rollout_id="r", attempt_id="a", sequence=0, prompt_ids=[1], response_ids=[2], logprobs=[-1.0],
                    grammar=GRAMMARS["schema"])  # fmt: skip
-    rollouts = [
-        ScoredRollout(group="g", reward=reward, trajectories=trajectories(triplets([call], reward)))
-        for reward in (0.0, 1.0)
-    ]
+    rollouts = [Sampled("g", reward, [call]) for reward in (0.0, 1.0)]
     with pytest.raises(ValueError, match="sampled with a grammar: give GRPO the constraints"):
-        GRPO(tiny_policy[0], GRPOConfig()).update(rollouts)
+        GRPO(tiny_policy[0], GRPOConfig()).update(training_groups(rollouts))
 
 
 def test_another_kind_of_tokenizer_is_refused_by_name(tiny_policy):

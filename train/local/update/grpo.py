@@ -1,6 +1,6 @@
-"""GRPO: the advantages of the calls of each group, one loss over their tokens, AdamW.
+"""GRPO: one loss over the trained tokens of each group, AdamW.
 
-The advantages are those of :mod:`groundwire.train.algorithms.credit`, the terms of the loss those of
+The tokens and their advantages are those of :mod:`groundwire.train.algorithms.credit`, the terms of the loss those of
 :mod:`groundwire.train.algorithms.losses`.
 """
 
@@ -9,46 +9,27 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
-from groundwire.train.algorithms.credit import CallCredit, assign_credit, rewards_differ, token_credit
+from groundwire.train.algorithms.credit import TrainingGroup, TrainingItem
 from groundwire.train.algorithms.losses import clipped_policy_loss, kl_to_reference, learning_rate, token_weights
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters, load_adapters, without_adapters
 from groundwire.train.local.update.packing import Packed, pack, packed_hidden, to_device
-from groundwire.train.local.update.rows import Item, Row, forward_batches, make_rows
+from groundwire.train.local.update.rows import Row, WeightedItem, forward_batches, make_rows
 from groundwire.train.local.update.token_logprobs import token_logprobs
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.constraint import Constraints
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["GRPO", "ScoredRollout", "check_state"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredRollout:
-    """A rollout's trajectories, its reward, and the group that it is compared with."""
-
-    group: str
-    reward: float
-    trajectories: Sequence[Trajectory]
-    credits: dict[tuple[int, int | None], CallCredit] = field(default_factory=dict)
-    """Filled by :meth:`GRPO.assign_credits`."""
-
-    @property
-    def calls(self) -> list[Triplet]:
-        """Its trained calls, in order."""
-        calls = (triplet for trajectory in self.trajectories for triplet in trajectory.triplets)
-        return sorted(calls, key=lambda triplet: (triplet.sequence, triplet.choice or 0))
+__all__ = ["GRPO", "check_state"]
 
 
 class _Tokens(NamedTuple):
@@ -104,48 +85,42 @@ class GRPO:
             older = model.gradient_checkpointing_enable  # its name before it was deprecated within transformers 5
             getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
 
-    def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
-        """Train the model in place on one batch of scored rollouts; returns the step's metrics.
+    def update(self, groups: Sequence[TrainingGroup]) -> dict[str, float]:
+        """Train the model in place on the groups of a step; returns the step's metrics.
 
         Groups whose advantages are all 0 are left out: those with equal rewards, and those of a single rollout. With a
         KL or entropy term they have a part in this term. Without any other group the model does not change
         (``groups_used`` is 0). A minibatch whose loss or gradient is not finite is skipped (``updates_skipped``).
         """
         config = self.config
-        batch = self.assign_credits(rollouts)
-        scored = [(group, _items(group)) for group in batch]
-        used = [group for group, items in scored if self._teaches(group, items)]
-        groups = [items for _, items in scored if _has_gradient(items)]
-        penalized = scored if config.kl_coef or config.entropy_coef else []
-        others = [items for _, items in penalized if items and not _has_gradient(items)]
+        used = [group for group in groups if group.teaches]
+        with_gradient = [group.items for group in groups if group.has_gradient]
+        penalized = groups if config.kl_coef or config.entropy_coef else []
+        others = [group.items for group in penalized if group.items and not group.has_gradient]
         rate = self._learning_rate(self.steps)
         self.steps += 1
         metrics: dict[str, float] = {
-            "groups": len(batch),
+            "groups": len(groups),
             "groups_used": len(used),
-            "rollouts_trained": sum(bool(rollout.calls) for group in used for rollout in group),
+            "rollouts_trained": sum(bool(rollout.items) for group in used for rollout in group.rollouts),
         }
-        if not groups and not others:
+        if not with_gradient and not others:
             return metrics
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
-        self._random.shuffle(groups)
+        self._random.shuffle(with_gradient)
         self._random.shuffle(others)
         self.model.train()
-        count = min(config.minibatches, len(groups) or len(others))
+        count = min(config.minibatches, len(with_gradient) or len(others))
         for start in range(count):
             # A minibatch has complete groups, because the advantages of a group sum to zero.
-            trained, rest = ([item for group in each[start::count] for item in group] for each in (groups, others))
+            trained = [item for items in with_gradient[start::count] for item in items]
+            rest = [item for items in others[start::count] for item in items]
             self._minibatch(trained, rest, metrics, start)
         self.model.eval()
         self.updates += 1
         metrics["learning_rate"] = rate
         return metrics
-
-    def has_gradient(self, group: Sequence[ScoredRollout]) -> bool:
-        """Whether the rewards of a group differ, and so give it an advantage other than 0."""
-        self.assign_credits(group)
-        return self._teaches(group, _items(group))
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
@@ -171,25 +146,6 @@ class GRPO:
         other = f"another learning_rate than {base:g} would begin the new schedule"
         return f"the learning rate goes on from {last:.2g}, where the schedule of before has left it; {other}"
 
-    def assign_credits(self, rollouts: Iterable[ScoredRollout]) -> list[list[ScoredRollout]]:
-        """Add to rollouts what their calls are trained with; returns their groups."""
-        config, groups = self.config, defaultdict[str, list[ScoredRollout]](list)
-        for rollout in rollouts:
-            groups[rollout.group].append(rollout)
-        for group in groups.values():
-            assigned = assign_credit(
-                [(rollout.reward, rollout.calls) for rollout in group],
-                credit=config.credit,
-                discount=config.credit_discount,
-                scale=config.scale_rewards,
-                truncated=config.truncated,
-                call_cost=config.call_cost,
-            )
-            for rollout, credits in zip(group, assigned, strict=True):
-                places = ((call.sequence, call.choice) for call in rollout.calls)
-                rollout.credits.update(zip(places, credits, strict=True))
-        return list(groups.values())
-
     def _learning_rate(self, step: int) -> float:
         config = self.config
         rate = learning_rate(
@@ -201,12 +157,9 @@ class GRPO:
         )
         return min(config.learning_rate, rate)
 
-    def _teaches(self, group: Sequence[ScoredRollout], items: Sequence[Item]) -> bool:
-        scored = [(rollout.reward, rollout.calls) for rollout in group]
-        differ = rewards_differ(scored, credit=self.config.credit, truncated=self.config.truncated)
-        return differ and _has_gradient(items)
-
-    def _minibatch(self, trained: list[Item], others: list[Item], metrics: dict[str, float], index: int) -> None:
+    def _minibatch(
+        self, trained: list[TrainingItem], others: list[TrainingItem], metrics: dict[str, float], index: int
+    ) -> None:
         """One optimizer step on the trajectories of some groups. ``others`` are those of groups without a gradient:
         they have a part in the KL and entropy terms, and none in the mean of the policy loss.
         """
@@ -215,7 +168,9 @@ class GRPO:
         total = sum(lengths)
         weights = self._token_weights(lengths[: len(trained)]) + [0.0] * len(others)
         weighted = [
-            replace(item, weight=weight, penalty=penalty)
+            WeightedItem(
+                trajectory=item.trajectory, mask=item.mask, advantages=item.advantages, weight=weight, penalty=penalty
+            )
             for item, weight, penalty in zip(items, weights, self._token_weights(lengths), strict=True)
         ]
         measured, ratios = self._accumulate_within_memory(weighted, total)
@@ -239,7 +194,9 @@ class GRPO:
     def _token_weights(self, lengths: Sequence[int]) -> list[float]:
         return token_weights(lengths, self.config.loss, max_tokens=self.config.max_tokens)
 
-    def _accumulate_within_memory(self, items: Sequence[Item], total: int) -> tuple[dict[str, float], list[float]]:
+    def _accumulate_within_memory(
+        self, items: Sequence[WeightedItem], total: int
+    ) -> tuple[dict[str, float], list[float]]:
         """:meth:`_accumulate`, again with half of the tokens in a pass while the GPU's memory is too small."""
         longest = max(len(item.trajectory) for item in items)
         while True:
@@ -258,7 +215,7 @@ class GRPO:
                 tokens // 2,
             )
 
-    def _accumulate(self, items: Sequence[Item], total: int) -> tuple[dict[str, float], list[float]]:
+    def _accumulate(self, items: Sequence[WeightedItem], total: int) -> tuple[dict[str, float], list[float]]:
         """Add up the gradient of a minibatch of ``total`` tokens; returns its metrics and the extreme ratios."""
         config = self.config
         rows = make_rows(items, branches=config.branches_per_row, tokens=config.tokens_per_forward)
@@ -340,7 +297,7 @@ class GRPO:
                 entropy_gradient=config.entropy_coef > 0,
             )
 
-    def _forbidden(self, items: Sequence[Item], targets: int) -> Tensor:
+    def _forbidden(self, items: Sequence[WeightedItem], targets: int) -> Tensor:
         """bool [M, vocabulary]: tokens that could not be sampled. An item's targets are the replies that it trains."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
@@ -355,16 +312,6 @@ class GRPO:
                     forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
                 start = end
         return forbidden
-
-
-def _items(group: Sequence[ScoredRollout]) -> list[Item]:
-    """The trajectories of a group's rollouts with their tokens' advantages."""
-    made = [Item(each, *token_credit(each, rollout.credits)) for rollout in group for each in rollout.trajectories]
-    return [item for item in made if any(item.mask)]
-
-
-def _has_gradient(items: Sequence[Item]) -> bool:
-    return any(any(item.advantages) for item in items)
 
 
 def check_state(model: torch.nn.Module, state: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 
-from groundwire.train.algorithms.credit import Credit, Truncated
 from groundwire.train.algorithms.losses import Loss, Schedule
 from groundwire.train.config.run_config import RunConfig
 
@@ -44,16 +43,6 @@ class GRPOConfig:
     """Tokens of one reply at most: the divisor of the loss ``dr-grpo``."""
     minibatches: int = 2
     """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
-    credit: Credit = "broadcast"
-    """How a rollout's reward and its calls' rewards become the advantages of its calls."""
-    credit_discount: float = 1.0
-    """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
-    call_cost: float = 0.0
-    """What each call costs its rollout."""
-    scale_rewards: bool = True
-    """Whether advantages are divided by the standard deviation of the group's rewards."""
-    truncated: Truncated = "train"
-    """What happens to replies that were cut off at the limit of tokens."""
     temperature: float = 1.0
     """The rollouts' sampling temperature, at which new log-probabilities are computed, too."""
     branches_per_row: int = 8

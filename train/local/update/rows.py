@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from groundwire.adapters.tracing import Trajectory
+from groundwire.train.algorithms.credit import TrainingItem
 from groundwire.train.local.update.packing import Branch
 
-__all__ = ["Item", "Row", "forward_batches", "make_rows"]
+__all__ = ["Row", "WeightedItem", "forward_batches", "make_rows"]
 
 
-@dataclass(frozen=True)
-class Item:
-    """A trajectory with the mask of its trained tokens and their advantages, both of the length of its response."""
+@dataclass(frozen=True, kw_only=True)
+class WeightedItem(TrainingItem):
+    """A trajectory in a minibatch."""
 
-    trajectory: Trajectory
-    mask: list[int]
-    advantages: list[float]
-    weight: float = 0.0
-    """Of each trained token in the policy loss of its minibatch."""
-    penalty: float = 0.0
-    """Of each trained token in the minibatch's KL and entropy terms."""
+    weight: float
+    """Of each trained token in the policy loss."""
+    penalty: float
+    """Of each trained token in the KL and entropy terms."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Row:
     """Trajectories that are packed after a shared prefix."""
 
     prefix: list[int]
-    items: list[Item]
+    items: list[WeightedItem]
 
     @property
     def branches(self) -> list[Branch]:
@@ -49,7 +46,7 @@ class Row:
         return len(self.prefix) + sum(len(item.trajectory) - len(self.prefix) for item in self.items)
 
 
-def make_rows(items: Sequence[Item], *, branches: int, tokens: int) -> list[Row]:
+def make_rows(items: Sequence[WeightedItem], *, branches: int, tokens: int) -> list[Row]:
     """Rows of at most ``branches`` items and ``tokens`` tokens; a longer item has a row of its own.
 
     Sorting puts trajectories with long common prefixes next to each other.
