@@ -97,7 +97,7 @@ def main(
 def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:
     results = run_dev(job, endpoint, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
-    from groundwire.train.evaluation.diagnosis import never_called
+    from groundwire.train.evaluation.stop_reasons import never_called
 
     show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
     if reason := never_called([result.to_row(0) for result in results]):

@@ -72,8 +72,7 @@ def overview(batches: Iterable[Sequence[Row]], settings: Settings, decoder: Toke
 
     Each batch is a whole step or validation; one is in memory at a time. ``settings`` returns those of a step.
     """
-    from groundwire.train.evaluation.diagnosis import KINDS, diagnose  # slow: imports numpy
-    from groundwire.train.evaluation.failed_rollouts import scored
+    from groundwire.train.evaluation.diagnosis import KINDS, diagnose, scored  # slow: imports numpy
 
     kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.metrics import RIGHT, compare, scores_by_question
-from groundwire.train.evaluation.speed import read_speed
+from groundwire.train.evaluation.run_reader import read_speed
 
 __all__ = ["Rows", "differences", "error_classes", "training_figures"]
 

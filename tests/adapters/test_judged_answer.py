@@ -30,7 +30,8 @@ from groundwire.tools.types import TEXT
 from groundwire.train import evaluate, fit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import ProgressDisplay
-from groundwire.train.evaluation.diagnosis import RolloutNotes, diagnose
+from groundwire.train.evaluation.diagnosis import diagnose
+from groundwire.train.evaluation.notes import RolloutNotes
 from groundwire.train.rollouts.errors import RolloutsFailedError
 
 PROSE = Question(id="1", text="How many?", database="", answers=TEXT)

@@ -22,7 +22,7 @@ from groundwire.domains import DataError, gold_answer, task_list, visible_column
 from groundwire.rewards import JudgeSettings, names_read, reward_function, with_time_limit
 from groundwire.train import evaluate
 from groundwire.train.config.run_config import AgentSettings, RunConfig
-from groundwire.train.evaluation.gold_leaks import gold_in_prompts
+from groundwire.train.evaluation.notes import gold_in_prompts
 from groundwire.train.job.prepare import Objects, prepare
 from groundwire.train.rollouts.agent_view import AgentView
 

@@ -13,8 +13,7 @@ from groundwire.adapters import Answer, EndpointError
 from groundwire.domains import Domain, TaskData
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation import evaluator
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback, evaluator
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
 

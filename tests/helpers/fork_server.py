@@ -42,7 +42,7 @@ MODULES = (
     "groundwire.train.rollouts.runner.lightning_agents",
     "groundwire.train.store.__main__",
     "groundwire.train.verl.launch",
-    "groundwire.train.report.plots",
+    "groundwire.train.report.charts",
     "groundwire.tools.mcp_sql.server",
     "groundwire.adapters.unmodified.redirection",
     "agents.mcp",

@@ -259,7 +259,7 @@ def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint 
 def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
     """Write the summary, the curve and all rollouts of a run that ended in any way; returns the summary."""
     from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
-    from groundwire.train.report.plots import draw_curve
+    from groundwire.train.report.charts import draw_curve
 
     if job.config.trainer == "verl":
         from groundwire.train.verl import launch

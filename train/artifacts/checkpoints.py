@@ -1,8 +1,12 @@
-"""The checkpoints of a run, each written completely before it gets its name: ``step-00012/`` and so on, ``best/``."""
+"""Files and folders that are either complete or absent, also after a crash of the machine.
+
+Of a run these are its checkpoints: ``step-00012/`` and so on, and ``best/``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,14 +15,36 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import read_bytes, read_json
-from groundwire.train.artifacts.atomic import sync
 
-__all__ = ["Checkpoints", "step_number"]
-
+__all__ = ["Checkpoints", "atomic_write", "step_number", "sync"]
 
 _KEPT = 2
 _VALIDATION = "validation.json"
 _FIGURES = {"step": int, "accuracy": float, "n": int, "total": int, "scores": dict}
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it replaces ``path`` at the end. After an error the old file stays."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        sync(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to the disk: without it a crash can leave the final name on an incomplete file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class Checkpoints:

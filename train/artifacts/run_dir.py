@@ -32,8 +32,7 @@ from typing import Any
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_repr
 from groundwire.tools.secrets import masked_values
-from groundwire.train.artifacts.atomic import atomic_write
-from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
+from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write, step_number
 from groundwire.train.artifacts.metrics_lines import MetricsLine, RolloutsLine, check_names, line_error
 from groundwire.train.artifacts.run_files import missing_column, rollout_error
 from groundwire.train.config.run_config import RunConfig

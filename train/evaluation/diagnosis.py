@@ -7,33 +7,19 @@ differs from its group's mean. Each rule below tests one condition, in this orde
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
-from groundwire.train.evaluation.failed_rollouts import MAX_MESSAGE, first_failure, rollouts_text, scored
-from groundwire.train.evaluation.metrics import made_no_call
 
-__all__ = [
-    "KINDS",
-    "Reason",
-    "RolloutNotes",
-    "agent_notes",
-    "diagnose",
-    "never_called",
-    "nothing_to_train",
-]
+__all__ = ["KINDS", "NO_CALL", "Reason", "diagnose", "no_triplets", "scored"]
 
 Row = Mapping[str, Any]
-_log = logging.getLogger(__name__)
 
 KINDS = {
     "trained": "trained",
@@ -64,17 +50,10 @@ KINDS = {
 }
 """The kinds of :class:`Reason` with their descriptions."""
 
-_MIN_ANSWERS = 5
-"""Fewer equal answers may be right."""
 _ROUNDING = 1e-6  # of advantages
-_NO_CALL = (
+NO_CALL = (
     "no LLM call reached the proxy: the agent answered without one, or called another address than the base URL of its "
     "endpoint"
-)
-_CACHES = (
-    "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
-    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own); or a worker thread or task that serves "
-    "several rollouts makes their calls, and all count for the rollout that started it: start one in each rollout"
 )
 _NO_IDS = "the server sent no token ids"
 # The messages of groundwire's server, of vLLM (two), and of OpenAI.
@@ -105,116 +84,18 @@ def diagnose(rows: Sequence[Row], settings: Mapping[str, Any] = MappingProxyType
     return [_reason(row, groups[group_key(row)], match) for row in rows]
 
 
-def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
-    """Why no row (of whole steps, or a validation) gives a triplet; empty if one does."""
-    if silent := never_called(rows):
-        return f"no rollout gave anything to train on: {silent}"
-    reasons = [_no_triplets(row, agent_match) for row in rows]
-    found = [reason for reason in reasons if reason]
-    if not found or len(found) < len(rows):
-        return ""
-    texts = {reason.kind: reason.text for reason in reversed(found)}
-    counts = Counter(reason.kind for reason in found).most_common()
-    parts = [f"{count} of {len(rows)}: {texts[kind]}" for kind, count in counts]
-    return f"no rollout gave anything to train on. {'; '.join(parts)}"
-
-
-def never_called(rows: Sequence[Row]) -> str:
-    """What is known if no row (of a validation) had an LLM call; empty if one had."""
-    if not rows or not all(map(made_no_call, rows)):
-        return ""
-    return f"none of {len(rows)} {rollouts_text(rows)} made an LLM call: {rows[0]['message'] or _NO_CALL}; {_CACHES}"
-
-
-class RolloutNotes:
-    """Shows, once each: that rollouts made no LLM call, that a cache of the agent answers, what ``credit=last`` leaves
-    out, and the first failures of each type. The last is for trainers, which give the folder of the ``run``: an
-    evaluation shows them with its results.
-    """
-
-    def __init__(self, show_note: Callable[[str], None], *, run: Path | None = None, credit: str = "") -> None:
-        self._show_note, self._run, self._credit = show_note, run, credit
-        self._shown, self._asked = set[str](), set[str]()
-
-    def show(self, rows: Sequence[Row]) -> None:
-        """``rows`` are the rollouts of a step or validation."""
-        self._show_silent(rows)
-        if self._credit == "last":
-            self._show_left_out(rows)
-        for status in dict.fromkeys(row["status"] for row in rows if row["status"] != "succeeded" and self._run):
-            failed = [row for row in rows if row["status"] == status]
-            text = f"{_share(failed, rows)} failed ({scored(failed[0])}); {first_failure(failed)}"
-            self._once(status, f"{text}. More: groundwire why {self._run}")
-
-    def _show_silent(self, rows: Sequence[Row]) -> None:
-        silent = [row for row in rows if made_no_call(row)]
-        self._asked |= {row["task_id"] for row in rows if row["status"] == "succeeded" and not made_no_call(row)}
-        if silent:
-            reason = max((row["message"] or _NO_CALL for row in silent), key=len)  # one that names hosts, if there is
-            text = f"{_share(silent, rows)} made no LLM call: they are judged, and train nothing. {reason}"
-            self._once("silent", text)
-        if cached := [row for row in silent if row["task_id"] in self._asked]:
-            text = f"{_share(cached, rows)} made no LLM call, though others of their questions did: {_CACHES}"
-            self._once("cached", text, partial(_log.warning, "%s"))
-
-    def _show_left_out(self, rows: Sequence[Row]) -> None:
-        pairs = (pair for row in rows for pair in zip(row["calls"] or (), row_credits(row), strict=False))
-        trained = [(call, credit) for call, credit in pairs if credit]
-        if left := sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in trained):
-            share = f"{left} of {len(trained)} calls of this step ({left / len(trained):.0%}) teach nothing"
-            only = "credit=last trains only the last request of a rollout"
-            self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
-
-    def _once(self, kind: str, note: str, show: Callable[[str], None] | None = None) -> None:
-        if kind not in self._shown:
-            self._shown.add(kind)
-            (show or self._show_note)(note)
-
-
-def _share(part: Sequence[Row], rows: Sequence[Row]) -> str:
-    return f"{len(part)} of {len(rows)} {rollouts_text(rows)}"
-
-
-def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:
-    """What a user should know of the first rollouts of an agent: the models that it asked for, and odd answers.
-
-    ``models`` are those of its calls, ``served`` is the policy's own name.
-    """
-    return [note for note in (_models_note(models, served), _answer_warning(rows)) if note]
-
-
-def _answer_warning(rows: Sequence[Row]) -> str:
-    """A warning if all answers to different tasks are empty or equal; empty if not."""
-    answers = {row["task_id"]: row["answer"].strip() for row in rows if row["status"] == "succeeded"}
-    if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
-        return ""
-    [answer] = set(answers.values())
-    same = f"the same: {answer[:MAX_MESSAGE]!r}" if answer else "empty"
-    return (
-        f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
-        "that reads the answer from its result: --agent-output module:name"
-    )
-
-
-def _models_note(models: Iterable[str], served: str) -> str:
-    """A note on the model names that the agents asked for, if the policy answered under other names than its own."""
-    counts = Counter(model for model in models if model not in ("", served))
-    names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())
-    return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
-
-
 def _reason(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason:
     """``group`` are the rows of its group with a reward."""
     failure = _failure(row)
     if row["mode"] == "val":
         validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
-        return failure or _no_triplets(row, None) or validated
+        return failure or no_triplets(row, None) or validated
     if failure is not None and row["reward"] is not None:
         reason = _reason({**row, "status": "succeeded"}, group, agent_match)
         return Reason(reason.kind, f"{failure.text}; {reason.text}")
     return (
         failure
-        or _no_triplets(row, agent_match)
+        or no_triplets(row, agent_match)
         or _no_gradient(row, group, agent_match)
         or Reason("trained", _trained_text(row, [each["reward"] for each in group], agent_match))
     )
@@ -240,6 +121,11 @@ def _failure_reason(row: Row) -> Reason:
     return Reason(kind, f"{KINDS[kind]} after {row['attempts']} attempt(s): {message}")
 
 
+def scored(row: Row) -> str:
+    """What a failed rollout counts as."""
+    return "left out" if row["reward"] is None else f"scored {row['reward']:g}"
+
+
 def _too_long_text(message: str) -> str:
     for pattern in _TOO_LONG:
         if match := pattern.search(message):
@@ -249,7 +135,8 @@ def _too_long_text(message: str) -> str:
     return f"prompt over the limit: {message}"
 
 
-def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
+def no_triplets(row: Row, agent_match: str | None) -> Reason | None:
+    """Why a rollout gives no triplet; None if it gives one."""
     if trained_calls(row, agent_match):
         return None
     if row["calls"]:
@@ -261,7 +148,7 @@ def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
 def _no_trainable_call(problems: Sequence[str], message: str | None) -> Reason:
     """The reason if no call can be trained on; ``problems`` has one entry for each call."""
     if not problems:
-        return Reason("no_calls", message or _NO_CALL)
+        return Reason("no_calls", message or NO_CALL)
     if all(problem == _NO_IDS for problem in problems):
         return Reason(
             "no_token_ids",

@@ -14,12 +14,10 @@ from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes, never_called
-from groundwire.train.evaluation.failed_rollouts import lasting_failure, nothing_judged
-from groundwire.train.evaluation.gold_leaks import gold_in_prompts
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
-from groundwire.train.evaluation.starter_limits import starter_limits
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts, starter_limits
+from groundwire.train.evaluation.stop_reasons import lasting_failure, never_called, nothing_judged
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream

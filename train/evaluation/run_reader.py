@@ -19,7 +19,6 @@ from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
-from groundwire.train.evaluation.speed import read_speed
 from groundwire.train.evaluation.validation import validation_name
 
 __all__ = [
@@ -29,6 +28,7 @@ __all__ = [
     "paired_changes",
     "read_answers",
     "read_pass_rates",
+    "read_speed",
     "settings_changes",
     "summarize_change",
     "table_entry",
@@ -49,7 +49,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
     temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Their calls are
     those of the trained agents. ``context`` are the characters of schema and results in prompts, and ``speed`` is
-    :func:`groundwire.train.evaluation.speed.read_speed`. Without ``domain`` it is the one that the run names.
+    :func:`read_speed`. Without ``domain`` it is the one that the run names.
 
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
@@ -221,3 +221,49 @@ def _validations(run: RunDir, columns: Sequence[str] = ROLLOUT_COLUMNS) -> dict[
     if not found:
         raise RunDirError(f"{run.path} has no validation yet")
     return found
+
+
+def read_speed(run: RunDir) -> dict[str, Any] | None:
+    """The run's ``gpus`` (None: unknown), ``steps``, ``hours`` and ``seconds_per_step``, and the shares of rollout and
+    update in the steps (None: unknown). None for a run without a step.
+    """
+    config, lines = run.config(), run.metrics()
+    steps = [line for line in lines if line["step"] > 0 and "seconds" in line]
+    if not steps:
+        return None
+    times = [_verls_times(line["verl"]) if "verl" in line else _own_times(line["seconds"]) for line in steps]
+    total_s, rollout_s, update_s = (sum(each) for each in zip(*times, strict=True))
+    return {
+        "gpus": _gpus(config, steps),
+        "steps": len(steps),
+        "hours": round(lines[-1].get("wall_time_s", 0.0) / 3600, 3),
+        "seconds_per_step": round(total_s / len(steps), 2),
+        "rollout_share": round(rollout_s / total_s, 4) if total_s else None,
+        "update_share": round(update_s / total_s, 4) if total_s else None,
+    }
+
+
+def _own_times(seconds: Mapping[str, float]) -> tuple[float, float, float]:
+    """Seconds of a step, of its rollouts and of its update. Everything but the update is for the rollouts."""
+    total = sum(seconds.values())
+    return total, total - seconds.get("update", 0.0), seconds.get("update", 0.0)
+
+
+def _verls_times(logged: Mapping[str, Any]) -> tuple[float, float, float]:
+    total, rollout, update = (float(logged.get(f"timing_s/{name}") or 0.0) for name in ("step", "gen", "update_actor"))
+    return total, rollout, update
+
+
+def _gpus(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int | None:
+    """Of a run with verl from its throughput, which is tokens per second and GPU."""
+    if config.get("trainer") != "verl":
+        return int(str(config.get("device")).startswith("cuda"))
+    logged = steps[-1].get("verl", {})
+    tokens, seconds, throughput = (
+        logged.get(f"perf/{name}") for name in ("total_num_tokens", "time_per_step", "throughput")
+    )
+    if tokens and seconds and throughput:
+        return round(tokens / (seconds * throughput))
+    given = config.get("verl", {})
+    per_node = given.get("trainer.n_gpus_per_node")
+    return None if per_node is None else int(per_node) * int(given.get("trainer.nnodes", 1))

@@ -11,7 +11,6 @@ from typing import Any
 
 from groundwire.domains import Breakdowns
 from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change
-from groundwire.train.evaluation.speed import SPEED_COLUMNS, speed_cells
 
 __all__ = ["changes", "comparison", "details", "speed_table", "table"]
 
@@ -19,6 +18,7 @@ _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),
     *("Transitions", "Prompt length", "Response length"),
 )
+_SPEED_COLUMNS = ("Run", "GPUs", "Steps", "Hours", "Seconds per step", "Rollout", "Update")
 _TOKEN_COUNT_NOTES = {
     "usage": "The endpoint sent no token ids: lengths are its own counts.",
     "both": "Some replies came without token ids: their lengths are the endpoint's own counts.",
@@ -36,8 +36,8 @@ def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
 
 def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """One row per training run: its GPUs, its time, and the shares of rollouts and updates; empty without one."""
-    rows = [speed_cells(entry["run"], entry["speed"]) for entry in entries if entry["speed"]]
-    return _format_table(SPEED_COLUMNS, rows, form) if rows else ""
+    rows = [_speed_cells(entry["run"], entry["speed"]) for entry in entries if entry["speed"]]
+    return _format_table(_SPEED_COLUMNS, rows, form) if rows else ""
 
 
 def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
@@ -136,6 +136,19 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
         "-" if before is None else _percent(before),
         _percent(after),
         *(_change(before, after, name) for name in ("calls_per_rollout", "prompt_tokens", "response_tokens")),
+    ]
+
+
+def _speed_cells(run: str, speed: Mapping[str, Any]) -> list[str]:
+    """A row under :data:`_SPEED_COLUMNS`."""
+    shares = [speed[name] for name in ("rollout_share", "update_share")]
+    return [
+        run,
+        "-" if speed["gpus"] is None else str(speed["gpus"]),
+        str(speed["steps"]),
+        f"{speed['hours']:.2f}",
+        f"{speed['seconds_per_step']:.1f}",
+        *("-" if share is None else f"{100 * share:.1f} %" for share in shares),
     ]
 
 

@@ -22,12 +22,11 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import RolloutNotes
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.evaluator import local_engine
-from groundwire.train.evaluation.failed_rollouts import mostly_unscored, nothing_judged
-from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.notes import RolloutNotes, gold_in_prompts
+from groundwire.train.evaluation.stop_reasons import mostly_unscored, nothing_judged
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.gepa.adapter import PromptAdapter
 from groundwire.train.gepa.journal import Journal

@@ -26,13 +26,17 @@ from groundwire.train.algorithms.health import HealthRules, reply_counts, step_f
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes, nothing_to_train
-from groundwire.train.evaluation.failed_rollouts import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
-from groundwire.train.evaluation.gold_leaks import gold_in_prompts
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts, starter_limits
 from groundwire.train.evaluation.run_reader import read_pass_rates
-from groundwire.train.evaluation.starter_limits import starter_limits
+from groundwire.train.evaluation.stop_reasons import (
+    FailedSteps,
+    failed_by_policy,
+    lasting_failure,
+    nothing_judged,
+    nothing_to_train,
+)
 from groundwire.train.evaluation.validation import (
     choose_tasks,
     validation_missing,

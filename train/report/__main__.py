@@ -32,11 +32,11 @@ def main(
     page = output or Path(run_dir) / "report.html"
     with exit_on_user_error():
         from groundwire.train.report.build import build
-        from groundwire.train.report.plots import draw_pngs
+        from groundwire.train.report.charts import draw_pngs
 
         run = RunDir.open(run_dir)
         if watch:
-            from groundwire.train.report.watch import serve
+            from groundwire.train.report.live import serve
 
             serve(run, port=port)
             return

@@ -18,8 +18,7 @@ from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
-from groundwire.train.report.charts import Chart, charts
-from groundwire.train.report.plots import css_class, svg
+from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.rollout_browser import choose, read_notes, rollout_data
 from groundwire.train.report.token_text import token_decoder
 

@@ -17,8 +17,7 @@ import torch
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
-from groundwire.train.artifacts.atomic import atomic_write
-from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_domain, resolve_path

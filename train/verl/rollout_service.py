@@ -26,10 +26,9 @@ from groundwire.train.algorithms.health import step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import RolloutNotes, agent_notes
-from groundwire.train.evaluation.failed_rollouts import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
-from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts
+from groundwire.train.evaluation.stop_reasons import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.validation import validation_name, validation_requests
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError

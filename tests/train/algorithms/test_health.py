@@ -16,7 +16,7 @@ from groundwire.domains import TaskData
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
 

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import KINDS, Reason, agent_notes, diagnose, nothing_to_train
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
+from groundwire.train.evaluation.notes import agent_notes
+from groundwire.train.evaluation.stop_reasons import nothing_to_train
 from groundwire.train.why import app
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]

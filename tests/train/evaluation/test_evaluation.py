@@ -25,11 +25,11 @@ from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
-from groundwire.train.evaluation.speed import read_speed, speed_cells
-from groundwire.train.evaluation.table import comparison, details, table
+from groundwire.train.evaluation.run_reader import read_speed
+from groundwire.train.evaluation.table import comparison, details, speed_table, table
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
 from groundwire.train.policy import STARTER
@@ -219,7 +219,9 @@ def test_the_speed_of_a_run_with_verl_is_verls_own(tmp_path: Path) -> None:
     logged |= {"perf/total_num_tokens": 98900.0, "perf/time_per_step": 98.9, "perf/throughput": 1000.0}
     for step in (1, 2):
         run.append_metrics({"step": step, "seconds": {"update": 0.0}, "wall_time_s": 99.0 * step, "verl": logged})
-    assert speed_cells("it", read_speed(run) or {}) == ["it", "1", "2", "0.06", "98.9", "66.7 %", "25.2 %"]
+    assert speed_table([{"run": "it", "speed": read_speed(run)}], "markdown").splitlines()[2] == (
+        "| it | 1 | 2 | 0.06 | 98.9 | 66.7 % | 25.2 % |"
+    )
 
 
 # -- the command

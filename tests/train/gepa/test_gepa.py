@@ -25,7 +25,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.runtime import Upstream

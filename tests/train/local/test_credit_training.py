@@ -11,7 +11,7 @@ import pytest
 from agentlightning.emitter import emit_reward
 from bandits import Choose, probability, rollouts, train
 
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.rows import WeightedItem

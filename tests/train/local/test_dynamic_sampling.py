@@ -16,7 +16,7 @@ from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy

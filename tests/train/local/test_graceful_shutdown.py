@@ -17,7 +17,7 @@ from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 

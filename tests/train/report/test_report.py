@@ -28,11 +28,10 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.report import rollout_browser
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
-from groundwire.train.report.charts import Chart, Series, charts
-from groundwire.train.report.plots import draw_pngs, svg
+from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
+from groundwire.train.report.live import make_server
 from groundwire.train.report.rollout_browser import choose
 from groundwire.train.report.token_text import token_decoder
-from groundwire.train.report.watch import make_server
 from groundwire.train.why import app as why_app
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
@@ -416,7 +415,7 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
 
 
 def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundwire.train.report.watch._IDLE_S", 0.1)
+    monkeypatch.setattr("groundwire.train.report.live._IDLE_S", 0.1)
     with make_server(finished) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):

@@ -22,7 +22,7 @@ from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts import event_loop
 from groundwire.train.rollouts.errors import EventLoopError

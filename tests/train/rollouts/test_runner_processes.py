@@ -12,7 +12,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 

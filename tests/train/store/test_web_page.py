@@ -26,7 +26,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
-from groundwire.train.report.watch import make_server
+from groundwire.train.report.live import make_server
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.server import bind, serve
 from groundwire.train.store.spans import LightningSpanSink

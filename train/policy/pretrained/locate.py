@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from groundwire.tools.files import read_json
-from groundwire.train.artifacts.atomic import sync
+from groundwire.train.artifacts.checkpoints import sync
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import check_model_type

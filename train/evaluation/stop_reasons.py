@@ -1,14 +1,17 @@
-"""What failed rollouts say of a run: whether it can go on, and what to do."""
+"""Why a run ends: its rollouts failed, or gave nothing to train on, in a way that will last; and what to do then."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.train.evaluation.metrics import is_judged
+from groundwire.train.evaluation.diagnosis import NO_CALL, no_triplets
+from groundwire.train.evaluation.metrics import is_judged, made_no_call
 
 __all__ = [
+    "CACHES",
     "MAX_MESSAGE",
     "FailedSteps",
     "all_failed",
@@ -17,9 +20,10 @@ __all__ = [
     "is_transient",
     "lasting_failure",
     "mostly_unscored",
+    "never_called",
     "nothing_judged",
+    "nothing_to_train",
     "rollouts_text",
-    "scored",
 ]
 
 Row = Mapping[str, Any]
@@ -37,6 +41,11 @@ _ADVICE = {
 _GIVEN_TO_REWARD = ("succeeded", "reward", "unreadable_answer", "judge_abstained")
 """The statuses of rollouts whose answer the reward got."""
 _MAX_FAILED_STEPS = 3
+CACHES = (
+    "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
+    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own); or a worker thread or task that serves "
+    "several rollouts makes their calls, and all count for the rollout that started it: start one in each rollout"
+)
 
 
 def nothing_judged(rows: Sequence[Row]) -> str:
@@ -95,6 +104,27 @@ class FailedSteps:
         return f"in {self._count} steps in a row {all_failed(rows)}" if self._count >= _MAX_FAILED_STEPS else ""
 
 
+def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
+    """Why no row (of whole steps, or a validation) gives a triplet; empty if one does."""
+    if silent := never_called(rows):
+        return f"no rollout gave anything to train on: {silent}"
+    reasons = [no_triplets(row, agent_match) for row in rows]
+    found = [reason for reason in reasons if reason]
+    if not found or len(found) < len(rows):
+        return ""
+    texts = {reason.kind: reason.text for reason in reversed(found)}
+    counts = Counter(reason.kind for reason in found).most_common()
+    parts = [f"{count} of {len(rows)}: {texts[kind]}" for kind, count in counts]
+    return f"no rollout gave anything to train on. {'; '.join(parts)}"
+
+
+def never_called(rows: Sequence[Row]) -> str:
+    """What is known if no row (of a validation) had an LLM call; empty if one had."""
+    if not rows or not all(map(made_no_call, rows)):
+        return ""
+    return f"none of {len(rows)} {rollouts_text(rows)} made an LLM call: {rows[0]['message'] or NO_CALL}; {CACHES}"
+
+
 def is_transient(rows: Sequence[Row]) -> bool:
     """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
     and their messages differ by more than numbers.
@@ -103,11 +133,6 @@ def is_transient(rows: Sequence[Row]) -> bool:
         return True
     ways = {(row["status"], re.sub(r"\d+", "0", row["message"] or "")) for row in rows}
     return any(map(is_judged, rows)) and len(ways) > 1
-
-
-def scored(row: Row) -> str:
-    """What a failed rollout counts as."""
-    return "left out" if row["reward"] is None else f"scored {row['reward']:g}"
 
 
 def rollouts_text(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from groundwire.adapters.tracing import LLMCall
-from groundwire.train.evaluation.starter_limits import starter_limits
+from groundwire.train.evaluation.notes import starter_limits
 
 
 def call(*, prompt=10, tools=(), reply="SELECT 1"):
