@@ -23,9 +23,9 @@ from benchmarks._results import record
 from groundwire.domains.spider.loader import BUNDLED, domain
 from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.domains.text_to_sql.suspects import suspects
-from groundwire.tools.neighbours.mutations import mutations
-from groundwire.tools.neighbours.tables import read_schema
 from groundwire.tools.sql import QueryError, run_query
+from groundwire.tools.variants.mutations import mutations
+from groundwire.tools.variants.tables import read_schema
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.run_reader import read_answers
 
@@ -86,8 +86,8 @@ def _corrupt(folder: Path, seed: int) -> set[str]:
                 wrong.add(task["id"])
                 break
     folder.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(tasks), folder / "train_spider.parquet")
-    for name in ("test_dev.parquet", "report.json"):
+    pq.write_table(pa.Table.from_pylist(tasks), folder / "generated_train.parquet")
+    for name in ("generated_validation.parquet", "report.json"):
         shutil.copyfile(BUNDLED / name, folder / name)
     if not (folder / "database").exists():
         (folder / "database").symlink_to(BUNDLED / "database")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
-from groundwire.rewards._neighbours import has_variants, in_training, unchecked_of, without_neighbours
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
     METRIC,
@@ -23,6 +22,7 @@ from groundwire.rewards._types import (
     judges_sql,
     total,
 )
+from groundwire.rewards._variants import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [
@@ -50,5 +50,5 @@ __all__ = [
     "total",
     "unchecked_of",
     "with_time_limit",
-    "without_neighbours",
+    "without_variants",
 ]

@@ -9,7 +9,7 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_rewards(register: Callable[[str, str], None]) -> None:
-    """Execution match of Spider and BIRD made safe to train on, also on neighbours; a judge for prose."""
+    """Execution match of Spider and BIRD made safe to train on, also on variants of the database; a judge for prose."""
     for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
         register(name, f"groundwire.rewards.bird.metrics:{name}")
     register("executes", "groundwire.rewards.executes:executes")

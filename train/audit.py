@@ -14,7 +14,7 @@ import typer
 from groundwire import domains
 from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.domains.text_to_sql.suspects import suspects
-from groundwire.rewards import has_variants, in_training, without_neighbours
+from groundwire.rewards import has_variants, in_training, without_variants
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
@@ -93,7 +93,7 @@ def main(
             result = asyncio.run(audit(tasks, function, **about_tasks, on_end=on_end))
         looked_at = _sample(tasks, _LOOKED_AT) if has_variants(function) else []
         with progress("Making variants", len(looked_at)) as on_end:
-            alone = without_neighbours(looked_at, on_end=on_end)
+            alone = without_variants(looked_at, on_end=on_end)
         unfit = _unfit_reason(result, allow)
         if json_file is not None:
             about = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}

@@ -60,10 +60,10 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
     validation = familiar + new
     rng.shuffle(validation)  # so that the first n are a fair sample of both halves
 
-    for prefix, file, tasks in (("train", "train_spider.parquet", train), ("dev", "test_dev.parquet", validation)):
+    for prefix, name, tasks in (("train", "train", train), ("dev", "validation", validation)):
         for i, task in enumerate(tasks):
             task["id"] = f"{prefix}-{i:04}"
-        pq.write_table(pa.Table.from_pylist(tasks), out / file)
+        pq.write_table(pa.Table.from_pylist(tasks), out / f"generated_{name}.parquet")
     # Every gold was run here, so the loader need not.
     (out / "report.json").write_text(json.dumps({"left_out_of_training": {}}, indent=1) + "\n", encoding="utf-8")
     return {"train": len(train), "familiar": len(familiar), "new": len(new)}

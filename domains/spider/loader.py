@@ -50,10 +50,11 @@ _ENVIRONMENT = ("SPIDER_DATA_DIR", "VERL_SPIDER_DATA_DIR")
 _LAYOUTS = (
     (("train_spider.parquet",), ("test_dev_500.parquet", "test_dev.parquet", "dev.parquet")),
     (("train_spider.json", "train_others.json"), ("dev.json",)),
+    (("generated_train.parquet",), ("generated_validation.parquet",)),  # the bundled data, nothing of which is Spider's
 )
 SPLITS = {
     "test_dev_500": ("test_dev_500.parquet",),
-    "test_dev": ("test_dev.parquet",),
+    "test_dev": ("test_dev.parquet", "generated_validation.parquet"),
     "dev": ("dev.parquet", "dev.json"),
     "test": ("test.parquet", "test.json"),
 }
@@ -139,7 +140,7 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
         train, validation = _existing(folder, train_names), _existing(folder, validation_names)[:1]
         if train and validation:
             return train, validation
-    wanted = "; or ".join(f"{' or '.join(train)} with {' or '.join(validation)}" for train, validation in _LAYOUTS)
+    wanted = "; or ".join(f"{' or '.join(train)} with {' or '.join(validation)}" for train, validation in _LAYOUTS[:2])
     raise DataError(f"{folder} is no Spider folder: looked for {wanted}. Name the folder that holds these files.")
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
 from groundwire.domains.text_to_sql.numbers_as_text import compares_numbers_as_text
-from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.syntax import parse_query
+from groundwire.tools.variants.ties import depends_on_ties, tie_probes
 
 __all__ = ["COLUMN", "CONSTANT", "CONTRADICTED", "NO_TABLE", "NUMBERS", "OUTER", "TIES", "suspects"]
 

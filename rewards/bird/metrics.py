@@ -11,7 +11,7 @@ The mean of ``bird_r_ves`` times 100 is R-VES. Mode ``official`` gives the offic
 0 to a query that reads no table if the gold reads one. In both modes a statement that does not only read scores 0, and
 so does a result of more than 250,000 rows or 4 MB: officially these run. A query may take 30 s, as officially.
 
-In training a query must also be right on the gold's neighbours (:mod:`groundwire.rewards._neighbours`): Soft F1 is the
+In training a query must also be right on the gold's variants (:mod:`groundwire.rewards._variants`): Soft F1 is the
 least on any database, and efficiency is 0 for a query that is wrong on one.
 """
 
@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._neighbours import judged_on_variants, on_neighbours, sql_answer, training
 from groundwire.rewards._types import RewardError
+from groundwire.rewards._variants import judged_on_variants, on_variants, sql_answer, training
 from groundwire.rewards.bird.official_rules import efficiency_reward, execution_accuracy, soft_f1, time_ratio
 from groundwire.rewards.spider.execution_match import gold_rows, reads_table
 from groundwire.tools.sql import (
@@ -51,7 +51,7 @@ TIMEOUT_S = 30.0
 _ITERATIONS = 100
 _FEW_STEPS = 1000
 _MOST = 2.0
-"""Above any value: what a query that is right on a neighbour is worth there."""
+"""Above any value: what a query that is right on a variant is worth there."""
 _EQUAL = 0.05
 """Steps that differ by this share count as equal: one index more or less in a plan is no merit and no fault."""
 
@@ -146,13 +146,13 @@ async def _judge(
 ) -> float | dict[str, float]:
     answer, strict = sql_answer(task, text, name), training()
 
-    def on_neighbour(predicted: str, gold: str, neighbour: str) -> float:
+    def on_variant(predicted: str, gold: str, variant: str) -> float:
         if judge is soft_match:
-            return soft_match(predicted, gold, neighbour, mode="official")
-        return _MOST * exec_match(predicted, gold, neighbour, mode="official")
+            return soft_match(predicted, gold, variant, mode="official")
+        return _MOST * exec_match(predicted, gold, variant, mode="official")
 
     def run() -> float | dict[str, float]:
         official = judge(*answer[:3])
-        return on_neighbours(answer, official, on_neighbour).components() if strict else official
+        return on_variants(answer, official, on_variant).components() if strict else official
 
     return await asyncio.to_thread(run)

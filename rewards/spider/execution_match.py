@@ -8,7 +8,7 @@ training would be rewarded without an answer:
 - **It must be one statement.** Officially ``gold; DROP TABLE t`` is judged by its first statement.
 - **It must use the data.** ``VALUES (3)`` scores 0 if the gold opens a table and the prediction does not.
 - **In training it must not fit this database only.** ``SELECT 3 FROM singer`` may be right here; the reward in training
-  also judges on the gold's neighbours (:mod:`groundwire.rewards._neighbours`).
+  also judges on the gold's variants (:mod:`groundwire.rewards._variants`).
 
 In both modes queries only read, so no score depends on the pairs judged before. A query ends at its deadline, and its
 rows, bytes and value lengths are bounded: it scores 0 beyond them, where the official evaluator hangs or fills the
@@ -34,15 +34,15 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._neighbours import (
+from groundwire.rewards._types import RewardError, judges_sql
+from groundwire.rewards._variants import (
     OfTraining,
     SqlAnswer,
     judged_on_variants,
-    on_neighbours,
+    on_variants,
     sql_answer,
     training,
 )
-from groundwire.rewards._types import RewardError, judges_sql
 from groundwire.rewards.spider.official_rules import (
     ComparisonTimeoutError,
     Rows,
@@ -188,19 +188,19 @@ def reads_table(path: str, sql: str) -> bool:
 
 
 def training_match(answer: SqlAnswer) -> OfTraining:
-    """:func:`execution_match` in safe mode on the database and on the gold's neighbours. Raises RewardError."""
-    return on_neighbours(answer, execution_match(*answer[:3]).score, _neighbour_match)
+    """:func:`execution_match` in safe mode on the database and on the gold's variants. Raises RewardError."""
+    return on_variants(answer, execution_match(*answer[:3]).score, _variant_match)
 
 
-def _neighbour_match(predicted: str, gold: str, neighbour: str) -> float:
+def _variant_match(predicted: str, gold: str, variant: str) -> float:
     """The score with DISTINCT dropped from both, as officially, or as both are written.
 
     ``SELECT DISTINCT`` and ``IN`` have one meaning, and their results differ when DISTINCT is dropped. What safe mode
     adds does not depend on the rows, so the database has decided it.
     """
-    score = execution_match(predicted, gold, neighbour, mode="official").score
+    score = execution_match(predicted, gold, variant, mode="official").score
     if not score and "distinct" in f"{predicted} {gold}".lower():
-        score = execution_match(predicted, gold, neighbour, mode="official", keep_distinct=True).score
+        score = execution_match(predicted, gold, variant, mode="official", keep_distinct=True).score
     return score
 
 

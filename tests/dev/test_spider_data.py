@@ -34,7 +34,7 @@ def test_the_bundled_data_is_what_the_generator_writes(tmp_path):
     generate(tmp_path)
     assert (tmp_path / "report.json").read_bytes() == (BUNDLED / "report.json").read_bytes()
     # SQLite and parquet write their versions into a file, so contents are compared, not bytes.
-    for name in ("train_spider.parquet", "test_dev.parquet"):
+    for name in ("generated_train.parquet", "generated_validation.parquet"):
         assert pq.read_table(tmp_path / name).equals(pq.read_table(BUNDLED / name))
     for path in sorted(BUNDLED.glob("database/*/*.sqlite"))[::10]:
         assert dump(path) == dump(tmp_path / path.relative_to(BUNDLED))
@@ -113,7 +113,7 @@ def test_foreign_keys_refer_to_the_id_of_the_table_in_their_name():
 
 
 def test_the_parquet_files_have_the_usual_columns_and_relative_paths():
-    rows = pq.read_table(BUNDLED / "test_dev.parquet").to_pylist()
+    rows = pq.read_table(BUNDLED / "generated_validation.parquet").to_pylist()
     assert {"id", "question", "db_id", "query", "db_path", "hardness", "subject", "subject_split"} == set(rows[0])
     assert all((BUNDLED / row["db_path"]).is_file() for row in rows)
 

@@ -83,7 +83,7 @@ def test_a_wheel_holds_one_package_with_its_data(wheel: Path) -> None:
     for file in (
         "py.typed",
         "train/policy/starter/model.safetensors",
-        "domains/spider/bundled/train_spider.parquet",
+        "domains/spider/bundled/generated_train.parquet",
         "domains/medical/bundled/medical.sqlite",
     ):
         assert f"groundwire/{file}" in names

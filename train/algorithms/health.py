@@ -39,7 +39,7 @@ _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected"
 def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, Any]:
     """Counts in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
 
-    ``right`` are the answers that a reward with neighbours paid, ``right_unchecked`` those of them without neighbours.
+    ``right`` are the answers that a reward with variants paid, ``right_unchecked`` those of them without variants.
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
     been sampled from the policy, by the first one's probability.
     """

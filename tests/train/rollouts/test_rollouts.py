@@ -35,8 +35,8 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError, get
-from groundwire.tools.neighbours import cache
 from groundwire.tools.types import AgentStep
+from groundwire.tools.variants import cache
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import Mode, RolloutRequest, RolloutResult

@@ -1,6 +1,6 @@
 """The reward in training on Spider: golds' rewrites, memorised results, its cost, verdicts that it changes.
 
-``python -m benchmarks.neighbours FOLDER PREDICTIONS CHANGED``: a Spider folder (``-`` is the bundled data), JSON lines
+``python -m benchmarks.variants FOLDER PREDICTIONS CHANGED``: a Spider folder (``-`` is the bundled data), JSON lines
 in gzip with ``id``, ``db_id``, ``gold``, ``pred`` and ``source``, and the JSON-lines file to write. Without the last
 two, only rewrites with the same meaning and memorised results are judged, for about 1,000 golds.
 """
@@ -26,10 +26,10 @@ from benchmarks._results import record
 from benchmarks._rewrites import rewrite
 from groundwire.domains.spider.loader import domain
 from groundwire.rewards import RewardError
-from groundwire.rewards._neighbours import SqlAnswer
+from groundwire.rewards._variants import SqlAnswer
 from groundwire.rewards.spider.execution_match import _compare, _gold_rows, execution_match, training_match
-from groundwire.tools.neighbours import NeighboursError, neighbours_of
 from groundwire.tools.sql import run_query
+from groundwire.tools.variants import NoVariantsError, variants_of
 
 _TASKS, _PAIRS = 1000, 1500
 _MOST_ROWS = 20
@@ -52,13 +52,11 @@ def _judge_golds(folder: Path) -> None:
     golds = every[:: max(1, len(every) // _TASKS)]
     for task in golds:
         try:
-            files[len(neighbours_of(task["db_path"], task["query"], task["question"]))] += 1
-        except NeighboursError:
+            files[len(variants_of(task["db_path"], task["query"], task["question"]))] += 1
+        except NoVariantsError:
             files[0] += 1
     seconds = time.process_time() - started
-    print(
-        f"golds by their number of neighbours: {dict(sorted(files.items()))}; {seconds / len(golds):.3f} s of CPU each"
-    )
+    print(f"golds by their number of variants: {dict(sorted(files.items()))}; {seconds / len(golds):.3f} s of CPU each")
     kinds = {
         "rewrites with the same meaning": lambda task: rewrite(task["query"], rng),
         "memorised results": _memorised,
@@ -105,7 +103,7 @@ def _measure(folder: Path, predictions: Path, changed: Path) -> None:
             if found.value != found.official:
                 file.write(json.dumps({**row, "wrong_on": found.wrong_on}) + "\n")
     count = len(changed.read_text(encoding="utf-8").splitlines())
-    print(f"{judged} predictions, {wins} right by execution match, {count} of them wrong on a neighbour: {changed}")
+    print(f"{judged} predictions, {wins} right by execution match, {count} of them wrong on a variant: {changed}")
     alone = [_seconds(answers[:_PAIRS], lambda each: execution_match(*each[:3])) for _ in range(_ROUNDS)]
     trained = [_seconds(answers[:_PAIRS], training_match) for _ in range(_ROUNDS)]
     ratio = sorted(trained)[_ROUNDS // 2] / sorted(alone)[_ROUNDS // 2]

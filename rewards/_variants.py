@@ -1,4 +1,4 @@
-"""In training a right query must also be right on its gold's neighbours (:mod:`groundwire.tools.neighbours`).
+"""In training a right query must also be right on its gold's variants (:mod:`groundwire.tools.variants`).
 
 On one database a memorised result, or a query without one of the gold's filters, is often right. A policy would learn
 that, because it is paid. What is published, and validation, counts the database alone.
@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from groundwire.rewards._types import METRIC, RewardError, judges_sql
-from groundwire.tools.neighbours import NeighboursError, neighbours_of
 from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.variants import NoVariantsError, variants_of
 
 __all__ = [
     "OfTraining",
@@ -27,11 +27,11 @@ __all__ = [
     "has_variants",
     "in_training",
     "judged_on_variants",
-    "on_neighbours",
+    "on_variants",
     "sql_answer",
     "training",
     "unchecked_of",
-    "without_neighbours",
+    "without_variants",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,9 +77,9 @@ class OfTraining:
     value: float
     official: float
     wrong_on: str = ""
-    """The neighbour with the least value, if that is lower."""
+    """The variant with the least value, if that is lower."""
     unchecked: str = ""
-    """Why there are no neighbours."""
+    """Why there are no variants."""
 
     def components(self) -> dict[str, float]:
         """The reward's components."""
@@ -87,7 +87,7 @@ class OfTraining:
         return {"match": self.value, **metrics}
 
 
-def on_neighbours(answer: SqlAnswer, official: float, judge: Callable[[str, str, str], float]) -> OfTraining:
+def on_variants(answer: SqlAnswer, official: float, judge: Callable[[str, str, str], float]) -> OfTraining:
     """The value in training of an answer that has the value ``official`` on its database.
 
     ``judge`` returns the value of a prediction, by its gold, on a database. A wrong answer stays as it is, and so does
@@ -98,22 +98,22 @@ def on_neighbours(answer: SqlAnswer, official: float, judge: Callable[[str, str,
         return OfTraining(value=official, official=official)
     least, wrong_on = official, ""
     try:
-        for neighbour in neighbours_of(database, gold, question):
-            if least > 0 and (value := judge(predicted, gold, neighbour)) < least:
-                least, wrong_on = value, neighbour
-    except NeighboursError as error:
+        for variant in variants_of(database, gold, question):
+            if least > 0 and (value := judge(predicted, gold, variant)) < least:
+                least, wrong_on = value, variant
+    except NoVariantsError as error:
         return OfTraining(value=official, official=official, unchecked=str(error))
     return OfTraining(value=least, official=official, wrong_on=wrong_on)
 
 
-def without_neighbours(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[], None]) -> dict[str, str]:
-    """The ids of the tasks whose golds have no neighbours, and why. ``on_end`` is called after each task."""
+def without_variants(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[], None]) -> dict[str, str]:
+    """The ids of the tasks whose golds have no variants, and why. ``on_end`` is called after each task."""
 
     def problem(task: Mapping[str, Any]) -> str:
         try:
             _, gold, database, question = sql_answer(task, "", "a reward")
-            neighbours_of(database, gold, question)
-        except (NeighboursError, RewardError) as error:
+            variants_of(database, gold, question)
+        except (NoVariantsError, RewardError) as error:
             return str(error)
         finally:
             on_end()
@@ -125,7 +125,7 @@ def without_neighbours(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[
 
 
 def unchecked_of(components: Mapping[str, float]) -> bool | None:
-    """Whether a right answer was not judged on neighbours, because there are none; None for any other reward."""
+    """Whether a right answer was not judged on variants, because there are none; None for any other reward."""
     found = [value for name, value in components.items() if re.fullmatch(rf"{METRIC}(?:.*\.)?{_UNCHECKED}", name)]
     return any(found) if found else None
 
@@ -154,7 +154,7 @@ def in_training(on: bool = True) -> Iterator[None]:
 
 
 def judged_on_variants(function: F) -> F:
-    """A decorator for a reward of SQL queries that judges on neighbours, too, if :func:`training` says so."""
+    """A decorator for a reward of SQL queries that judges on variants, too, if :func:`training` says so."""
     setattr(function, _VARIANTS, True)
     return judges_sql(function)
 

@@ -1,4 +1,4 @@
-"""Neighbours keep a database's structure and separate its golds from near misses."""
+"""Variants keep a database's structure and separate its golds from near misses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pytest
 from benchmarks._rewrites import rewrite
 from spider_folder import make_database
 
-from groundwire.rewards import get, in_training, total, with_time_limit, without_neighbours
-from groundwire.rewards._neighbours import SqlAnswer, _tokens
+from groundwire.rewards import get, in_training, total, with_time_limit, without_variants
+from groundwire.rewards._variants import SqlAnswer, _tokens
 from groundwire.rewards.audit import audit
 from groundwire.rewards.spider.execution_match import execution_match, training_match
-from groundwire.tools.neighbours import Built, Job, NeighboursError, build_neighbours, cache, neighbours_of
-from groundwire.tools.neighbours.fuzz import write_database
-from groundwire.tools.neighbours.mutations import memorised, mutations
-from groundwire.tools.neighbours.tables import Schema, Table, read_schema
-from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 from groundwire.tools.sql.answers import SQL
+from groundwire.tools.variants import Built, GoldsJob, NoVariantsError, build_variants, cache, variants_of
+from groundwire.tools.variants.fuzz import write_database
+from groundwire.tools.variants.mutations import memorised, mutations
+from groundwire.tools.variants.tables import Schema, Table, read_schema
+from groundwire.tools.variants.ties import depends_on_ties, tie_probes
 
 SCRIPT = """
 CREATE TABLE owner (id integer PRIMARY KEY, name text NOT NULL UNIQUE, city text);
@@ -62,8 +62,8 @@ def pets(tmp_path: Path) -> str:
 
 def build(folder: Path, script: str = SCRIPT, golds: tuple[str, ...] = GOLDS[:1]) -> tuple[list[Path], Built]:
     make_database(folder / "pets.sqlite", script)
-    job = Job(str(folder / "pets.sqlite"), golds, ("Which dogs live in Oslo?",), folder / "neighbours", 3)
-    built = build_neighbours(job)
+    job = GoldsJob(str(folder / "pets.sqlite"), golds, ("Which dogs live in Oslo?",), folder / "variants", 3)
+    built = build_variants(job)
     return sorted(job.folder.glob("*.sqlite")), built
 
 
@@ -76,8 +76,8 @@ def rows(path: Path, sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
 
 
-def test_a_neighbour_keeps_tables_types_keys_and_links(pets: str) -> None:
-    files = [file for gold in GOLDS for file in map(Path, neighbours_of(pets, gold))]
+def test_a_variant_keeps_tables_types_keys_and_links(pets: str) -> None:
+    files = [file for gold in GOLDS for file in map(Path, variants_of(pets, gold))]
     for file in files:
         assert rows(file, "SELECT sql FROM sqlite_master ORDER BY name") == rows(
             Path(pets), "SELECT sql FROM sqlite_master ORDER BY name"
@@ -98,11 +98,11 @@ def test_a_neighbour_keeps_tables_types_keys_and_links(pets: str) -> None:
         (GOLDS[6], "SELECT DISTINCT city FROM owner"),
     ],
 )
-def test_a_near_miss_that_one_database_accepts_loses_on_a_neighbour(pets: str, gold: str, near_miss: str) -> None:
+def test_a_near_miss_that_one_database_accepts_loses_on_a_variant(pets: str, gold: str, near_miss: str) -> None:
     assert execution_match(near_miss, gold, pets, keep_distinct=True).score == 1
     found = training_match(SqlAnswer(near_miss, gold, pets, ""))
     assert found.value == 0
-    assert found.wrong_on in ("", *neighbours_of(pets, gold))
+    assert found.wrong_on in ("", *variants_of(pets, gold))
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,20 @@ def test_dates_stay_dates_and_sums_do_not_depend_on_the_order_of_rows(tmp_path: 
     values = ", ".join(f"({i % 9}.{i}1, '2026-0{1 + i % 4}-1{i % 9}')" for i in range(40))
     make_database(tmp_path / "t.sqlite", f"CREATE TABLE t (weight real, day text); INSERT INTO t VALUES {values}")
     for gold in ("SELECT count(*) FROM t WHERE day < '2026-03-01'", "SELECT avg(weight) FROM t"):
-        for file in map(Path, neighbours_of(str(tmp_path / "t.sqlite"), gold)):
+        for file in map(Path, variants_of(str(tmp_path / "t.sqlite"), gold)):
             assert rows(file, "SELECT count(*) FROM t WHERE date(day) IS NOT day") == [(0,)]
             weights = [weight for (weight,) in rows(file, "SELECT weight FROM t")]
             assert sum(weights) == sum(sorted(weights)) == sum(sorted(weights, reverse=True))
 
 
-def test_a_gold_for_the_largest_value_finds_one_on_each_neighbour(pets: str) -> None:
+def test_a_gold_for_the_largest_value_finds_one_on_each_variant(pets: str) -> None:
     gold = "SELECT max(age) FROM pet WHERE kind = 'cat' AND name = 'Tom' AND owner_id = 1"
     with closing(sqlite3.connect(pets)) as connection, connection:
         connection.execute("UPDATE pet SET owner_id = 1")
-    assert all(rows(Path(file), gold) != [(None,)] for file in neighbours_of(pets, gold))
+    assert all(rows(Path(file), gold) != [(None,)] for file in variants_of(pets, gold))
 
 
-def test_golds_and_rewrites_with_the_same_meaning_win_on_all_neighbours(pets: str) -> None:
+def test_golds_and_rewrites_with_the_same_meaning_win_on_all_variants(pets: str) -> None:
     rng = random.Random(0)
     for gold in GOLDS:
         assert paid(gold, gold, pets) == 1
@@ -164,18 +164,18 @@ def test_golds_and_rewrites_with_the_same_meaning_win_on_all_neighbours(pets: st
         ("SELECT name FROM pet WHERE age > 4 AND kind = 'cat' --", False),
     ],
 )
-def test_only_the_gold_in_another_layout_is_not_run_on_neighbours(other: str, skipped: bool) -> None:
+def test_only_the_gold_in_another_layout_is_not_run_on_variants(other: str, skipped: bool) -> None:
     assert (_tokens(other) == _tokens(GOLDS[0])) is skipped
 
 
-def test_in_and_select_distinct_are_equal_on_neighbours(pets: str) -> None:
+def test_in_and_select_distinct_are_equal_on_variants(pets: str) -> None:
     other = "SELECT DISTINCT city FROM owner WHERE id IN (SELECT owner_id FROM pet)"
-    for file in neighbours_of(pets, GOLDS[6]):
+    for file in variants_of(pets, GOLDS[6]):
         assert execution_match(other, GOLDS[6], file, keep_distinct=True).score == 1
 
 
 def test_no_gold_is_judged_where_its_order_depends_on_ties(pets: str) -> None:
-    files = neighbours_of(pets, GOLDS[4])
+    files = variants_of(pets, GOLDS[4])
     assert not any(depends_on_ties(file, tie_probes(GOLDS[4])) for file in files)
 
 
@@ -197,12 +197,12 @@ def test_ties_are_found_where_a_limit_or_an_order_meets_them(tmp_path: Path) -> 
     assert not ties("SELECT a FROM t")
 
 
-def test_the_same_data_gives_the_same_neighbours(tmp_path: Path) -> None:
+def test_the_same_data_gives_the_same_variants(tmp_path: Path) -> None:
     for one, other in zip(build(tmp_path / "a")[0], build(tmp_path / "b")[0], strict=True):
         assert rows(one, "SELECT * FROM pet") == rows(other, "SELECT * FROM pet")
 
 
-def test_a_large_table_is_sampled_and_its_neighbours_are_small(tmp_path: Path) -> None:
+def test_a_large_table_is_sampled_and_its_variants_are_small(tmp_path: Path) -> None:
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000)"
     script = f"CREATE TABLE t (a int, b text); INSERT INTO t {many} SELECT i, 'v' || (i % 7) FROM n"
     files, built = build(tmp_path, script, ("SELECT count(*) FROM t WHERE b = 'v3' AND a > 0",))
@@ -211,14 +211,14 @@ def test_a_large_table_is_sampled_and_its_neighbours_are_small(tmp_path: Path) -
     assert len(read_schema(str(tmp_path / "pets.sqlite")).tables[0].rows) <= 200
 
 
-def test_without_neighbours_an_answer_is_judged_on_the_database_alone_and_counted(tmp_path: Path) -> None:
+def test_without_variants_an_answer_is_judged_on_the_database_alone_and_counted(tmp_path: Path) -> None:
     database, gold = str(tmp_path / "docs.sqlite"), "SELECT a FROM docs"
     make_database(Path(database), "CREATE VIRTUAL TABLE docs USING fts5(a); INSERT INTO docs VALUES ('x')")
     found = training_match(SqlAnswer("SELECT docs.a FROM docs", gold, database, ""))
     assert (found.value, found.components()["metric/unchecked"]) == (1, 1)
     assert "virtual table docs" in found.unchecked
     task = {"id": 7, "question": "?", "query": gold, "db_path": database}
-    assert "virtual table docs" in without_neighbours([task], on_end=lambda: None)["7"]
+    assert "virtual table docs" in without_variants([task], on_end=lambda: None)["7"]
 
 
 @pytest.mark.parametrize(
@@ -315,48 +315,48 @@ async def test_the_rewards_of_bird_are_strict_in_training(name: str, pets: str) 
         assert total(await reward(task, rewrite_of_gold, ())) >= 1
 
 
-def test_neighbours_are_made_once_and_found_by_their_content(pets: str, tmp_path: Path, own_cache: Path) -> None:
-    found = neighbours_of(pets, GOLDS[0])
+def test_variants_are_made_once_and_found_by_their_content(pets: str, tmp_path: Path, own_cache: Path) -> None:
+    found = variants_of(pets, GOLDS[0])
     copy = tmp_path / "copy.sqlite"
     copy.write_bytes(Path(pets).read_bytes())
-    assert neighbours_of(str(copy), GOLDS[0]) == found
+    assert variants_of(str(copy), GOLDS[0]) == found
     with closing(sqlite3.connect(copy)) as connection, connection:
         connection.execute("INSERT INTO pet VALUES (9, 'Zoe', 8, 'cat', 1)")
-    assert neighbours_of(str(copy), GOLDS[0]) != found
+    assert variants_of(str(copy), GOLDS[0]) != found
     shutil.rmtree(own_cache)
-    assert neighbours_of(pets, GOLDS[0]) == found
+    assert variants_of(pets, GOLDS[0]) == found
     assert all(map(os.path.isfile, found))
 
 
-def test_several_threads_and_processes_make_neighbours_once(pets: str, own_cache: Path) -> None:
+def test_several_threads_and_processes_make_variants_once(pets: str, own_cache: Path) -> None:
     code = (
-        "import pathlib, sys; from groundwire.tools.neighbours import cache; cache.CACHE = pathlib.Path(sys.argv[1]);"
-        "print(*cache.neighbours_of(*sys.argv[2:]), sep='\\n')"
+        "import pathlib, sys; from groundwire.tools.variants import cache; cache.CACHE = pathlib.Path(sys.argv[1]);"
+        "print(*cache.variants_of(*sys.argv[2:]), sep='\\n')"
     )
     command = [sys.executable, "-c", code, str(own_cache), pets, GOLDS[0]]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     with ThreadPoolExecutor(4) as threads:
-        found = set(threads.map(lambda _: neighbours_of(pets, GOLDS[0]), range(8)))
+        found = set(threads.map(lambda _: variants_of(pets, GOLDS[0]), range(8)))
     assert {tuple(each.communicate()[0].split()) for each in started} == found
     assert len(found) == 1
     assert len([path for path in own_cache.glob("??/*") if path.is_dir()]) == 1
 
 
-def test_where_the_cache_cannot_be_written_neighbours_are_made_for_the_process(
+def test_where_the_cache_cannot_be_written_variants_are_made_for_the_process(
     pets: str, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_cache.write_text("a file in place of the folder")
-    assert all(map(os.path.isfile, neighbours_of(pets, GOLDS[0])))
+    assert all(map(os.path.isfile, variants_of(pets, GOLDS[0])))
     assert paid(MEMORISED[0], GOLDS[0], pets) == 0
     assert "cannot be written" in caplog.text
 
 
-def test_a_database_that_is_missing_has_no_neighbours(tmp_path: Path) -> None:
-    with pytest.raises(NeighboursError, match=r"gone\.sqlite"):
-        neighbours_of(str(tmp_path / "gone.sqlite"), GOLDS[0])
+def test_a_database_that_is_missing_has_no_variants(tmp_path: Path) -> None:
+    with pytest.raises(NoVariantsError, match=r"gone\.sqlite"):
+        variants_of(str(tmp_path / "gone.sqlite"), GOLDS[0])
 
 
-async def test_the_audit_counts_fewer_dropped_filters_with_neighbours(pets: str) -> None:
+async def test_the_audit_counts_fewer_dropped_filters_with_variants(pets: str) -> None:
     tasks = [{"id": str(i), "question": "?", "query": gold, "db_path": pets} for i, gold in enumerate(GOLDS)]
     counts = []
     for strict in (False, True):

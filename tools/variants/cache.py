@@ -1,4 +1,4 @@
-"""The neighbours of a gold, made at its first use and kept in the user's cache.
+"""The variants of a gold, made at its first use and kept in the user's cache.
 
 A folder of the cache is named after a hash of all that its files were made of, and gets its name when they are
 complete. One process makes it while others that need it wait.
@@ -21,21 +21,21 @@ from typing import NamedTuple
 from cachetools import LRUCache
 from platformdirs import user_cache_path
 
-from groundwire.tools.neighbours.build import Job, Source, build_of, read_source
 from groundwire.tools.sql import DatabaseError, connections
 from groundwire.tools.temporary_folder import TemporaryFolder
+from groundwire.tools.variants.build import GoldsJob, GoldsSource, build_of, read_source
 
-__all__ = ["CACHE", "NeighboursError", "neighbours_of"]
+__all__ = ["CACHE", "NoVariantsError", "variants_of"]
 
-CACHE = user_cache_path("groundwire", appauthor=False) / "neighbours"
+CACHE = user_cache_path("groundwire", appauthor=False) / "variants"
 _COUNT = 3
-"""The most neighbours of a gold."""
+"""The most variants of a gold."""
 _LOCKS = 32
 _log = logging.getLogger(__name__)
 
 
-class NeighboursError(Exception):
-    """A gold has no neighbours; the message says why."""
+class NoVariantsError(Exception):
+    """A gold has no variants; the message says why."""
 
 
 class _Found(NamedTuple):
@@ -48,15 +48,15 @@ _known_lock = threading.Lock()
 _making = [threading.Lock() for _ in range(_LOCKS)]
 
 
-def neighbours_of(database: str, gold: str, question: str = "") -> tuple[str, ...]:
-    """The paths of the neighbours on which an answer to ``gold`` must be right. Takes a moment at the first call.
+def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]:
+    """The paths of the variants on which an answer to ``gold`` must be right. Takes a moment at the first call.
 
-    Raises :class:`NeighboursError`.
+    Raises :class:`NoVariantsError`.
     """
     try:
         key = (database, connections.signature(database), gold, question)
     except OSError as error:
-        raise NeighboursError(connections.read_error(database, error)) from error
+        raise NoVariantsError(connections.read_error(database, error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
         with _known_lock:
             found = _known.get(key)
@@ -65,12 +65,12 @@ def neighbours_of(database: str, gold: str, question: str = "") -> tuple[str, ..
             with _known_lock:
                 _known[key] = found
     if not found.files:
-        raise NeighboursError(found.problem)
+        raise NoVariantsError(found.problem)
     return found.files
 
 
 def _find(database: str, gold: str, question: str) -> _Found:
-    job = Job(database, (gold,), (question,), CACHE, _COUNT)
+    job = GoldsJob(database, (gold,), (question,), CACHE, _COUNT)
     try:
         source = read_source(job)
         try:
@@ -79,7 +79,7 @@ def _find(database: str, gold: str, question: str) -> _Found:
                 with _locked(CACHE, source.key):
                     _make(folder, job, source)
         except OSError as error:
-            _log.warning("neighbours of databases are not kept, because %s cannot be written: %s", CACHE, error)
+            _log.warning("variants of databases are not kept, because %s cannot be written: %s", CACHE, error)
             folder = _folder_of(_own_folder().path, source.key)
             _make(folder, job, source)
     except (DatabaseError, OSError) as error:
@@ -92,7 +92,7 @@ def _folder_of(root: Path, key: str) -> Path:
     return root / key[:2] / key
 
 
-def _make(folder: Path, job: Job, source: Source) -> None:
+def _make(folder: Path, job: GoldsJob, source: GoldsSource) -> None:
     """Make ``folder``, unless another process has. Raises OSError and DatabaseError."""
     if folder.is_dir():
         return
@@ -110,7 +110,7 @@ def _make(folder: Path, job: Job, source: Source) -> None:
 
 @contextlib.contextmanager
 def _locked(root: Path, key: str) -> Iterator[None]:
-    """Wait while another process makes neighbours with such a key."""
+    """Wait while another process makes variants with such a key."""
     (root / ".locks").mkdir(parents=True, exist_ok=True)
     with (root / ".locks" / key[0]).open("w") as file:
         with contextlib.suppress(OSError):
@@ -120,4 +120,4 @@ def _locked(root: Path, key: str) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _own_folder() -> TemporaryFolder:
-    return TemporaryFolder("groundwire-neighbours-")
+    return TemporaryFolder("groundwire-variants-")

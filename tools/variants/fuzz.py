@@ -18,21 +18,21 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.neighbours.tables import Column, Schema, Table
 from groundwire.tools.sql import connections
+from groundwire.tools.variants.tables import Column, Schema, Table
 
-__all__ = ["Style", "make_rows", "write_database"]
+__all__ = ["RowStyle", "make_rows", "write_database"]
 
 _WRITE_S = 5.0
 _MEETING = 0.5
 """The share of tables with a row that has known values in all its columns."""
 _PAGE_BYTES = 512
-"""SQLite's smallest: each table takes a page or more, and a neighbour's tables have a few rows."""
+"""SQLite's smallest: each table takes a page or more, and a variant's tables have a few rows."""
 _ORPHAN_ROUNDS, _ORPHANS = 10, 0.6
 
 
 @dataclass(frozen=True)
-class Style:
+class RowStyle:
     """``rows`` of a table; ``keep``: the share of values as in the sampled row; ``known``: of values from golds."""
 
     rows: int
@@ -41,7 +41,7 @@ class Style:
 
 
 def make_rows(
-    schema: Schema, known: Mapping[str, Sequence[Any]], style: Style, rng: random.Random
+    schema: Schema, known: Mapping[str, Sequence[Any]], style: RowStyle, rng: random.Random
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Rows for each table. ``known`` are values of golds by column name, in lower case."""
     made: dict[str, list[tuple[Any, ...]]] = {}
@@ -67,7 +67,7 @@ def _column_values(
     base: list[Any],
     made: Mapping[tuple[str, str], list[Any]],
     known: Mapping[str, Sequence[Any]],
-    style: Style,
+    style: RowStyle,
     rng: random.Random,
 ) -> list[Any]:
     count = len(base)

@@ -1,4 +1,4 @@
-"""Choose the neighbours of golds: make many variants of a database, keep the few that separate wrong queries.
+"""Choose the variants of golds: make many of a database, keep the few that separate wrong queries.
 
 What counts are the near misses that give the gold's result on the original database, and that result itself, which a
 policy can memorise. A variant is used only if no gold's result there depends on ties, which SQLite orders as it likes.
@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.neighbours.fuzz import Style, make_rows, write_database
-from groundwire.tools.neighbours.mutations import literals, memorised, mutations
-from groundwire.tools.neighbours.tables import Schema, read_schema
-from groundwire.tools.neighbours.ties import TieProbe, depends_on_ties, tie_probes
 from groundwire.tools.sql import DatabaseError, QueryError, run_query
+from groundwire.tools.variants.fuzz import RowStyle, make_rows, write_database
+from groundwire.tools.variants.mutations import literals, memorised, mutations
+from groundwire.tools.variants.tables import Schema, read_schema
+from groundwire.tools.variants.ties import TieProbe, depends_on_ties, tie_probes
 
-__all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
+__all__ = ["Built", "GoldsJob", "GoldsSource", "build_of", "build_variants", "read_source"]
 
 _VERSION = 10
 _CANDIDATES = 48
@@ -43,14 +43,14 @@ _ORIGINAL_S, _BUDGET_S = 5.0, 15.0
 _MAX_ROWS = 5000
 _MAX_COUNT = 300
 _SHARES = ((0.2, 0.6), (0.7, 0.3), (0.5, 0.5))
-_STYLES = tuple(Style(rows=rows, keep=keep, known=known) for rows in (25, 8, 40, 5) for keep, known in _SHARES)
+_STYLES = tuple(RowStyle(rows=rows, keep=keep, known=known) for rows in (25, 8, 40, 5) for keep, known in _SHARES)
 _RESULT, _NO_ROWS = "the gold's result on the original", "no rows"
 """Stand for all wrong queries that return this result as constants, and for those that return nothing elsewhere."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One database, golds that are separated together, their questions, and the folder that gets the neighbours."""
+class GoldsJob:
+    """One database, golds that are separated together, their questions, and the folder that gets the variants."""
 
     database: str
     golds: tuple[str, ...]
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """``near_misses`` of the golds give the gold's result on the original; ``separated`` of them not on a neighbour."""
+    """``near_misses`` of the golds give the gold's result on the original; ``separated`` of them not on a variant."""
 
     database: str
     files: int = 0
@@ -71,13 +71,13 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Source:
-    """All that neighbours are made of: the sampled database, and each gold's result (None: it fails or is slow)."""
+class GoldsSource:
+    """All that variants are made of: the sampled database, and each gold's result (None: it fails or is slow)."""
 
     schema: Schema
     results: tuple[Any, ...]
     key: str
-    """A hash of it, of the golds and of the way that neighbours are made."""
+    """A hash of it, of the golds and of the way that variants are made."""
 
 
 @dataclass
@@ -90,10 +90,10 @@ class _Gold:
     """By variant, the wrong queries that it separates; only variants that this gold can use."""
 
 
-def build_neighbours(job: Job) -> Built:
-    """Write at most ``job.count`` neighbours into ``job.folder``, which loses everything else.
+def build_variants(job: GoldsJob) -> Built:
+    """Write at most ``job.count`` variants into ``job.folder``, which loses everything else.
 
-    The same data always gives the same neighbours. A database of which none can be made is a ``problem``.
+    The same data always gives the same variants. A database of which none can be made is a ``problem``.
     """
 
     def build() -> Built:
@@ -108,16 +108,16 @@ def build_neighbours(job: Job) -> Built:
         return thread.submit(build).result()
 
 
-def read_source(job: Job) -> Source:
+def read_source(job: GoldsJob) -> GoldsSource:
     """Read a sample of the database, and run the golds. Raises :class:`groundwire.tools.sql.DatabaseError`."""
     schema = read_schema(job.database, [pair for gold in job.golds for pair in literals(gold)[2]])
     results = tuple(_outcome(job.database, gold, _is_ordered(gold), timeout_s=_GOLD_TIMEOUT_S) for gold in job.golds)
     made_of = json.dumps([_VERSION, job.count, job.golds, job.questions, repr(schema), repr(results)])
-    return Source(schema, results, hashlib.sha256(made_of.encode(errors="replace")).hexdigest())
+    return GoldsSource(schema, results, hashlib.sha256(made_of.encode(errors="replace")).hexdigest())
 
 
-def build_of(source: Source, job: Job) -> Built:
-    """As :func:`build_neighbours`, from what was read, into the empty folder of ``job``.
+def build_of(source: GoldsSource, job: GoldsJob) -> Built:
+    """As :func:`build_variants`, from what was read, into the empty folder of ``job``.
 
     Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
@@ -186,7 +186,7 @@ def _near_misses(
 def _try_variants(
     folder: Path,
     database: str,
-    source: Source,
+    source: GoldsSource,
     known: Mapping[str, Sequence[Any]],
     golds: Sequence[_Gold],
     largest: int,

@@ -1,4 +1,4 @@
-"""The tables of a database with a sample of their rows: all that its neighbours are made of.
+"""The tables of a database with a sample of their rows: all that its variants are made of.
 
 At most a few hundred rows of a table are read, so a database of any size takes the same time.
 """
@@ -71,14 +71,14 @@ def read_schema(database: str, pairs: Sequence[tuple[str, str]] = ()) -> Schema:
     except (OSError, sqlite3.Error) as error:
         raise DatabaseError(connections.read_error(database, error)) from error
     if len(tables) > _MAX_TABLES:
-        raise DatabaseError(f"{database} has {len(tables)} tables; neighbours are made of {_MAX_TABLES} at most")
+        raise DatabaseError(f"{database} has {len(tables)} tables; variants are made of {_MAX_TABLES} at most")
     views = tuple(ddl for kind, _, ddl in entries if kind == "view")
     return Schema(_sorted_by_links(_with_observed_links(tables, pairs)), views)
 
 
 def _read_table(connection: Any, database: str, name: str, ddl: str) -> Table:
     if ddl[:20].upper().startswith("CREATE VIRTUAL"):
-        raise DatabaseError(f"{database} has the virtual table {name}; databases with one have no neighbours")
+        raise DatabaseError(f"{database} has the virtual table {name}; databases with one have no variants")
     quoted = connections.quote_identifier(name)
     described = [row for row in connection.execute(f"PRAGMA table_xinfo({quoted})") if row[6] == 0]
     names = [row[1] for row in described]
