@@ -1,0 +1,454 @@
+"""The store's edge: our record in the words of Agent Lightning 0.3, in both directions, without its package.
+
+A rollout is JSON with the fields of its ``AttemptedRollout``; calls, annotations and the outcome of an attempt are its
+spans, as JSON or by OTLP. Server and client use the same functions, so each of the two also works with Agent
+Lightning's own server, client, runner and exporter.
+
+Agent Lightning traces LLM calls in the runner (AgentOps) or in its LLM proxy (LiteLLM). Where our own proxy traced no
+call, these become calls as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, semconv
+from groundwire.adapters.tracing.calls import order_calls
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
+from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
+
+__all__ = [
+    "AttemptFields",
+    "Config",
+    "Request",
+    "ResourcesFields",
+    "RolloutFields",
+    "SpanFields",
+    "attempt_json",
+    "outcome_spans",
+    "read_record",
+    "read_request",
+    "read_resources",
+    "read_rollout",
+    "read_span",
+    "request_json",
+    "resources_json",
+    "rollout_json",
+    "span_json",
+]
+
+_VLLM = "llm.hosted_vllm."
+_AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
+_METADATA: Mapping[str, Any] = {"group": "", "sampling": {}, "settings": {}, "prompts": None}
+"""Fields of a rollout that Agent Lightning has no name for, with their defaults."""
+
+
+class Config(BaseModel):
+    """How often a rollout is tried, and for how long."""
+
+    timeout_seconds: float | None = None
+    unresponsive_seconds: float | None = None
+    max_attempts: int = Field(default=1, ge=1)
+    retry_condition: list[AttemptStatus] = []
+
+
+class Request(BaseModel):
+    """A rollout that a client enqueues."""
+
+    input: Any
+    mode: str | None = Field(default=None, pattern="^(train|val|test)$")
+    resources_id: str | None = None
+    config: Config | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class AttemptFields(BaseModel):
+    """Agent Lightning's ``Attempt``."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+
+
+class RolloutFields(Request):
+    """Agent Lightning's ``Rollout``, and its ``AttemptedRollout`` if it has an attempt, which is the last one."""
+
+    rollout_id: str
+    start_time: float
+    end_time: float | None = None
+    status: RolloutStatus = "queuing"
+    attempt: AttemptFields | None = None
+
+    @model_validator(mode="after")
+    def _one_rollout(self) -> RolloutFields:
+        if self.attempt is not None and self.attempt.rollout_id != self.rollout_id:
+            raise ValueError("the attempt belongs to another rollout")
+        return self
+
+
+class _Open(BaseModel):
+    """Fields that we do not read are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Context(_Open):
+    trace_id: str
+    span_id: str
+    is_remote: bool
+    trace_state: dict[str, str]
+
+
+class _Status(_Open):
+    status_code: Literal["UNSET", "OK", "ERROR"]
+    description: str | None = None
+
+
+class _Event(_Open):
+    name: str
+    attributes: dict[str, Any]
+    timestamp: float | None = None
+
+
+class _Link(_Open):
+    context: _Context
+    attributes: dict[str, Any] | None = None
+
+
+class _OtelResource(BaseModel):
+    attributes: dict[str, Any]
+    schema_url: str
+
+
+class SpanFields(_Open):
+    """Agent Lightning's ``Span``.
+
+    Its attributes are checked by :func:`groundwire.train.store.limits.check_request`: for a union of eight types, as
+    Agent Lightning declares them, pydantic would try one after the other, and keep an error for each token id.
+    """
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    status: _Status
+    attributes: dict[str, Any]
+    events: list[_Event]
+    links: list[_Link]
+    start_time: float | None
+    end_time: float | None
+    context: _Context | None
+    parent: _Context | None
+    resource: _OtelResource
+
+
+class ResourcesFields(BaseModel):
+    """Agent Lightning's ``ResourcesUpdate``."""
+
+    resources: dict[str, Any]
+
+
+def request_json(rollout: Rollout) -> dict[str, Any]:
+    """What a trainer says of a rollout that it enqueues."""
+    own = {name: getattr(rollout, name) for name in _METADATA}
+    return {
+        "input": rollout.task,
+        "mode": rollout.mode,
+        "resources_id": rollout.resources_id,
+        "config": {
+            "timeout_seconds": rollout.timeout_s,
+            "unresponsive_seconds": rollout.unresponsive_s,
+            "max_attempts": rollout.max_attempts,
+            "retry_condition": list(rollout.retry_on),
+        },
+        "metadata": {**rollout.metadata, **{name: value for name, value in own.items() if value != _METADATA[name]}},
+    }
+
+
+def read_request(request: Request) -> Rollout:
+    """The rollout that a client enqueues."""
+    config, metadata = request.config or Config(), dict(request.metadata or {})
+    own = {name: metadata.pop(name) for name in _METADATA if name in metadata}
+    mode: Any = request.mode
+    return Rollout(
+        task=request.input,
+        mode=mode,
+        resources_id=request.resources_id,
+        timeout_s=config.timeout_seconds,
+        unresponsive_s=config.unresponsive_seconds,
+        max_attempts=config.max_attempts,
+        retry_on=tuple(config.retry_condition),
+        metadata=metadata,
+        **own,
+    )
+
+
+def rollout_json(rollout: Rollout) -> dict[str, Any]:
+    """A rollout with its last attempt, if it has one."""
+    fields = {
+        "rollout_id": rollout.rollout_id,
+        "start_time": rollout.started,
+        "end_time": rollout.ended,
+        "status": rollout.status,
+        **request_json(rollout),
+    }
+    return {**fields, "attempt": attempt_json(rollout, rollout.attempts[-1])} if rollout.attempts else fields
+
+
+def attempt_json(rollout: Rollout, attempt: Attempt) -> dict[str, Any]:
+    """An attempt of a rollout."""
+    return {
+        "rollout_id": rollout.rollout_id,
+        "attempt_id": attempt.attempt_id,
+        "sequence_id": attempt.number,
+        "start_time": attempt.started,
+        "end_time": attempt.ended,
+        "status": attempt.status,
+        "worker_id": attempt.worker_id,
+        "last_heartbeat_time": attempt.heartbeat,
+        "metadata": None,
+    }
+
+
+def read_rollout(value: Any) -> Rollout:
+    """A rollout from JSON; of its attempts only the last is known. Raises ``ValueError``."""
+    fields = RolloutFields.model_validate(value)
+    rollout = read_request(fields)
+    rollout.rollout_id, rollout.status = fields.rollout_id, fields.status
+    rollout.started, rollout.ended = fields.start_time, fields.end_time
+    if (last := fields.attempt) is not None:
+        rollout.attempts = [
+            Attempt(
+                attempt_id=last.attempt_id,
+                number=last.sequence_id,
+                status=last.status,
+                started=last.start_time,
+                ended=last.end_time,
+                heartbeat=last.last_heartbeat_time,
+                worker_id=last.worker_id,
+            )
+        ]
+    return rollout
+
+
+def resources_json(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Named resources, each with its ``resource_type``."""
+    return {
+        name: {"resource_type": "proxy_llm", **asdict(value)} if isinstance(value, ProxyLLM) else value
+        for name, value in resources.items()
+    }
+
+
+def read_resources(update: Any) -> dict[str, Any]:
+    """The resources of a ``ResourcesUpdate``, those of the type ``proxy_llm`` as :class:`ProxyLLM`.
+
+    Raises ``ValueError``.
+    """
+    resources = ResourcesFields.model_validate(update).resources
+    for name, value in resources.items():
+        if isinstance(value, Mapping) and value.get("resource_type") == "proxy_llm":
+            resources[name] = TypeAdapter(ProxyLLM).validate_python(
+                {field: value[field] for field in ProxyLLM.__slots__ if field in value}
+            )
+    return resources
+
+
+def span_json(span: SpanRecord) -> dict[str, Any]:
+    """A span with the fields of Agent Lightning's ``Span``."""
+    trace_id = secrets.token_hex(16)
+    return {
+        "name": span.name,
+        "rollout_id": span.rollout_id,
+        "attempt_id": span.attempt_id,
+        "sequence_id": span.sequence_id,
+        "trace_id": trace_id,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "attributes": dict(span.attributes),
+        "start_time": span.start_time,
+        "end_time": span.end_time,
+        "status": {"status_code": "OK"} if span.error is None else {"status_code": "ERROR", "description": span.error},
+        "context": {"trace_id": trace_id, "span_id": span.span_id, "is_remote": False, "trace_state": {}},
+        "resource": {"attributes": {}, "schema_url": ""},
+        "events": [],
+        "links": [],
+        "parent": None,
+    }
+
+
+def read_span(value: Mapping[str, Any]) -> SpanRecord:
+    """A span from JSON. Raises ``KeyError`` and ``TypeError`` if it is none."""
+    status = value["status"]
+    return SpanRecord(
+        name=value["name"],
+        rollout_id=value["rollout_id"],
+        attempt_id=value["attempt_id"],
+        sequence_id=value["sequence_id"],
+        attributes=value["attributes"],
+        start_time=value["start_time"] or 0.0,
+        end_time=value["end_time"] or 0.0,
+        error=(status.get("description") or "") if status["status_code"] == "ERROR" else None,
+        span_id=value["span_id"],
+        parent_id=value["parent_id"],
+    )
+
+
+def outcome_spans(outcome: Outcome, rollout_id: str, attempt_id: str) -> list[Callable[[int], SpanRecord]]:
+    """The spans of how an attempt ended: each is made of its sequence number. The reward's is as ``emit_reward`` writes
+    it: named values, the primary one first.
+    """
+    now = time.time()
+
+    def maker(name: str, attributes: Mapping[str, Any]) -> Callable[[int], SpanRecord]:
+        key = f"{rollout_id}/{attempt_id}/{name}".encode("utf-8", "surrogatepass")
+
+        def make(number: int) -> SpanRecord:
+            return SpanRecord(
+                name=name,
+                rollout_id=rollout_id,
+                attempt_id=attempt_id,
+                sequence_id=number,
+                attributes=attributes,
+                start_time=now,
+                end_time=now,
+                span_id=hashlib.blake2b(key, digest_size=8).hexdigest(),  # sent again, it is stored once
+            )
+
+        return make
+
+    makers = []
+    texts = {"judged_field": outcome.judged_field, "input": outcome.input}
+    if not outcome.failure:
+        texts["message"] = outcome.message
+    if outcome.answer or outcome.steps or outcome.query_scores or any(texts.values()):
+        attributes: dict[str, Any] = {
+            "groundwire.text": outcome.answer,
+            "groundwire.steps": json.dumps(list(outcome.steps), ensure_ascii=False),
+            semconv.QUERY_SCORES: json.dumps(list(outcome.query_scores)),
+            **{f"groundwire.{name}": text for name, text in texts.items() if text},
+        }
+        makers.append(maker(semconv.ANSWER_SPAN, attributes))
+    if outcome.failure:
+        attributes = {"groundwire.kind": outcome.failure, "groundwire.message": outcome.message}
+        makers.append(maker(semconv.FAILURE_SPAN, {**attributes, semconv.LEAST_REWARD: outcome.least_reward}))
+    if outcome.reward is not None:
+        attributes = {semconv.LEAST_REWARD: outcome.least_reward}
+        primary = "total" if outcome.reward_components else "primary"
+        for index, (name, value) in enumerate({primary: outcome.reward, **outcome.reward_components}.items()):
+            attributes[f"{semconv.REWARD_PREFIX}{index}.name"] = name
+            attributes[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
+        makers.append(maker(semconv.ANNOTATION_SPAN, attributes))
+    return makers
+
+
+def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRecord], Outcome]:
+    """The calls, the annotations and the outcome of an attempt. A foreign runner's outcome is the reward it stored.
+
+    The calls of foreign tracers count if our proxy traced none, which would trace all.
+    """
+    try:
+        is_ours = any(semconv.PROMPT_IDS in span.attributes for span in spans)
+        by_id = {span.span_id: span for span in spans}
+        calls, annotations, others = [], [], []
+        for span in spans:
+            if semconv.PROMPT_IDS in span.attributes:
+                calls.append(from_span(span))
+            elif span.name in _READERS and not is_ours:
+                calls.append(_foreign_call(span, by_id))
+            else:
+                others.append(span)
+                is_outcome = span.name in (semconv.ANSWER_SPAN, semconv.FAILURE_SPAN) or (
+                    semconv.LEAST_REWARD in span.attributes
+                )
+                if not is_outcome:
+                    annotations.append(span)
+        return order_calls(calls, others), annotations, _read_outcome(others)
+    except UNREADABLE as error:
+        message = f"its spans cannot be read: {type(error).__name__}: {error}"
+        return [], [], Outcome(failure="not_stored", message=message)
+
+
+def _read_outcome(spans: Sequence[SpanRecord]) -> Outcome:
+    outcome = Outcome(least_reward=min([0.0, *(float(span.attributes.get(semconv.LEAST_REWARD, 0)) for span in spans)]))
+    last = {span.name: span.attributes for span in spans}
+    if (answer := last.get(semconv.ANSWER_SPAN)) is not None:
+        outcome.answer, outcome.steps = str(answer["groundwire.text"]), json.loads(str(answer["groundwire.steps"]))
+        outcome.query_scores = [float(score) for score in json.loads(str(answer.get(semconv.QUERY_SCORES, "[]")))]
+        for name in ("judged_field", "input", "message"):
+            setattr(outcome, name, str(answer.get(f"groundwire.{name}", "")))
+    if (failure := last.get(semconv.FAILURE_SPAN)) is not None:
+        outcome.failure, outcome.message = str(failure["groundwire.kind"]), str(failure["groundwire.message"])
+    reward = reward_from_spans(spans)
+    if isinstance(reward, dict):
+        outcome.reward_components = {name: value for name, value in reward.items() if name != "total"}
+        reward = reward["total"]
+    outcome.reward = reward
+    return outcome
+
+
+def _foreign_call(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> LLMCall:
+    try:
+        reply = _READERS[span.name](span.attributes)
+        fields = {**read_reply(reply), "model": str(reply["model"])}
+    except (*UNREADABLE, SyntaxError) as error:
+        fields = {"error": f"the span cannot be read: {type(error).__name__}: {error}"}
+    return LLMCall(
+        rollout_id=span.rollout_id,
+        attempt_id=span.attempt_id,
+        sequence=span.sequence_id,
+        agent=_agent_name(span, by_id),
+        started=span.start_time,
+        ended=span.end_time,
+        **fields,
+    )
+
+
+def _tracer_reply(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completion in a span of the runner-side tracer."""
+    choice = {
+        "message": {"role": "assistant", "content": attributes.get("gen_ai.completion.0.content")},
+        "token_ids": attributes.get("response_token_ids"),
+        "logprobs": {"content": json.loads(attributes.get("logprobs.content", "[]"))},
+        "finish_reason": attributes.get("gen_ai.completion.0.finish_reason"),
+    }
+    model, prompt_ids = attributes.get("gen_ai.request.model", ""), attributes.get("prompt_token_ids")
+    return {"model": model, "prompt_token_ids": prompt_ids, "choices": [choice]}
+
+
+def _proxy_reply(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completion in a span of the LLM proxy, which writes lists as Python literals."""
+    lists = {name: ast.literal_eval(attributes[_VLLM + name]) for name in ("prompt_token_ids", "choices")}
+    return {"model": attributes.get(f"{_VLLM}model", ""), **lists}
+
+
+_READERS = {"openai.chat.completion": _tracer_reply, "raw_gen_ai_request": _proxy_reply}
+
+
+def _agent_name(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> str:
+    """The name of the nearest agent among a span and its ancestors."""
+    ancestor, seen = span, set[str]()
+    while ancestor.span_id not in seen:  # a store may hold a circle of spans
+        seen.add(ancestor.span_id)
+        for name in _AGENT_NAMES:
+            if value := ancestor.attributes.get(name):
+                return str(value)
+        ancestor = by_id.get(ancestor.parent_id or "", ancestor)
+    return ""

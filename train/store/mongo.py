@@ -1,0 +1,92 @@
+"""Agent Lightning's MongoDB store, kept across restarts. It follows Agent Lightning's rules, not ours.
+
+``agl store`` uses a new partition at each start, so a restarted store is empty. Here the partition is constant, and the
+URI names the database. MongoDB is checked at once: Agent Lightning would report a problem only after 30 seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.store.mongo import MongoLightningStore
+from agentlightning.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, Span
+from pydantic import TypeAdapter
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from groundwire.train.store.errors import MongoStoreError
+
+__all__ = ["MongoStore"]
+
+_TIMEOUT_MS = 2000
+_DATABASE, _PARTITION = "agentlightning", "groundwire"
+
+
+class MongoStore:
+    """A store in the database that ``uri`` names (default: ``agentlightning``), for our server.
+
+    Its methods are those of Agent Lightning's store; some take JSON. Raises :class:`MongoStoreError`, within about two
+    seconds.
+    """
+
+    def __init__(self, uri: str) -> None:
+        name = _database_name(uri)
+        self._store = MongoLightningStore(mongo_uri=uri, database_name=name, partition_id=_PARTITION)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
+        """Add rollouts to the queue."""
+        requests = [EnqueueRolloutRequest.model_validate(request.model_dump()) for request in rollouts]
+        return await self._store.enqueue_many_rollouts(requests)
+
+    async def start_rollout(self, *, config: Any = None, **fields: Any) -> Any:
+        """Begin a rollout without the queue."""
+        return await self._store.start_rollout(config=_config(config), **fields)
+
+    async def update_rollout(self, rollout_id: str, **fields: Any) -> Any:
+        """Change a rollout."""
+        config = {"config": _config(fields["config"])} if "config" in fields else {}
+        return await self._store.update_rollout(rollout_id, **{**fields, **config})
+
+    async def add_many_spans(self, spans: Sequence[Any]) -> list[str]:
+        """Store spans; returns the ids of the new ones."""
+        new = await self._store.add_many_spans([Span.model_validate(span) for span in spans])
+        return [span.span_id for span in new]
+
+    async def add_resources(self, resources: Any) -> Any:
+        """Store named resources under a new id."""
+        return await self._store.add_resources(TypeAdapter(NamedResources).validate_python(resources))
+
+    async def update_resources(self, resources_id: str, resources: Any) -> Any:
+        """Store named resources."""
+        named = TypeAdapter(NamedResources).validate_python(resources)
+        return await self._store.update_resources(resources_id, named)
+
+
+def _config(config: Any) -> Any:
+    return None if config is None else RolloutConfig.model_validate(config.model_dump())
+
+
+def _database_name(uri: str) -> str:
+    """Check that MongoDB answers and supports transactions; returns the name of the database."""
+    try:
+        client: MongoClient[dict[str, Any]] = MongoClient(
+            uri, serverSelectionTimeoutMS=_TIMEOUT_MS, connectTimeoutMS=_TIMEOUT_MS
+        )
+        with client:
+            server = client.admin.command("hello")
+            name = client.get_default_database(_DATABASE).name
+            client[name].command("ping")  # unlike hello, this needs a valid login
+    except (PyMongoError, ValueError, TypeError) as error:
+        # Without the URI, which may contain a password, and without the driver's description of the topology.
+        reason = str(error).partition(" (configured timeouts")[0].partition(", Timeout:")[0]
+        raise MongoStoreError(f"--mongo: MongoDB cannot be used: {reason}") from error
+    if "setName" not in server and server.get("msg") != "isdbgrid":
+        raise MongoStoreError(
+            "--mongo: this MongoDB is a single server, but transactions need a replica set: start mongod with "
+            "--replSet rs0, run rs.initiate() in its shell, and give mongodb://HOST:PORT/?replicaSet=rs0"
+        )
+    return name

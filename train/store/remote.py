@@ -1,0 +1,218 @@
+"""The client of a store behind HTTP, ours or Agent Lightning's, for trainers and runners.
+
+It needs the base of groundwire only, so runners work in the environment of an agent, whose packages need not fit those
+of the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+import pydantic_core
+
+from groundwire.adapters.tracing import LLMCall, to_span
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.secrets import secret_masker
+from groundwire.train.store.agent_lightning import (
+    outcome_spans,
+    read_record,
+    read_resources,
+    read_rollout,
+    read_span,
+    request_json,
+    resources_json,
+    span_json,
+)
+from groundwire.train.store.base import without_secrets
+from groundwire.train.store.connection import MAX_BATCH_BYTES, StoreConnection
+from groundwire.train.store.errors import StoreFailedError
+from groundwire.train.store.rollout import ENDED, Outcome, Rollout, RolloutStatus
+
+__all__ = ["RemoteStore"]
+
+_MAX_ITEMS = 1000
+_UNFINISHED = ("queuing", "requeuing", "preparing", "running")
+
+
+class RemoteStore:
+    """A :class:`groundwire.train.store.base.RolloutStore` behind HTTP. Call :meth:`start` before use.
+
+    The arguments are those of :class:`StoreConnection`, and so are the errors. A reply that is no JSON of Agent
+    Lightning 0.3 is a ``ValueError``, and so is a refused request. Of a rollout's attempts only the last is known.
+    """
+
+    on_attempt_end: Callable[[str], None] | None = None
+
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = float("inf")) -> None:
+        self.connection = StoreConnection(address, token=token, timeout_s=timeout_s)
+        self._request = self.connection.request
+
+    @cached_property
+    def _mask(self) -> Callable[[str], str]:
+        """Made with the first call: the proxy registers its API key after it is given this store."""
+        return secret_masker()
+
+    async def start(self) -> None:
+        """Check the store. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
+        await self.connection.start()
+
+    async def stop(self) -> None:
+        """Close the connections; later requests raise ``RuntimeError``."""
+        await self.connection.close()
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """As :meth:`RolloutStore.enqueue`, in requests of a few megabytes."""
+        requests = [request_json(rollout) for rollout in rollouts]
+        numbered: list[Rollout] = []
+        for part in _parts(requests):
+            reply = await self._request("post", "/queues/rollouts/enqueue", json={"rollouts": part})
+            numbered += map(read_rollout, reply)
+        for rollout, known in zip(rollouts, numbered, strict=True):
+            rollout.rollout_id, rollout.started, rollout.status = known.rollout_id, known.started, known.status
+
+    async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
+        """As :meth:`RolloutStore.dequeue`."""
+        request = {"limit": limit, "worker_id": worker_id}
+        taken = [read_rollout(value) for value in await self._request("post", "/queues/rollouts/dequeue", json=request)]
+        if not all(rollout.attempts for rollout in taken):
+            raise ValueError("the store gave a rollout without an attempt")
+        return taken
+
+    async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
+        """As :meth:`RolloutStore.get`."""
+        value = await self._request("get", f"/rollouts/{_quoted(rollout_id)}")
+        if value is None:
+            return None
+        rollout = read_rollout(value)
+        if with_calls and rollout.attempts:
+            of_attempt = {"rollout_id": rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+            spans = [read_span(span) async for span in self._search("/spans/search", of_attempt)]
+            rollout.calls, rollout.annotations, rollout.outcome = read_record(spans)
+        return rollout
+
+    async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
+        """As :meth:`RolloutStore.ended`."""
+        ended: list[str] = []
+        for part in _parts(list(rollout_ids)):
+            reply = await self._request("post", "/waits/rollouts", json={"rollout_ids": part, "timeout": 0})
+            ended += [rollout["rollout_id"] for rollout in reply]
+        return ended
+
+    async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
+        """As :meth:`RolloutStore.count`."""
+        total = 0
+        for part in _parts(list(rollout_ids)):
+            search: dict[str, Any] = {"rollout_id_in": part, "limit": 1}
+            if statuses is not None:
+                search["status_in"] = list(statuses)
+            total += (await self._request("post", "/rollouts/search", json=search))["total"]
+        return total
+
+    async def unfinished(self, resources_id: str) -> Sequence[str]:
+        """As :meth:`RolloutStore.unfinished`."""
+        rollouts = self._search("/rollouts/search", {"status_in": _UNFINISHED})
+        return [rollout["rollout_id"] async for rollout in rollouts if rollout["resources_id"] == resources_id]
+
+    async def cancel(self, rollout_id: str) -> None:
+        """As :meth:`RolloutStore.cancel`."""
+        await self._request("post", f"/rollouts/{_quoted(rollout_id)}", json={"status": "cancelled"})
+
+    async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
+        """As :meth:`RolloutStore.heartbeat`."""
+        rollout = await self.get(rollout_id, with_calls=False)
+        if rollout is None or not rollout.attempts or rollout.attempts[-1].attempt_id != attempt_id:
+            return False
+        if rollout.status in ENDED or rollout.attempts[-1].status in ENDED:
+            return False  # Agent Lightning's store would set it to running again
+        await self._update_attempt(rollout_id, attempt_id, last_heartbeat_time=at)
+        return True
+
+    async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
+        """As :meth:`RolloutStore.end_attempt`. An attempt whose outcome the store refuses has failed."""
+        if outcome is not None:
+            try:
+                makers = outcome_spans(without_secrets(outcome, self._mask), rollout_id, attempt_id)
+                numbers = await self.reserve_sequence_ids([(rollout_id, attempt_id)] * len(makers))
+                await self._add([make(number) for make, number in zip(makers, numbers, strict=True)])
+            except (ValueError, StoreFailedError):
+                failed = True
+        await self._update_attempt(rollout_id, attempt_id, status="failed" if failed else "succeeded")
+
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """As :meth:`RolloutStore.reserve_sequence_ids`."""
+        if self.connection.batches:
+            return await self._request("post", "/spans/next/batch", json=attempts)
+        requests = [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in attempts]
+        return [(await self._request("post", "/spans/next", json=request))["sequence_id"] for request in requests]
+
+    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+        """As :meth:`RolloutStore.add_calls`."""
+        await self._add([to_span(without_secrets(call, self._mask)) for call in calls])
+
+    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        """As :meth:`RolloutStore.add_annotations`."""
+        await self._add([without_secrets(span, self._mask) for span in spans])
+
+    async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
+        """As :meth:`RolloutStore.put_resources`."""
+        await self._request("post", f"/resources/{_quoted(resources_id)}", json=resources_json(resources))
+
+    async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
+        """As :meth:`RolloutStore.get_resources`."""
+        path = "/resources/latest" if resources_id is None else f"/resources/{_quoted(resources_id)}"
+        update = await self._request("get", path)
+        return None if update is None else read_resources(update)
+
+    async def forget(self, rollout_id: str) -> None:
+        """Nothing: the store keeps its rollouts, or has an option that deletes old ones."""
+
+    async def _update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> None:
+        await self._request("post", f"/rollouts/{_quoted(rollout_id)}/attempts/{_quoted(attempt_id)}", json=changes)
+
+    async def _add(self, spans: Sequence[SpanRecord]) -> None:
+        for part in _parts([span_json(span) for span in spans]):
+            if self.connection.batches:
+                await self._request("post", "/spans/batch", json=part)
+            else:
+                for span in part:
+                    await self._request("post", "/spans", json=span)
+
+    async def _search(self, path: str, filters: Mapping[str, Any]) -> Any:
+        """All items of a list, which a store may return in pages."""
+        offset, total = 0, 1
+        while offset < total:
+            page = await self._request("post", path, json={**filters, "limit": -1, "offset": offset})
+            for item in page["items"]:
+                yield item
+            offset, total = offset + len(page["items"]), page["total"] if page["items"] else 0
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """``items`` in parts of a size that a store accepts in one request."""
+    part: list[Any] = []
+    size = 0
+    for item in items:
+        length = _length(item)
+        if part and (size + length > MAX_BATCH_BYTES or len(part) == _MAX_ITEMS):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += length
+    if part:
+        yield part
+
+
+def _length(item: Any) -> int:
+    """About the length of an id, a span or a rollout in JSON. Token ids are most of a span, and they are text."""
+    if isinstance(item, str):
+        return len(item)
+    if "attributes" in item:
+        return sum(len(value) for value in item["attributes"].values() if isinstance(value, str))
+    return len(pydantic_core.to_json(item))

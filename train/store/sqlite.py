@@ -1,0 +1,324 @@
+"""A store in one SQLite file.
+
+Each public call is one transaction: an acknowledged call is in the file, any other has left no trace, and a rollout is
+never taken from the queue without its attempt. The file is in WAL mode with ``synchronous=NORMAL``: a commit survives a
+killed process; only a power failure can lose the last commits. One process owns the file, so the rollouts that were
+used last are cached as objects: parsing JSON costs more than finding it. Calls, annotations and outcomes are rows of
+JSON in the form in which runners send them, with packed token ids; they are read once, by the trainer.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from cachetools import LRUCache
+from pydantic_core import from_json, to_json
+
+from groundwire.adapters.tracing import LLMCall, to_span
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.train.store.agent_lightning import (
+    Request,
+    outcome_spans,
+    read_record,
+    read_request,
+    read_resources,
+    read_span,
+    request_json,
+    resources_json,
+    span_json,
+)
+from groundwire.train.store.base import StateMachine, attempt_of
+from groundwire.train.store.errors import StoreFileError
+from groundwire.train.store.rollout import Attempt, Outcome, Rollout
+
+__all__ = ["MEMORY", "SqliteStore"]
+
+MEMORY = ":memory:"
+"""The path of a store without a file."""
+_APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
+_PAGE_CACHE_KIB = 32 << 10
+_CACHED = 8 << 20  # bytes of JSON
+_SCAN_S = 2.0
+_PRUNED = 20
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, status TEXT NOT NULL,
+    mode TEXT, resources_id TEXT, start_time REAL NOT NULL, end_time REAL, last_number INTEGER NOT NULL DEFAULT 0,
+    request TEXT NOT NULL, attempts TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS rollouts_status ON rollouts (status);
+CREATE INDEX IF NOT EXISTS rollouts_end ON rollouts (end_time);
+CREATE TABLE IF NOT EXISTS queue (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spans (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, attempt_id TEXT NOT NULL,
+    span_id TEXT NOT NULL, sequence_id INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (rollout_id, attempt_id, span_id));
+CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, resources_id TEXT NOT NULL UNIQUE,
+    update_time REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS workers (id INTEGER PRIMARY KEY, worker_id TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
+"""
+ROLLOUT_COLUMNS = "rollout_id, status, start_time, end_time, request, attempts"
+
+
+class SqliteStore(StateMachine):
+    """A :class:`groundwire.train.store.base.RolloutStore` in the file ``path``, which is created if needed.
+
+    For one event loop. ``scan_s`` is as for :class:`StateMachine`. Raises :class:`StoreFileError`.
+    """
+
+    def __init__(self, path: str | Path, *, scan_s: float = _SCAN_S) -> None:
+        super().__init__(scan_s=scan_s)
+        self._conn, self._in_file = _open(str(path)), str(path) != MEMORY
+        self._in_call = False
+        self._cache: LRUCache[str, tuple[Rollout, int]] = LRUCache(maxsize=_CACHED, getsizeof=itemgetter(1))
+
+    def close(self) -> None:
+        """Close the file, after the WAL has been written into it."""
+        self._conn.close()
+
+    def prune(self, *, keep_s: float) -> int:
+        """Delete some rollouts that ended more than ``keep_s`` seconds ago, with all their data; returns how many.
+
+        Few are deleted at a time, the oldest first, so that no request waits for long: call it again until it is 0.
+        The file does not shrink; the space is used again.
+        """
+        with self._transaction():
+            oldest = "SELECT rollout_id FROM rollouts WHERE end_time < ? ORDER BY end_time LIMIT ?"
+            rows = self._conn.execute(oldest, (time.time() - keep_s, _PRUNED)).fetchall()
+            for table in ("spans", "queue", "rollouts"):
+                self._conn.executemany(f"DELETE FROM {table} WHERE rollout_id = ?", rows)  # noqa: S608 - our names
+            for (rollout_id,) in rows:
+                self._cache.pop(rollout_id, None)
+            return len(rows)
+
+    async def unfinished(self, resources_id: str) -> Sequence[str]:
+        """As :meth:`RolloutStore.unfinished`."""
+        rollouts = self._in_status(("queuing", "requeuing", "preparing", "running"))
+        return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
+
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """As :meth:`RolloutStore.reserve_sequence_ids`."""
+        with self._transaction():
+            return [self._next_number(rollout_id) for rollout_id, _ in attempts]
+
+    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+        """As :meth:`RolloutStore.add_calls`."""
+        await self.add_annotations([to_span(call) for call in calls])
+
+    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        """As :meth:`RolloutStore.add_annotations`."""
+        with self._transaction():
+            for span in spans:
+                self.add_span_rows(span.rollout_id, span.attempt_id, [span_json(span)])
+
+    def add_span_rows(self, rollout_id: str, attempt_id: str, spans: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Store spans of an attempt, which are JSON; returns the ids of the new ones. Raises ``ValueError``."""
+        with self._transaction():
+            rollout = self._known(rollout_id)
+            attempt, new = attempt_of(rollout, attempt_id), []
+            for span in spans:
+                row = (rollout_id, attempt_id, span["span_id"], span["sequence_id"], to_json(_finite(span)).decode())
+                insert = "INSERT OR IGNORE INTO spans (rollout_id, attempt_id, span_id, sequence_id, body)"
+                if self._conn.execute(f"{insert} VALUES (?, ?, ?, ?, ?)", row).rowcount:
+                    new.append(span["span_id"])
+            if new:
+                last = max(span["sequence_id"] for span in spans)
+                raise_number = "UPDATE rollouts SET last_number = max(last_number, ?) WHERE rollout_id = ?"
+                self._conn.execute(raise_number, (last, rollout_id))
+                self._note_calls(rollout, attempt)
+            return new
+
+    async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
+        """As :meth:`RolloutStore.put_resources`."""
+        with self._transaction():
+            self._put_resources(resources_id, resources_json(resources))
+
+    async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
+        """As :meth:`RolloutStore.get_resources`."""
+        update = self._resources(resources_id)
+        return None if update is None else read_resources(update)
+
+    async def forget(self, rollout_id: str) -> None:
+        """As :meth:`RolloutStore.forget`."""
+        if not self._in_file:
+            with self._transaction():
+                self._conn.execute("DELETE FROM spans WHERE rollout_id = ?", (rollout_id,))
+
+    def _resources(self, resources_id: str | None) -> dict[str, Any] | None:
+        """Named resources as Agent Lightning's ``ResourcesUpdate``; without an id the newest."""
+        which, values = ("WHERE resources_id = ?", [resources_id]) if resources_id is not None else ("", [])
+        newest = f"SELECT body FROM resources {which} ORDER BY update_time DESC, id DESC LIMIT 1"  # noqa: S608
+        row = self._conn.execute(newest, values).fetchone()
+        return None if row is None else self._parsed("resources", row[0])
+
+    def _put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> dict[str, Any]:
+        now, before = time.time(), self._resources(resources_id)
+        update = {
+            "resources_id": resources_id,
+            "create_time": now if before is None else before["create_time"],
+            "update_time": now,
+            "version": 1 if before is None else before["version"] + 1,
+            "resources": resources,
+        }
+        self._conn.execute(
+            "INSERT INTO resources (resources_id, update_time, body) VALUES (?, ?, ?) "
+            "ON CONFLICT (resources_id) DO UPDATE SET update_time = excluded.update_time, body = excluded.body",
+            (resources_id, now, to_json(update).decode()),
+        )
+        return update
+
+    def _next_number(self, rollout_id: str) -> int:
+        count = "UPDATE rollouts SET last_number = last_number + 1 WHERE rollout_id = ?"
+        if not self._conn.execute(count, (rollout_id,)).rowcount:
+            raise ValueError(f"Rollout {rollout_id} not found")
+        return self._conn.execute("SELECT last_number FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()[0]
+
+    @contextmanager
+    def _begin(self) -> Iterator[None]:
+        self._in_call = True
+        self._conn.execute("BEGIN")
+        try:
+            yield
+            self._conn.execute("COMMIT")
+        except BaseException:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+            self._cache.clear()
+            raise
+        finally:
+            self._in_call = False
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """A nested call belongs to the outer transaction. Calls never wait, so no other call can run in between."""
+        return nullcontext() if self._in_call else self._begin()
+
+    def _find(self, rollout_id: str) -> Rollout | None:
+        if (cached := self._cache.get(rollout_id)) is not None:
+            return cached[0]
+        by_id = f"SELECT {ROLLOUT_COLUMNS} FROM rollouts WHERE rollout_id = ?"  # noqa: S608
+        row = self._conn.execute(by_id, (rollout_id,)).fetchone()
+        return None if row is None else self._of_row(row)
+
+    def _in_status(self, statuses: Collection[str]) -> Iterable[Rollout]:
+        places = ", ".join("?" * len(statuses))
+        by_status = f"SELECT {ROLLOUT_COLUMNS} FROM rollouts WHERE status IN ({places}) ORDER BY id"  # noqa: S608
+        return [self._of_row(row) for row in self._conn.execute(by_status, [*statuses]).fetchall()]
+
+    def _of_row(self, row: tuple[Any, ...]) -> Rollout:
+        rollout_id, status, started, ended, request, attempts = row
+        if (cached := self._cache.get(rollout_id)) is not None:
+            return cached[0]
+        rollout = self._parsed("rollouts", request, lambda text: read_request(Request.model_validate_json(text)))
+        rollout.rollout_id, rollout.status, rollout.started, rollout.ended = rollout_id, status, started, ended
+        rollout.attempts = self._parsed(
+            "rollouts", attempts, lambda text: [Attempt(**item) for item in from_json(text)]
+        )
+        self._cache[rollout_id] = rollout, min(len(request) + len(attempts), _CACHED)
+        return rollout
+
+    def _parsed(self, table: str, text: Any, parse: Any = from_json) -> Any:
+        """Raises ``sqlite3.DatabaseError`` for a value that this program did not write."""
+        try:
+            return parse(text)
+        except (ValueError, TypeError) as error:
+            raise sqlite3.DatabaseError(f"table {table}: a value is damaged") from error
+
+    def _insert(self, rollout: Rollout) -> None:
+        if rollout.resources_id is None and (newest := self._resources(None)) is not None:
+            rollout.resources_id = newest["resources_id"]
+        fields = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id, rollout.started)
+        self._conn.execute(
+            "INSERT INTO rollouts (rollout_id, status, mode, resources_id, start_time, request, attempts) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*fields, to_json(request_json(rollout)).decode(), _attempts_json(rollout)),
+        )
+
+    def _save(self, rollout: Rollout) -> None:
+        self._conn.execute(
+            "UPDATE rollouts SET status = ?, end_time = ?, attempts = ? WHERE rollout_id = ?",
+            (rollout.status, rollout.ended, _attempts_json(rollout), rollout.rollout_id),
+        )
+
+    def _push(self, rollout_id: str) -> None:
+        self._conn.execute("INSERT INTO queue (rollout_id) VALUES (?)", (rollout_id,))
+
+    def _pop(self) -> str | None:
+        row = self._conn.execute("SELECT id, rollout_id FROM queue ORDER BY id LIMIT 1").fetchone()
+        if row is None:
+            return None
+        if not isinstance(row[1], str):
+            raise sqlite3.DatabaseError("table queue: a value is damaged")
+        self._conn.execute("DELETE FROM queue WHERE id = ?", row[:1])
+        return row[1]
+
+    def _with_calls(self, rollout: Rollout) -> Rollout:
+        found = replace(rollout, attempts=[replace(attempt) for attempt in rollout.attempts])
+        if rollout.attempts:
+            rows = self._conn.execute(
+                "SELECT body FROM spans WHERE rollout_id = ? AND attempt_id = ? ORDER BY sequence_id, id",
+                (rollout.rollout_id, rollout.attempts[-1].attempt_id),
+            ).fetchall()
+            spans = [self._parsed("spans", body, lambda text: read_span(from_json(text))) for (body,) in rows]
+            found.calls, found.annotations, found.outcome = read_record(spans)
+        return found
+
+    def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
+        for make in outcome_spans(outcome, rollout.rollout_id, attempt.attempt_id):
+            span = make(self._next_number(rollout.rollout_id))
+            self.add_span_rows(rollout.rollout_id, attempt.attempt_id, [span_json(span)])
+
+
+def _attempts_json(rollout: Rollout) -> str:
+    return to_json([asdict(attempt) for attempt in rollout.attempts]).decode()
+
+
+def _finite(span: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON has neither NaN nor infinity: they are written as text."""
+    attributes = span["attributes"]
+    texts = {name: str(value) for name, value in attributes.items() if not _is_finite(value)}
+    return {**span, "attributes": {**attributes, **texts}} if texts else span
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return not {float} <= set(map(type, value)) or all(map(_is_finite, value))
+    return not isinstance(value, float) or value - value == 0
+
+
+def _open(path: str) -> sqlite3.Connection:
+    try:
+        conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=256)
+    except sqlite3.Error as error:
+        raise StoreFileError(f"{path} cannot be opened ({error}): give a file in a writable folder") from error
+    try:
+        # One owner: the lock is taken at the first access and held until the process ends.
+        conn.execute("PRAGMA locking_mode=EXCLUSIVE")
+        conn.execute("BEGIN IMMEDIATE")
+        tables = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        [application_id] = conn.execute("PRAGMA application_id").fetchone()
+        [version] = conn.execute("PRAGMA user_version").fetchone()
+        if tables and application_id != _APPLICATION_ID:
+            raise StoreFileError(f"{path} is not a store; give another file")
+        if tables and version != _SCHEMA_VERSION:
+            raise StoreFileError(f"{path} is a store of version {version}, not {_SCHEMA_VERSION}; give another file")
+        conn.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        conn.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        for statement in _SCHEMA.split(";"):
+            conn.execute(statement)
+        conn.execute("COMMIT")
+        conn.execute("PRAGMA journal_mode=WAL")
+        conn.execute("PRAGMA synchronous=NORMAL")
+        conn.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KIB}")
+    except (sqlite3.Error, UnicodeDecodeError, StoreFileError) as error:  # SQLite's message may repeat damaged text
+        conn.close()
+        if isinstance(error, StoreFileError):
+            raise
+        if "locked" in str(error):
+            raise StoreFileError(f"{path} is in use by another store: stop it, or give another file") from error
+        if isinstance(error, sqlite3.OperationalError):
+            raise StoreFileError(f"{path} cannot be written: {error}") from error
+        raise StoreFileError(f"{path} is not a SQLite database ({error}): give another file") from error
+    return conn
