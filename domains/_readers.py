@@ -14,10 +14,11 @@ from typing import Any
 from groundwire.domains._types import DataError
 from groundwire.tools import files
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import DatabaseError, is_sqlite
 
-__all__ = ["check_rows", "check_unique_ids", "choose_folder", "first_names", "given_folder", "read_json", "read_tasks"]
-
-
+SUFFIXES = (".sqlite", ".sqlite3", ".db")
+"""Of the files that are taken for SQLite databases."""
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", "")
 _USUAL = ("prompt", "messages", "input", "instruction", "query", "problem", "text", "task", "conversations")
 """Columns that have the question in the data of others."""
@@ -38,8 +39,7 @@ def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: 
         folder, origin = Path(value), f"{name} {value}"
     else:
         folder, origin = bundled, f"bundled data ({bundled_is})"
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
+    if problem := _no_folder(folder):
         raise DataError(
             f"{origin}: {folder.resolve()} {problem}; name a folder with data, or leave it out for the bundled data."
         )
@@ -51,10 +51,13 @@ def given_folder(data_dir: str | None, option: str = "--data-dir", *, domain: st
     if not data_dir:
         raise DataError(f"--domain {domain} has no data of its own: give --data-dir, {content}.")
     folder = Path(data_dir).resolve()
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
+    if problem := _no_folder(folder):
         raise DataError(f"{option} {data_dir} {problem}; name {content}.")
     return folder
+
+
+def _no_folder(folder: Path) -> str:
+    return "" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
 
 
 def read_json(file: Path) -> Any:
@@ -202,3 +205,16 @@ def first_names(names: Iterable[str]) -> str:
     """The first three of ``names``, for an error message."""
     names = sorted(names)
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def check_databases(databases: Iterable[str | Path]) -> None:
+    """Raise :class:`DataError` for a file that is no SQLite database, or that has no tables to describe."""
+    for path in databases:
+        if not is_sqlite(path):
+            raise DataError(f"{path} is no readable SQLite file; copy or download it again.")
+        try:
+            tables = table_info(path, example_values=0).text
+        except DatabaseError as error:
+            raise DataError(f"{error}; copy or download it again.") from error
+        if not tables:
+            raise DataError(f"{path} has no tables; is it the right file?")

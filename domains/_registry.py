@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from groundwire.domains._types import Domain, as_domain
 from groundwire.domains.task_list import is_file, task_list
-from groundwire.tools.plugins import PluginError, Registry
+from groundwire.tools.plugins import PluginError, Registry, hookimpl
 
-__all__ = ["check", "get", "names"]
-
-_registry: Registry[Domain] = Registry("domain", hook="register_domains", builtin="groundwire.domains._builtin")
+_registry: Registry[Domain] = Registry("domain", hook="register_domains", builtin=__name__)
 check = _registry.check
 names = _registry.names
 
@@ -25,3 +25,12 @@ def get(name: str) -> Domain:
         return as_domain(_registry.get(name), name)
     except (ImportError, AttributeError) as error:
         raise PluginError(f"domain {name!r} cannot be imported: {error}") from error
+
+
+@hookimpl
+def register_domains(register: Callable[[str, str], None]) -> None:
+    """Text-to-SQL on Spider, BIRD and any folder of databases; questions on medicine answered in prose."""
+    register("bird", "groundwire.domains.bird:domain")
+    register("medical", "groundwire.domains.medical:domain")
+    register("spider", "groundwire.domains.spider.loader:domain")
+    register("sqlite", "groundwire.domains.sqlite:domain")

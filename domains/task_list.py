@@ -60,8 +60,8 @@ class TaskList(Domain):
         return os.path.abspath(path) if path else ""
 
     def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
-        """See :mod:`groundwire.domains.text_to_sql.gold_trust`: the tasks may have gold queries."""
-        from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
+        """See :mod:`groundwire.domains.text_to_sql.golds`: the tasks may have gold queries."""
+        from groundwire.domains.text_to_sql.golds import with_gold_trust
 
         return with_gold_trust(data, file, seed=seed)
 

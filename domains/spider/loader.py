@@ -11,7 +11,7 @@ Databases of validation and test tasks are looked for in ``test_database`` first
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,13 @@ from pydantic import TypeAdapter
 
 from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
 from groundwire.domains._readers import read_tasks as read_file
-from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.hardness import LEVELS, hardness
-from groundwire.domains.spider.predictions import write_predictions
-from groundwire.domains.text_to_sql.domain import SqlDomain
-from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
-from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
-from groundwire.domains.text_to_sql.splits import size_of
-from groundwire.tools.files import first_error, shorten_repr
-from groundwire.tools.sql import is_sqlite
-
-__all__ = [
-    "BUNDLED",
-    "FILES",
-    "SPLITS",
-    "SpiderDomain",
-    "domain",
-    "find_files",
-    "find_split",
-    "read_tasks",
-    "split_file",
-]
+from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, check_readable
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.prepared_folder import REPORT
+from groundwire.tools.files import first_error
 
 BUNDLED = Path(__file__).parent / "bundled"
 _DATABASE_FOLDERS = ("database", "test_database")
@@ -68,52 +53,46 @@ _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
 
 
 class SpiderDomain(SqlDomain):
-    """Text-to-SQL. A task has id, db_id, question, query, db_path (absolute), hardness, and its row's other columns."""
+    """Text-to-SQL. A task has id, db_id, question, query, db_path (absolute), hardness, and its row's other columns.
+
+    The splits besides ``train`` are the names in :data:`SPLITS`.
+    """
 
     name = "spider"
-    default_reward = "spider_exec_match"
     gold_columns = ("query", "hardness", *_DROPPED_COLUMNS)
     breakdowns = {
         "hardness": {level: level for level in LEVELS},
         "subject_split": {"familiar": "familiar subjects", "new": "new subjects"},
     }
     bundled = BUNDLED
-    write_predictions = staticmethod(write_predictions)
 
-    def load(self, data_dir: str | None = None) -> TaskData:
-        """Read ``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data.
+    def folder(self, data_dir: str | None, option: str = "--data-dir") -> tuple[Path, str]:
+        """``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data."""
+        return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env=_ENVIRONMENT)
 
-        Raises :class:`DataError`.
-        """
-        return self._load(data_dir, None)
-
-    def load_split(self, split: str, data_dir: str | None = None) -> TaskData:
-        """As :meth:`load`, with the tasks of ``split`` for validation: a name in :data:`SPLITS`."""
-        return self._load(data_dir, split)
-
-    def _load(self, data_dir: str | None, split: str | None) -> TaskData:
-        folder, origin = _choose_folder(data_dir)
+    def read(self, folder: Path, split: str = "validation") -> Splits:
+        """The tasks for training, and those of ``split``, as the split ``validation``."""
         train_files, validation_files = find_files(folder)
-        if split is not None:
+        if split != "validation":
             validation_files = [find_split(folder, split)]
-        train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder, test=True)
-        left_out = reported_left_out(folder) if train_files[0].suffix == ".parquet" else None
-        if left_out is None:
-            problems = _listed_problems(folder, train=train, dev=validation)
-            if problems is None:
-                problems = check_golds([*train, *validation])
-            train, validation, left_out = leave_out(train, validation, problems)
         several = sum(len(split_file(folder, name)) for name in SPLITS) > 1
-        chosen = f" of {validation_files[0].name}" if several else ""
-        return TaskData(
-            train=train,
-            validation=validation,
-            source=f"{origin}: train {size_of(train)}, validation {size_of(validation)}{chosen}",
-            left_out=left_out,
-            folder=None if folder == BUNDLED.resolve() else str(folder),
-        )
+        tasks = {
+            "train": read_tasks(train_files, folder),
+            "validation": read_tasks(validation_files, folder, test=True),
+        }
+        return Splits(tasks, f" of {validation_files[0].name}" if several else "")
 
-    def prepare(self, source: Path, out: Path) -> dict[str, Any]:
+    def split_name(self, split: str, splits: Splits) -> str:
+        """The one that :meth:`read` has read."""
+        return "validation"
+
+    def listed_problems(
+        self, folder: Path, train: list[Task], validation: list[Task]
+    ) -> Mapping[Gold, GoldProblem] | None:
+        """The golds whose ids ``gold_zero_rows.json`` lists for ``train`` and ``dev``, or None without that file."""
+        return _listed_problems(folder, train=train, dev=validation)
+
+    def prepare(self, source: Path, out: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
         """See :func:`groundwire.domains.spider.prepare.prepare`."""
         from groundwire.domains.spider.prepare import prepare
 
@@ -121,17 +100,13 @@ class SpiderDomain(SqlDomain):
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""
-        folder, _ = _choose_folder(data_dir)
+        folder, _ = self.folder(data_dir)
         scripts = [script for name in _DATABASE_FOLDERS for script in (folder / name).glob("*/schema.sql")]
         built = [schema_files.build(script) for script in scripts if _file_in(script.parent) is None]
         return [folder, *(folder / name for name in _DATABASE_FOLDERS), *built]
 
 
 domain = SpiderDomain()
-
-
-def _choose_folder(data_dir: str | None) -> tuple[Path, str]:
-    return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env=_ENVIRONMENT)
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -220,15 +195,11 @@ def _set_database_paths(tasks: list[dict[str, Any]], folder: Path, names: Sequen
             f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite, .db and <db_id>/schema.sql under {places}; "
             "add them, or remove their tasks."
         )
-    broken = {path for path in known.values() if path and not is_sqlite(path)}
-    if broken:
-        names = first_names(broken)
-        raise DataError(f"{len(broken)} databases are no readable SQLite files ({names}); copy or download them again.")
+    check_readable(filter(None, known.values()), "copy or download them again")
 
 
 def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> str | None:
-    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + db_path:
-        raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
+    check_plain_name(db_id, folder, db_path)
     if db_path and (folder / db_path).is_file():  # an absolute db_path stays as it is
         return str((folder / db_path).resolve())
     places = [folder / name / db_id for name in names]

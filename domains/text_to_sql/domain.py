@@ -1,27 +1,203 @@
-"""The base class of the domains whose answers are SQL queries."""
+"""The base class of the domains whose answers are SQL queries, and how their questions are split.
+
+If the data does not say which questions are for validation, the split is by database: questions about one database
+share its tables, and often their golds. It depends only on the names of the databases, so it is the same on each
+machine and after other questions were added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from groundwire.domains._types import Domain, Task, TaskData
-from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
+from groundwire.domains._readers import first_names, given_folder
+from groundwire.domains._types import DataError, Domain, Task, TaskData
+from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out, with_gold_trust
+from groundwire.domains.text_to_sql.predictions import write_spider_predictions
+from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.sql import is_sqlite
 from groundwire.tools.sql.answers import SQL
 
-__all__ = ["SqlDomain"]
+SPLIT_NAMES = {"dev": "validation", "val": "validation", "valid": "validation"}
+"""Other names of the split ``validation``."""
+_SHARE = 5
+
+
+@dataclass
+class Splits:
+    """The tasks of a folder by split, ``train`` among them, how they were split, and where each task's row is."""
+
+    tasks: Mapping[str, list[Task]]
+    note: str = ""
+    where: Callable[[Task], str] = lambda task: f"task {task['id']}"
 
 
 class SqlDomain(Domain):
-    """Text-to-SQL. A task has at least id, db_id, question, query (the gold) and db_path (absolute)."""
+    """Text-to-SQL. A task has at least id, db_id, question, query (the gold) and db_path (absolute).
 
+    A domain says where its folder is and how it is read (:meth:`read`); loading, checking the golds and preparing are
+    the same for all.
+    """
+
+    default_reward = "spider_exec_match"
     answers = SQL
     gold_columns: Sequence[str] = ("query", "hardness")
+    content = "a folder of databases and questions"
+    """What a folder of this domain holds, for people."""
+    gold_timeout_s = 5.0
+    links_databases = False
+    """Whether :meth:`prepare` links to the databases, which are too large to be copied."""
+
+    def read(self, folder: Path, split: str = "") -> Splits:
+        """The tasks of ``folder``: of all splits, or at least of ``train`` and ``split``. Raises :class:`DataError`."""
+        raise NotImplementedError
+
+    def folder(self, data_dir: str | None, option: str = "--data-dir") -> tuple[Path, str]:
+        """The absolute path of the data, and where it comes from. Raises :class:`DataError`."""
+        return given_folder(data_dir, option, domain=self.name, content=self.content), f"{option} {data_dir}"
+
+    def split_name(self, split: str, splits: Splits) -> str:
+        """The name that ``split`` has in the data; ``validation`` is the split that training validates on."""
+        return SPLIT_NAMES.get(split, split)
+
+    def load(self, data_dir: str | None = None) -> TaskData:
+        """Read the folder ``data_dir``. Raises :class:`DataError`."""
+        return self.load_split("validation", data_dir)
+
+    def load_split(self, split: str, data_dir: str | None = None) -> TaskData:
+        """As :meth:`load`, with the tasks of ``split`` for validation."""
+        folder, origin = self.folder(data_dir)
+        splits = self.read(folder, split)
+        name = self.split_name(split, splits)
+        if name not in splits.tasks:
+            raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits.tasks)}.")
+        train, validation, left_out = self.checked(folder, splits, name)
+        return TaskData(
+            train=train,
+            validation=validation,
+            source=f"{origin}: train {size_of(train)}, {name} {size_of(validation)}{splits.note}",
+            left_out=left_out,
+            folder=None if self.bundled and folder == self.bundled.resolve() else str(folder),
+        )
+
+    def checked(self, folder: Path, splits: Splits, split: str) -> tuple[list[Task], list[Task], dict[str, int]]:
+        """The tasks for training and validation whose golds can judge, and the number left out of training."""
+        train, validation = splits.tasks["train"], splits.tasks[split]
+        if (left_out := reported_left_out(folder)) is not None:
+            return train, validation, left_out
+        problems = self.listed_problems(folder, train, validation)
+        if problems is None:
+            problems = check_golds([*train, *validation], timeout_s=self.gold_timeout_s)
+        return leave_out(train, validation, problems)
+
+    def listed_problems(
+        self, folder: Path, train: list[Task], validation: list[Task]
+    ) -> Mapping[Gold, GoldProblem] | None:
+        """The problems that the data itself lists; None: the golds are run."""
+        return None
 
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
 
     def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
-        """See :mod:`groundwire.domains.text_to_sql.gold_trust`."""
+        """See :mod:`groundwire.domains.text_to_sql.golds`."""
         return with_gold_trust(data, file, seed=seed)
+
+    def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
+        """Write the files of Spider's official evaluator."""
+        write_spider_predictions(folder, tasks, answers, sample)
+
+    def prepare(self, source: Path, out: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Write ``out`` from ``source``: the files of :meth:`files`, databases or links to them, and the files of
+        :func:`write_folder`. Raises :class:`DataError`, or OSError when writing fails.
+        """
+        folder, _ = self.folder(str(source), "--source")
+        with replaced(out, folder, self.written_by) as staging:
+            splits = self.read(folder)
+            return write_folder(
+                staging / "new",
+                out.resolve(),
+                splits.tasks,
+                files=lambda problems: self.files(splits, problems),
+                place=self.place,
+                about={"written_by": self.written_by, "source": source.name},
+                link=self.links_databases,
+                where=splits.where,
+                timeout_s=timeout_s or self.gold_timeout_s,
+            )
+
+    @property
+    def written_by(self) -> str:
+        """The mark of the folders that :meth:`prepare` wrote, and may replace."""
+        return f"groundwire.domains.{self.name}"
+
+    def files(
+        self, splits: Splits, problems: Mapping[Gold, GoldProblem]
+    ) -> tuple[Mapping[str, list[Task]], dict[str, int]]:
+        """The tasks of each parquet file that :meth:`prepare` writes, and the number left out of training."""
+        train, _, left_out = leave_out(splits.tasks["train"], [], problems)
+        judged = {name: leave_out([], tasks, problems)[1] for name, tasks in splits.tasks.items() if name != "train"}
+        return {"train": train, **judged}, left_out
+
+    def place(self, task: Task) -> str:
+        """The path of a task's database in a prepared folder."""
+        return f"databases/{task['db_id']}/{task['db_id']}.sqlite"
+
+
+def check_plain_name(db_id: str, where: Path, more: str = "") -> None:
+    """Raise :class:`DataError` for the name of a database that would lead out of its folder."""
+    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + more:
+        raise DataError(f"{where}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
+
+
+def check_readable(databases: Iterable[str], remedy: str) -> None:
+    """Raise :class:`DataError` for databases that are no SQLite files."""
+    if broken := {path for path in databases if not is_sqlite(path)}:
+        raise DataError(f"{len(broken)} databases are no readable SQLite files ({first_names(broken)}); {remedy}.")
+
+
+def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str, list[Task]], str]:
+    """The tasks by split, and what decided.
+
+    A column ``split`` wins. Without it a fifth of the databases, at least one, is for validation: those whose names
+    have the lowest SHA-256. With one database it is a fifth of the gold queries, by their text without case and blanks.
+    Raises :class:`DataError`.
+    """
+    named = [task for task in tasks if task.get("split")]
+    if named:
+        if len(named) < len(tasks):
+            without = next(task for task in tasks if not task.get("split"))
+            raise DataError(
+                f"{source}: task {without['id']} has no split, and others have; name the split of each row."
+            )
+        return _group(tasks, [str(task["split"]) for task in tasks]), "the column split"
+    databases = [str(task["db_id"]) for task in tasks]
+    if len(set(databases)) > 1:
+        return _held_out(tasks, databases), "database"
+    golds = ["".join(str(task["query"]).lower().split()).rstrip(";") for task in tasks]
+    if len(set(golds)) < 2:
+        raise DataError(f"{source}: there is one gold query, so nothing can be held out; add questions.")
+    return _held_out(tasks, golds), "gold query, of one database"
+
+
+def size_of(tasks: Sequence[Task]) -> str:
+    """How many tasks and databases they are, in words."""
+    return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
+
+
+def _held_out(tasks: Sequence[Task], names: Sequence[str]) -> dict[str, list[Task]]:
+    ordered = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
+    held_out = set(ordered[: max(1, round(len(ordered) / _SHARE))])
+    return _group(tasks, ["validation" if name in held_out else "train" for name in names])
+
+
+def _group(tasks: Sequence[Task], splits: Sequence[str]) -> dict[str, list[Task]]:
+    groups: dict[str, list[Task]] = {"train": [], "validation": []}
+    for task, split in zip(tasks, splits, strict=True):
+        groups.setdefault(split, []).append({**task, "split": split})
+    return groups

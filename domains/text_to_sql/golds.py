@@ -3,15 +3,27 @@
 A gold that fails, is slow or returns too much to be compared can judge nothing: its tasks are left out of training and
 validation. A gold that returns no rows is left out of training only, where it would reward any empty answer; published
 accuracy counts it, and so does validation.
+
+``--gold-trust FILE`` trains less on tasks whose golds are probably wrong, and on corrected golds. The file is
+``suspects.json`` of ``prepare`` or of the audit, as written or corrected by hand: a higher or lower ``trust``, or a
+``corrected_query``. A task stays with the probability of its trust, so that in the mean it weighs as much as it is
+trusted; one that the file does not list stays.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
-from groundwire.domains._types import DataError, Task
+from pydantic import BaseModel, Field, TypeAdapter
+
+from groundwire.domains._readers import read_json
+from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
@@ -20,19 +32,6 @@ from groundwire.tools.sql import (
     QueryTimeoutError,
     run_query,
 )
-
-__all__ = [
-    "FAILS",
-    "LARGE",
-    "NO_ROWS",
-    "SLOW",
-    "Gold",
-    "GoldProblem",
-    "check_golds",
-    "gold_error",
-    "gold_of",
-    "leave_out",
-]
 
 FAILS, SLOW, NO_ROWS = "gold fails", "gold is slow", "gold returns no rows"
 LARGE = "gold returns too much"
@@ -99,3 +98,57 @@ def leave_out(
     kept = [task for task in train if gold_of(task) not in problems]
     judged = [task for task in validation if problems.get(gold_of(task), GoldProblem(NO_ROWS)).reason == NO_ROWS]
     return kept, judged, dict(counts)
+
+
+class _SuspectRow(BaseModel):
+    id: str
+    query: str
+    trust: Annotated[float, Field(ge=0, le=1)]
+    corrected_query: str = ""
+
+
+_ROWS = TypeAdapter(list[_SuspectRow])
+
+
+def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
+    """The data with the training tasks that stay, and a note of what changed. The same seed keeps the same tasks.
+
+    A row counts for the training task with its ``id``, if that has its ``query`` as gold. Raises :class:`DataError`.
+    """
+    rows = _read_suspects(file)
+    kept: list[Task] = []
+    corrected: list[Task] = []
+    listed = 0
+    for task in data.train:
+        row = rows.get((str(task["id"]), task.get("query")))
+        listed += row is not None
+        if row is not None and row["corrected_query"]:
+            corrected.append({**task, "query": row["corrected_query"]})
+            kept.append(corrected[-1])
+        elif row is None or random.Random(f"{seed}/{task['id']}").random() < row["trust"]:
+            kept.append(task)
+    if not listed:
+        raise DataError(f"{file} lists no training task of {data.source}: name the file that was made of this data.")
+    _check_corrected(corrected, file)
+    left_out = len(data.train) - len(kept)
+    note = f"{left_out:,} of {len(data.train):,} training tasks are left out, {len(corrected):,} golds corrected"
+    return replace(data, train=kept), note
+
+
+def _read_suspects(file: Path) -> dict[tuple[str, Any], dict[str, Any]]:
+    rows = read_json(file)
+    if problem := first_error(_ROWS, rows):
+        raise DataError(f"{file}: {problem}; it must be a list of rows as in suspects.json.")
+    return {(row["id"], row["query"]): {"corrected_query": "", **row} for row in rows}
+
+
+def _check_corrected(corrected: Iterable[Task], file: Path) -> None:
+    """Raise :class:`DataError` for a corrected gold that cannot judge an answer."""
+    tasks = list(corrected)
+    if problems := check_golds(tasks):
+        task = next(task for task in tasks if gold_of(task) in problems)
+        problem = problems[gold_of(task)]
+        raise DataError(
+            f"{file}, task {task['id']}: corrected_query {shorten_repr(task['query'])}: {problem.reason}"
+            f"{f' ({problem.detail})' if problem.detail else ''}; correct it, or give trust 0."
+        )

@@ -13,7 +13,7 @@ from spider_folder import make_database
 from typer.testing import CliRunner
 
 from groundwire.domains import DataError, TaskData
-from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
+from groundwire.domains.text_to_sql.golds import with_gold_trust
 from groundwire.domains.text_to_sql.suspects import CONTRADICTED, NUMBERS, OUTER, suspects
 from groundwire.train.api.training import make_job
 from groundwire.train.artifacts.run_dir import RunDir

@@ -20,7 +20,7 @@ from spider_folder import make_database
 
 from groundwire import adapters, domains, rewards
 from groundwire.domains import DataError, Task
-from groundwire.domains.medical.loader import BUNDLED
+from groundwire.domains.medical import BUNDLED
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.run_dir import RunDir

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from groundwire import domains, rewards
 from groundwire.domains import DataError
 from groundwire.domains.prepare import app
+from groundwire.domains.text_to_sql.domain import split_tasks
 from groundwire.domains.text_to_sql.golds import FAILS, LARGE, NO_ROWS, check_golds, leave_out
-from groundwire.domains.text_to_sql.splits import split_tasks
 
 sqlite = domains.get("sqlite")
 

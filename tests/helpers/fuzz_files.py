@@ -138,7 +138,7 @@ def make_pristine(folder: Path) -> Path:
     """Fill ``folder`` with undamaged files of every kind: a run, data, a model, settings."""
     import torch
 
-    from groundwire.domains.medical.loader import BUNDLED
+    from groundwire.domains.medical import BUNDLED
     from groundwire.domains.spider.prepare import prepare
     from groundwire.train.local.update.grpo import GRPO
     from groundwire.train.local.update.grpo_config import GRPOConfig

@@ -18,7 +18,7 @@ from programs import run as run_program
 from typer.testing import CliRunner
 
 from groundwire import domains
-from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
+from groundwire.domains.text_to_sql.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from groundwire.train.algorithms.statistics import bounded_interval, mcnemar
 from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
