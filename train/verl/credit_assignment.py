@@ -68,13 +68,14 @@ def training_rows(
     over the tokens that its grammar allows. ``least`` is the least reward of the run. Without ``credit`` the rows carry
     no advantages and train all these calls.
     """
+    mode = credit or "broadcast"
     config = RunConfig(
-        credit=credit or "broadcast",
-        **({} if discount == 1 else {"credit_discount": discount}),
+        credit=mode,
         scale_rewards=scale,
         truncated=truncated,
         call_cost=call_cost,
         agent_match=agent_match,
+        credit_discount=0.9 if mode == "discount" and discount == 1 else discount,
     )
     scored = [replace(result, reward=reward) for _, result, reward in rollouts]
     rows: list[TrainingRow] = []

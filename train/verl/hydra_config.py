@@ -17,6 +17,7 @@ from typing import Any
 from groundwire.domains import TaskData
 from groundwire.tools.settings import suggestion_for
 from groundwire.tools.startup import child_python_path
+from groundwire.train.algorithms.memory_plan import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
@@ -38,7 +39,7 @@ from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.hub import check_hub
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length
-from groundwire.train.verl.memory_plan import TOKENS, MemoryPlan, plan_memory
+from groundwire.train.verl.memory_plan import TOKENS, plan_for_settings
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
@@ -101,7 +102,7 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[An
 def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None = None) -> MemoryPlan | None:
     """The memory of a run with verl's settings ``flat`` on GPUs with ``available`` bytes, or on this machine's.
 
-    None without a GPU, and where :func:`groundwire.train.verl.memory_plan.plan_memory` has no plan. Raises
+    None without a GPU, and where :func:`groundwire.train.verl.memory_plan.plan_for_settings` has no plan. Raises
     :class:`ConfigError` for GPUs that are too small, and for a model that cannot be had.
     """
     if available is None:
@@ -117,7 +118,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
     else:
         model = str(find_model(model, any_architecture=True))
     try:
-        return plan_memory(model, flat, available=available, tokens=given)
+        return plan_for_settings(model, flat, available=available, tokens=given)
     except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it
         return None
 

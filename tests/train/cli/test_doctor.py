@@ -128,7 +128,7 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (
             ["--gpu-memory", "80", "qwen", "max_model_len=4096"],
             0,
-            "with 32,768 tokens a micro-batch, 64.0 GB while sampling; the GPU has 80.0 GB",
+            "with 32,768 tokens a pass, 64.0 GB while sampling; the GPU has 80.0 GB",
         ),
         (["--gpu-memory", "80", "--config", "starter", "trainer=verl"], 0, "32.0 GB while sampling"),
         (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "the GPU has 0.1 GB: set lora_rank"),

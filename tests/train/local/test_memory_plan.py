@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from groundwire.train.algorithms.memory_plan import MemoryPlan
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.memory_plan import MemoryPlan, plan_memory
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.update.memory_plan import plan_for_model
 
 SMOLLM2 = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -18,35 +19,40 @@ SMOLLM2 = LlamaConfig(
 
 
 def plan(available_gb: float = 80, **given: Any) -> MemoryPlan:
-    settings = GRPOConfig(
-        bf16=True, gradient_checkpointing=given.pop("checkpointing", True), kl_coef=given.pop("kl_coef", 0.0)
+    config = RunConfig(
+        precision="bf16",
+        gradient_checkpointing="on" if given.pop("checkpointing", True) else "off",
+        kl_coef=given.pop("kl_coef", 0.0),
+        max_batch=given.pop("max_batch", 128),
+        tokens_per_forward=given.pop("tokens_per_forward", None),
     )
-    shape = {"max_batch": 128, "max_model_len": 3072, "parameters": 134_515_008, **given}
-    return plan_memory(SMOLLM2, settings, available=int(available_gb * 1e9), **shape)
+    shape = {"max_model_len": 3072, "parameters": 134_515_008, "adapters": given.pop("trained", 0), **given}
+    return plan_for_model(config, SMOLLM2, available=int(available_gb * 1e9), **shape)
 
 
 def test_static_memory_follows_from_the_number_of_parameters() -> None:
     small, large = plan(), plan(parameters=269_030_016)
     for part in ("weights", "gradients", "optimizer", "sampler"):
-        assert getattr(large, part) == 2 * getattr(small, part)
-    assert small.optimizer == 8 * 134_515_008
+        assert large.parts[part] == 2 * small.parts[part]
+    assert small.parts["optimizer"] == 8 * 134_515_008
     per_token = 2 * 2 * 30 * 3 * 64  # keys and values, bfloat16
-    assert small.cache == per_token * (128 * 3072 + 131072)
+    assert small.parts["cache"] == per_token * (128 * 3072 + 131072)
     growing = plan(400, max_batch=1024, tokens_per_forward=4096)
-    assert growing.cache == per_token * (1.5 * 1024 * 3072 + 131072) - growing.activations - growing.logits
+    of_a_pass = growing.parts["activations"] + growing.parts["logits"]
+    assert growing.parts["cache"] == per_token * (1.5 * 1024 * 3072 + 131072) - of_a_pass
 
 
 def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> None:
     whole, adapters = plan(kl_coef=0.1), plan(kl_coef=0.1, trained=1_000_000)
-    assert (adapters.gradients, adapters.optimizer) == (4_000_000, 8_000_000)
-    assert whole.weights == 2 * adapters.weights == 2 * plan().weights
+    assert (adapters.parts["gradients"], adapters.parts["optimizer"]) == (4_000_000, 8_000_000)
+    assert whole.parts["weights"] == 2 * adapters.parts["weights"] == 2 * plan().parts["weights"]
 
 
 def test_a_pass_has_as_many_tokens_as_fit() -> None:
-    assert plan(40).tokens_per_forward > plan(26).tokens_per_forward > 3072
-    assert plan(80, checkpointing=False).tokens_per_forward < plan(80).tokens_per_forward
-    assert plan(80, tokens_per_forward=4096).tokens_per_forward == 4096
-    assert plan(80, tokens_per_forward=10).tokens_per_forward == 3072  # one trajectory
+    assert plan(40).tokens > plan(26).tokens > 3072
+    assert plan(80, checkpointing=False).tokens < plan(80).tokens
+    assert plan(80, tokens_per_forward=4096).tokens == 4096
+    assert plan(80, tokens_per_forward=10).tokens == 3072  # one trajectory
 
 
 def refusal(available_gb: float, **given: Any) -> str:

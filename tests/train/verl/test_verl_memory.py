@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from dev.gpu.random_model import llama_config
 
+from groundwire.train.algorithms.memory_plan import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import flat_config, plan_run
-from groundwire.train.verl.memory_plan import MemoryPlan
 
 RECOMPUTED = "actor_rollout_ref.model.enable_gradient_checkpointing=True"
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -88,7 +88,7 @@ def refusal(*given: Any, **settings: object) -> str:
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_would_help(models: dict[str, str]) -> None:
-    larger = "take larger GPUs or a smaller model"
+    larger = "take a larger GPU or a smaller model"
     utilization = "actor_rollout_ref.rollout.gpu_memory_utilization"
     shown = refusal(models["1.5b"], 37, RECOMPUTED.replace("True", "False"))
     assert shown == (
@@ -104,13 +104,13 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_would_help(models: dict[st
     assert refusal(models["1.5b"], 40, RECOMPUTED, f"{utilization}=1.1", *offloaded) == (
         f"lower {utilization} (1.1), or {larger}"
     )
-    with pytest.raises(ConfigError, match="32,768 tokens a micro-batch"):  # a given value is not changed
+    with pytest.raises(ConfigError, match="32,768 tokens a pass"):  # a given value is not changed
         plan(models["0.5b"], 24, f"{TOKENS}=32768")
     assert f"lower {TOKENS} (32768)" in refusal(models["0.5b"], 24, f"{TOKENS}=32768")
 
 
 def test_states_that_are_larger_than_the_gpu_need_more_gpus_or_lora(models: dict[str, str]) -> None:
-    larger = "take larger GPUs or a smaller model"
+    larger = "take a larger GPU or a smaller model"
     with pytest.raises(ConfigError, match=r"; weights, gradients and moments alone need 27\.\d GB: set lora"):
         plan(models["1.5b"], 24, RECOMPUTED)
     shown = refusal(models["1.5b"], 24, RECOMPUTED)
