@@ -31,7 +31,7 @@ import pytest
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
 from groundwire.adapters._conformance_policy import GOLD, ConformancePolicy, sampled_ids
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
@@ -61,7 +61,7 @@ class Recording:
     @property
     def trained_ids(self) -> list[int]:
         """The token ids that the loss masks select, over all trajectories."""
-        merged = trajectories(triplets(self.calls, self.reward))
+        merged = trajectories(self.calls)
         return [i for t in merged for i, mask in zip(t.response_ids, t.loss_mask, strict=True) if mask]
 
 

@@ -19,13 +19,12 @@ from groundwire.adapters.tracing.calls import (
     to_span,
 )
 from groundwire.adapters.tracing.reward_spans import reward_from_spans
-from groundwire.adapters.tracing.trajectories import Trajectory, Triplet, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing.trajectories import Trajectory, calls_of_agents, trajectories, triplets
 
 __all__ = [
     "CallCredit",
     "LLMCall",
     "Trajectory",
-    "Triplet",
     "all_calls_from_spans",
     "calls_from_spans",
     "calls_of_agents",

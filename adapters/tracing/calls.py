@@ -55,7 +55,7 @@ class CallCredit:
     """Factor of the advantage. Tokens of weight 0 are not trained: they do not count in a mean over tokens either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LLMCall:
     """One request to the policy, as the proxy saw it. It failed if ``status`` is not 2xx or ``error`` is not empty."""
 
@@ -96,6 +96,8 @@ class LLMCall:
     agent went on with is not known."""
     reward: float | None = None
     """The reward that the agent emitted for this call. Not part of the call's own span."""
+    credit: CallCredit | None = None
+    """What the call was trained with; None if it was not."""
     prompt_tokens: int = 0
     """The server's count, if it sends no ids."""
     response_tokens: int = 0
@@ -118,6 +120,11 @@ class LLMCall:
     def reply(self) -> dict[str, Any]:
         """The assistant's message; empty if the call failed."""
         return json.loads(self.reply_json) if self.reply_json else {}
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the limit of tokens ended the reply."""
+        return self.finish_reason == "length"
 
     @property
     def untrainable_reason(self) -> str:

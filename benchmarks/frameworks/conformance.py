@@ -23,7 +23,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from benchmarks.frameworks._agents import AGENTS, Agent
 from benchmarks.frameworks._policy import GOLD, SQLPolicy
 from groundwire.adapters import Answer, Backend, BackendError, Endpoint, Question, agent_backend
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.unmodified.command import CommandBackend
@@ -96,7 +96,7 @@ def _result(policy: SQLPolicy, results: list[Any]) -> dict[str, Any]:
         "wire_apis": sorted({call.wire_api for _, calls in results for call in calls}),
         "agents": sorted({call.agent for call in traced}),
         "models": sorted({call.model for call in traced}),
-        "merged": sum(len(trajectories(triplets(_trained(calls), 1.0))) for _, calls in results),
+        "merged": sum(len(trajectories(_trained(calls))) for _, calls in results),
     }
 
 
@@ -125,7 +125,7 @@ def _problems(agent: Agent, policy: SQLPolicy, results: list[Any]) -> Any:
                 yield f"call {call.sequence} of rollout {number} belongs to another rollout"
         trained = [
             token
-            for each in trajectories(triplets(_trained(calls), 1.0))
+            for each in trajectories(_trained(calls))
             for token, mask in zip(each.response_ids, each.loss_mask, strict=True)
             if mask
         ]

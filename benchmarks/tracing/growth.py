@@ -64,9 +64,9 @@ async def _run_rollouts(count: int) -> float:
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.domains import get
     from groundwire.train.rollouts.collector import RolloutCollector
-    from groundwire.train.rollouts.outcome import RolloutRequest
     from groundwire.train.rollouts.runner.agent import RolloutAgent
     from groundwire.train.rollouts.runner.pool import RunnerPool
+    from groundwire.train.store.rollout import Rollout
     from groundwire.train.store.spans import LightningSpanSink
 
     domain = get("spider")
@@ -82,7 +82,7 @@ async def _run_rollouts(count: int) -> float:
             pool = RunnerPool(store=store, agent=agent, n_runners=32)
             collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)
             await pool.start()
-            requests = [RolloutRequest(task=task, group=str(number // 8), mode="train") for number in range(count)]
+            requests = [Rollout(task=task, group=str(number // 8)) for number in range(count)]
             started_s = time.perf_counter()
             results = await collector.run(requests, deadline_s=600)
             seconds = time.perf_counter() - started_s
@@ -104,12 +104,12 @@ async def three_calls(question: Any, endpoint: Any) -> str:
 
 def spans() -> None:
     """Reading the spans of one rollout, by the number of calls and by the length of their prompts."""
-    from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
+    from groundwire.adapters.tracing import calls_from_spans, trajectories
 
     print(f"\n{'calls':>10}{'prompt':>10}{'ms a call':>11}")
     for calls, tokens in [(count, PROMPTS[0]) for count in SPANS] + [(SPANS[0], PROMPTS[1])]:
         made = [_span(number, tokens) for number in range(calls)]
-        ms = median_s(lambda made=made: trajectories(triplets(calls_from_spans(made), 1.0))) * 1000 / calls
+        ms = median_s(lambda made=made: trajectories(calls_from_spans(made))) * 1000 / calls
         print(f"{calls:10}{tokens:10}{ms:11.3f}", flush=True)
         record(f"spans to trajectories, {calls} calls of {tokens:,} tokens", ms, unit="ms a call")
 

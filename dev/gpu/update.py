@@ -25,7 +25,7 @@ from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 def _qwen(width: int, feed_forward: int, layers: int, heads: int) -> Qwen2Config:
@@ -73,13 +73,8 @@ def make_groups(vocabulary: int, groups: int, size: int) -> list[TrainingGroup]:
                 response_ids=[rng.randrange(vocabulary) for _ in range(count)],
                 logprobs=[-10.0] * count,
             )
-            request = RolloutRequest(task={"id": str(group)}, group=str(group), mode="train")
-            rollouts.append(
-                RolloutResult(
-                    request=request, rollout_id="", status="succeeded", reward=float(index % 2), reward_components={},
-                    message="", answer="", steps=[], calls=[call], attempts=1, seconds=0.0,
-                )
-            )  # fmt: skip
+            outcome = Outcome(reward=float(index % 2))
+            rollouts.append(Rollout(task={"id": str(group)}, group=str(group), outcome=outcome, calls=[call]))
     return training_items(rollouts, RunConfig(), least=0.0)
 
 

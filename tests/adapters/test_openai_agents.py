@@ -21,7 +21,7 @@ from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, Pro
 from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
@@ -271,8 +271,8 @@ async def test_concurrent_rollouts_do_not_mix_their_answers(database: str) -> No
 async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     replies = [_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED]
     _, calls = await _traced(replies, database, OpenAIAgentsSQLBackend())
-    [trajectory] = trajectories(triplets(calls, None))
-    assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.triplets]
+    [trajectory] = trajectories(calls)
+    assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.calls]
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
 
 

@@ -99,7 +99,7 @@ async def _train(address: str, trained: str, database: str, step: int) -> None:
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.train.rollouts.collector import RolloutCollector
-    from groundwire.train.rollouts.outcome import RolloutRequest
+    from groundwire.train.store.rollout import Rollout
     from groundwire.train.store.spans import LightningSpanSink
 
     client = StoreClient(address)
@@ -121,7 +121,7 @@ async def _train(address: str, trained: str, database: str, step: int) -> None:
         )
         while True:
             tasks = tasks_of_step(step, database)
-            requests = [RolloutRequest(task=task, group=task["id"], mode="train", sampling={}) for task in tasks]
+            requests = [Rollout(task=task, group=task["id"], mode="train", sampling={}) for task in tasks]
             results = await collector.run(requests, deadline_s=DEADLINE_S)
             append(trained, {"step": step, "rollouts": [_summary(result) for result in results]})
             step += 1
@@ -135,11 +135,11 @@ def _reply(body: dict[str, Any]) -> str:
 
 def _summary(result: Any) -> dict[str, Any]:
     return {
-        "task": result.request.task["id"],
+        "task": result.task["id"],
         "rollout_id": result.rollout_id,
-        "status": result.status,
-        "message": result.message,
-        "reward": result.reward,
-        "answer": result.answer,
+        "status": result.outcome.status,
+        "message": result.outcome.message,
+        "reward": result.outcome.reward,
+        "answer": result.outcome.answer,
         "calls": [list(call.response_ids) for call in result.calls],
     }

@@ -88,7 +88,7 @@ def runner(address: str, n_runners: int, backend: str, agent: str = AGENT, data_
 def trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int, result: str) -> None:
     """A trainer of one batch; writes each rollout's status and reward."""
     outcomes = asyncio.run(_trainer(address, policy_url, task, count))
-    Path(result).write_text(json.dumps([(o.status, o.reward) for o in outcomes]))
+    Path(result).write_text(json.dumps([(o.outcome.status, o.outcome.reward) for o in outcomes]))
 
 
 async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int) -> list[Any]:
@@ -109,9 +109,9 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
 
 
 def jobs(task: Mapping[str, Any], count: int) -> list[Any]:
-    from groundwire.train.rollouts.outcome import RolloutRequest
+    from groundwire.train.store.rollout import Rollout
 
-    return [RolloutRequest(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
+    return [Rollout(task=task, group="t1", sampling={}) for _ in range(count)]
 
 
 async def ask(question: Any, endpoint: Any) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 
 __all__ = ["Sampled", "llm_call", "training_groups"]
 
@@ -32,17 +32,18 @@ class Sampled:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        return trajectories(triplets(self.calls, self.reward))
+        return trajectories(self.calls)
 
 
 def training_groups(rollouts: Sequence[Sampled], *, least: float = 0.0, **settings: Any) -> list[TrainingGroup]:
     """What an update trains with these settings of a run; ``least`` is the least reward of the run."""
     results = [
-        RolloutResult(
-            request=RolloutRequest(task={"id": rollout.group}, group=rollout.group, mode="train"),
-            rollout_id=str(number), status="succeeded", reward=rollout.reward, reward_components={}, message="",
-            answer="", steps=[], calls=rollout.calls, attempts=1, seconds=1.0,
+        Rollout(
+            task={"id": rollout.group},
+            group=rollout.group,
+            outcome=Outcome(reward=rollout.reward),
+            calls=rollout.calls,
         )
-        for number, rollout in enumerate(rollouts)
-    ]  # fmt: skip
+        for rollout in rollouts
+    ]
     return training_items(results, RunConfig(**settings), least=least)

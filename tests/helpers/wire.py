@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.adapters.tracing import LLMCall, Trajectory, all_calls_from_spans, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, Trajectory, all_calls_from_spans, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.http.access_token import access_token
@@ -36,7 +36,7 @@ class Bench:
         return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
 
     async def trajectories(self) -> list[Trajectory]:
-        return trajectories(triplets(await self.calls(), 1.0))
+        return trajectories(await self.calls())
 
 
 @pytest.fixture(params=["in process", "behind HTTP"])

@@ -27,11 +27,11 @@ from groundwire.train.api.training import _conclude, make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
@@ -100,11 +100,10 @@ async def _runner(agent: Any, sql: str) -> AsyncIterator[RolloutCollector]:
             await runners.stop()
 
 
-async def _results(agent: Any, task: Task, sql: str, count: int = 3) -> list[RolloutResult]:
+async def _results(agent: Any, task: Task, sql: str, count: int = 3) -> list[Rollout]:
     seen.clear()
     async with _runner(agent, sql) as collector:
-        request = RolloutRequest(task=task, group="t1", mode="train")
-        return await collector.run([request] * count, deadline_s=30)
+        return await collector.run([Rollout(task=task, group="t1") for _ in range(count)], deadline_s=30)
 
 
 WRITES = "CREATE TABLE IF NOT EXISTS notes (t text); DELETE FROM singer;"
@@ -114,7 +113,7 @@ async def test_an_agent_that_writes_changes_its_own_copy_only(task: Task, caplog
     before, content = DatabaseStates.of([task["db_path"]]), _content(task)
     agent = RolloutAgent(backend=agent_backend(careless), domain=NoData(), reward=_reward, timeout_s=10)
     results = await _results(agent, task, WRITES)
-    assert [each.reward for each in results] == [1.0] * 3  # the reward reads the original
+    assert [each.outcome.reward for each in results] == [1.0] * 3  # the reward reads the original
     assert _content(task) == content
     assert not before.warning()
     assert len(set(seen)) == 3  # a changed copy serves no other rollout
@@ -132,7 +131,7 @@ async def test_a_remote_runners_agent_that_writes_changes_its_own_copy_only(task
     agent = RemoteRolloutAgent(check)
     results = await _results(agent, task, WRITES)
     await agent.stop()
-    assert [each.reward for each in results] == [1.0] * 3
+    assert [each.outcome.reward for each in results] == [1.0] * 3
     assert len(set(seen)) == 3
     assert _content(task) == content
 

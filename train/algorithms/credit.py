@@ -37,17 +37,9 @@ from typing import Literal
 
 import numpy as np
 
-from groundwire.adapters.tracing import (
-    CallCredit,
-    Trajectory,
-    Triplet,
-    same_request,
-    select_calls,
-    trajectories,
-    triplets,
-)
+from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_request, select_calls, trajectories
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = [
     "Credit",
@@ -82,7 +74,7 @@ class TrainingItem:
 class TrainedRollout:
     """A rollout, and what the update trains of it."""
 
-    rollout: RolloutResult
+    rollout: Rollout
     reward: float
     """That its group compared: its own, or the least of the run if a reply was cut off and ``truncated`` is zero."""
     credits: Credits
@@ -111,11 +103,12 @@ class TrainingGroup:
     def record(self) -> None:
         """Write into the rollouts what their calls are trained with."""
         for trained in self.rollouts:
-            trained.rollout.credits.update(trained.credits)
+            for call in trained.rollout.calls:
+                call.credit = trained.credits.get((call.sequence, call.choice))
 
 
 def training_items(
-    rollouts: Sequence[RolloutResult], config: RunConfig, *, least: float, constrained: bool = True
+    rollouts: Sequence[Rollout], config: RunConfig, *, least: float, constrained: bool = True
 ) -> list[TrainingGroup]:
     """What a step trains: the groups of its rollouts, with the mask and the advantage of each token.
 
@@ -123,24 +116,19 @@ def training_items(
     to a grammar are context only: their log-probabilities are over the tokens that it allows, and verl computes those
     over the whole vocabulary.
     """
-    groups: defaultdict[str, list[RolloutResult]] = defaultdict(list)
+    groups: defaultdict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        if rollout.reward is not None:
-            groups[rollout.request.group].append(rollout)
+        if rollout.outcome.reward is not None:
+            groups[rollout.group].append(rollout)
     return [_training_group(group, config, least, constrained) for group in groups.values()]
 
 
-def _training_group(
-    group: Sequence[RolloutResult], config: RunConfig, least: float, constrained: bool
-) -> TrainingGroup:
+def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, constrained: bool) -> TrainingGroup:
     # Trajectories have all calls of the agents that are trained, so a reply that is only context keeps its place.
     in_context = [rollout.trained_calls(config.agent_match) for rollout in group]
-    trained = [
-        triplets(calls if constrained else select_calls(calls, lambda call: not call.grammar), rollout.reward)
-        for rollout, calls in zip(group, in_context, strict=True)
-    ]
+    trained = [calls if constrained else select_calls(calls, lambda call: not call.grammar) for calls in in_context]
     rewards = [
-        _compared_reward(rollout.reward or 0.0, calls, config.truncated, least)
+        _compared_reward(rollout.outcome.reward or 0.0, calls, config.truncated, least)
         for rollout, calls in zip(group, trained, strict=True)
     ]
     scored = list(zip(rewards, trained, strict=True))
@@ -157,7 +145,7 @@ def _training_group(
         places = ((call.sequence, call.choice) for call in its_trained)
         credits = dict(zip(places, call_credits, strict=True))
         items = []
-        for trajectory in trajectories(triplets(calls, reward)):
+        for trajectory in trajectories(calls):
             mask, advantages = token_credit(trajectory, credits)
             if any(mask):
                 items.append(TrainingItem(trajectory=trajectory, mask=mask, advantages=advantages))
@@ -167,7 +155,7 @@ def _training_group(
 
 
 def assign_credit(
-    rollouts: Sequence[tuple[float, Sequence[Triplet]]],
+    rollouts: Sequence[tuple[float, Sequence[LLMCall]]],
     *,
     credit: Credit = "broadcast",
     discount: float = 1.0,
@@ -202,13 +190,13 @@ def assign_credit(
     ]
 
 
-def _rewards_differ(rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit) -> bool:
+def _rewards_differ(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> bool:
     """Whether the rewards that :func:`assign_credit` compares are not all equal. Costs alone teach nothing."""
     rewards = _rewards(rollouts, credit)
     return bool(_deviation([sum(each) for each in rewards if each]))
 
 
-def _compared_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated, least: float) -> float:
+def _compared_reward(reward: float, calls: Sequence[LLMCall], truncated: Truncated, least: float) -> float:
     """The reward that a rollout with these trained calls is compared with; ``least`` is the least of the run."""
     return least if truncated == "zero" and any(call.truncated for call in calls) else reward
 
@@ -219,16 +207,16 @@ def token_credit(trajectory: Trajectory, credits: Credits) -> tuple[list[int], l
     Tokens without credit, or with weight 0, have mask 0.
     """
     mask, advantages = [0] * len(trajectory.response_ids), [0.0] * len(trajectory.response_ids)
-    for triplet in trajectory.triplets:
-        credit, length = credits.get((triplet.sequence, triplet.choice)), len(triplet.response_ids)
+    for call in trajectory.calls:
+        credit, length = credits.get((call.sequence, call.choice)), len(call.response_ids)
         if credit and credit.weight:
-            start = len(triplet.prompt_ids) - len(trajectory.prompt_ids)
+            start = len(call.prompt_ids) - len(trajectory.prompt_ids)
             mask[start : start + length] = [1] * length
             advantages[start : start + length] = [credit.weight * credit.advantage] * length
     return mask, advantages
 
 
-def _steps(calls: Sequence[Triplet]) -> list[int]:
+def _steps(calls: Sequence[LLMCall]) -> list[int]:
     """The ordinal of the request of each call: the choices of one request are one step."""
     steps: list[int] = []
     for before, call in zip([None, *(call.choice for call in calls)], calls, strict=False):
@@ -236,13 +224,13 @@ def _steps(calls: Sequence[Triplet]) -> list[int]:
     return steps
 
 
-def _rewards(rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit) -> list[list[float]]:
+def _rewards(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> list[list[float]]:
     """The reward of each request of each rollout; empty without calls."""
     of_rollouts = []
     for reward, calls in rollouts:
         rewards: dict[int, float] = {}
         for step, call in zip(_steps(calls), calls, strict=True):
-            rewards[step] = (call.call_reward or 0.0) if credit == "turns" else 0.0
+            rewards[step] = (call.reward or 0.0) if credit == "turns" else 0.0
         if rewards:
             rewards[len(rewards) - 1] += reward
         of_rollouts.append(list(rewards.values()))
@@ -259,7 +247,7 @@ def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cos
     return returns
 
 
-def _weight(call: Triplet, requests_after: int, credit: Credit, discount: float, mask_truncated: bool) -> float:
+def _weight(call: LLMCall, requests_after: int, credit: Credit, discount: float, mask_truncated: bool) -> float:
     if mask_truncated and call.truncated:
         return 0.0
     if credit == "last":
@@ -284,7 +272,7 @@ def _advantages(returns: Sequence[float], divisor: np.float32) -> list[float]:
 
 
 def _call_advantages(
-    rollouts: Sequence[Sequence[Triplet]],
+    rollouts: Sequence[Sequence[LLMCall]],
     steps: Sequence[Sequence[int]],
     returns: Sequence[Sequence[float]],
     divisor: np.float32,

@@ -21,8 +21,8 @@ from groundwire.train.policy.pretrained.locate import NAMES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from groundwire.train.rollouts.outcome import RolloutResult
     from groundwire.train.rollouts.runtime import Upstream
+    from groundwire.train.store.rollout import Rollout
 
 __all__ = ["check_endpoint", "find_endpoint", "run_dev"]
 
@@ -54,7 +54,7 @@ def check_endpoint(config: RunConfig, endpoint: Endpoint | None, *, dev: bool = 
         raise ConfigError(f"the endpoint {endpoint.base_url} needs the name of its model: --model NAME")
 
 
-def run_dev(job: Job, endpoint: Endpoint | None, shown: Console) -> list[RolloutResult]:
+def run_dev(job: Job, endpoint: Endpoint | None, shown: Console) -> list[Rollout]:
     """Run :data:`TASKS` tasks; returns the rollouts with every call."""
     with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import ProgressDisplay
@@ -68,17 +68,17 @@ def run_dev(job: Job, endpoint: Endpoint | None, shown: Console) -> list[Rollout
         return _run_at(upstream, job, run, display, parts)
 
 
-def _run_at(upstream: Upstream, job: Job, run: RunDir, display: Any, parts: dict[str, Any]) -> list[RolloutResult]:
+def _run_at(upstream: Upstream, job: Job, run: RunDir, display: Any, parts: dict[str, Any]) -> list[Rollout]:
     from groundwire.tools.step_timer import StepTimer
     from groundwire.train.evaluation.validation import choose_tasks
-    from groundwire.train.rollouts.outcome import RolloutRequest
     from groundwire.train.rollouts.runtime import RolloutRuntime
+    from groundwire.train.store.rollout import Rollout
 
     processes = 1 if job.config.runner_python else 0
     config = job.config.model_copy(update={"runner_processes": processes, "n_runners": job.config.n_runners or TASKS})
     sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens}
     requests = [
-        RolloutRequest(task=task, group=str(task["id"]), mode="val", sampling=sampling)
+        Rollout(task=task, group=str(task["id"]), mode="val", sampling=sampling)
         for task in choose_tasks(job.data.validation, TASKS)
     ]
     display.on_phase_start("tasks", len(requests))

@@ -8,30 +8,28 @@ from typing import Any
 
 from rich.console import Console
 
-from groundwire.adapters.tracing import LLMCall, calls_of_agents, triplets
+from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["show_rollouts"]
 
 _SHOWN_IDS = 8
 
 
-def show_rollouts(
-    console: Console, results: Sequence[RolloutResult], view: AgentView, *, agent_match: str | None
-) -> None:
+def show_rollouts(console: Console, results: Sequence[Rollout], view: AgentView, *, agent_match: str | None) -> None:
     """Print what happened in ``results``."""
 
     def show(label: str, text: object) -> None:
         console.print(f"{label:<12}{text}", markup=False, highlight=False, soft_wrap=True)
 
     for result in results:
-        task = result.request.task
-        console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
-        show("input", result.input or task["question"])
+        task, outcome = result.task, result.outcome
+        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
+        show("input", outcome.input or task["question"])
         shown: list[Mapping[str, Any]] = []
-        for call in sorted([*result.calls, *result.untrainable], key=lambda call: call.sequence):
+        for call in result.calls:
             console.print(
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
                 f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
@@ -41,15 +39,15 @@ def show_rollouts(
                 markup=False,
             )
             _show_call(show, call, shown)
-        for triplet in triplets(calls_of_agents(result.calls, agent_match), result.reward):
-            emitted = "" if triplet.call_reward is None else f", emitted for this call {triplet.call_reward}"
-            show("triplet", f"{triplet.sequence}: {triplet.agent or 'agent'}, reward {triplet.reward}{emitted}")
-            show("", f"prompt ids   {_shorten(triplet.prompt_ids)}")
-            show("", f"response ids {_shorten(triplet.response_ids)}")
+        for call in calls_of_agents(result.trainable_calls, agent_match):
+            emitted = "" if call.reward is None else f", emitted for this call {call.reward}"
+            show("triplet", f"{call.sequence}: {call.agent or 'agent'}, reward {outcome.reward}{emitted}")
+            show("", f"prompt ids   {_shorten(call.prompt_ids)}")
+            show("", f"response ids {_shorten(call.response_ids)}")
         _show_reward(show, result, view)
-    rewards = [result.reward for result in results if result.reward is not None]
+    rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    calls = sum(len(result.calls) + len(result.untrainable) for result in results)
+    calls = sum(len(result.calls) for result in results)
     console.rule()
     console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
@@ -70,18 +68,18 @@ def _show_call(show: Any, call: LLMCall, shown: list[Mapping[str, Any]]) -> None
             show(role, f"calls {function.get('name')}({function.get('arguments')})")
 
 
-def _show_reward(show: Any, result: RolloutResult, view: AgentView) -> None:
+def _show_reward(show: Any, result: Rollout, view: AgentView) -> None:
     """The gold answer and the agent's, each with its details, such as the rows of a query, and the reward."""
-    task = result.request.task
-    if result.judged_field:
-        show("judged", result.judged_field)
-    for label, text in [("gold", view.gold(task)), ("answer", result.answer or result.message)]:
+    task, outcome = result.task, result.outcome
+    if outcome.judged_field:
+        show("judged", outcome.judged_field)
+    for label, text in [("gold", view.gold(task)), ("answer", outcome.answer or outcome.message)]:
         show(label, text or "(empty)")
-        is_answer = text and (label == "gold" or result.answer)
+        is_answer = text and (label == "gold" or outcome.answer)
         if is_answer and (details := view.answers.details(text, view.domain.database(task))):
             show("", details)
-    components = ", ".join(f"{name} {value:.4g}" for name, value in result.reward_components.items())
-    show("reward", f"{result.reward}{f' ({components})' if components else ''}")
+    components = ", ".join(f"{name} {value:.4g}" for name, value in outcome.reward_components.items())
+    show("reward", f"{outcome.reward}{f' ({components})' if components else ''}")
 
 
 def _shorten(ids: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from groundwire.train.evaluation.stop_reasons import lasting_failure, never_call
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
+from groundwire.train.store.rows import to_row
 
 __all__ = ["evaluate", "local_engine"]
 
@@ -63,13 +64,13 @@ def evaluate(
             requests = validation_requests(tasks, config, config.val_temperature, sample=sample)
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
-            sample_rows = [result.to_row(0) for result in results]
+            sample_rows = list(map(to_row, results))
             run.write_rollouts(0, sample_rows, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
-            answers = {str(result.request.task["id"]): result.answer for result in results}
+            answers = {str(result.task["id"]): result.outcome.answer for result in results}
             domain.write_predictions(run.path, tasks, answers, sample)
             rows += sample_rows
             if sample == 0:
-                calls = [call for result in results for call in result.calls]
+                calls = [call for result in results for call in result.trainable_calls]
                 served = MODEL_NAME if upstream is None else upstream.model
                 notes = agent_notes(rows, (call.model for call in calls), served)
                 for note in filter(None, [*notes, gold_in_prompts(results, runtime.view)]):

@@ -17,7 +17,7 @@ from groundwire.train.evaluation.diagnosis import NO_CALL, scored
 from groundwire.train.evaluation.metrics import made_no_call
 from groundwire.train.evaluation.stop_reasons import CACHES, MAX_MESSAGE, first_failure, rollouts_text
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["PROMPT_TOKENS", "TOOLS", "RolloutNotes", "agent_notes", "gold_in_prompts", "starter_limits"]
 
@@ -113,14 +113,14 @@ def _models_note(models: Iterable[str], served: str) -> str:
     return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
 
 
-def gold_in_prompts(results: Sequence[RolloutResult], view: AgentView) -> str:
+def gold_in_prompts(results: Sequence[Rollout], view: AgentView) -> str:
     """A warning if the first prompts of rollouts have the gold answers of their tasks; else "".
 
     A gold that is in its question does not count, nor one that is no more often found than that of another task.
     """
     pairs, columns = list[tuple[str, str]](), dict[str, None]()
     for result in results:
-        calls, task = [*result.calls, *result.untrainable], result.request.task
+        calls, task = result.calls, result.task
         gold = _words(view.gold(task))
         gold = gold if gold.isascii() else gold.strip()  # many scripts do not divide words
         if calls and gold.strip() and gold not in _words(task["question"]):

@@ -10,7 +10,7 @@ from groundwire.domains import Task
 
 if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
-    from groundwire.train.rollouts.outcome import RolloutRequest
+    from groundwire.train.store.rollout import Rollout
 
 __all__ = [
     "VALIDATIONS",
@@ -57,19 +57,20 @@ def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
 
 
 def validation_requests(
-    tasks: Iterable[Task], config: RunConfig, temperature: float, *, sample: int = 0
-) -> list[RolloutRequest]:
+    tasks: Iterable[Task], config: RunConfig, temperature: float, *, step: int = 0, sample: int = 0
+) -> list[Rollout]:
     """One rollout per task, the one of number ``sample``; a ``temperature`` of 0 is greedy.
 
     A task's seed is independent of those of other runs' seeds, of other samples and of training.
     """
-    from groundwire.train.rollouts.outcome import RolloutRequest  # slow: imports the store
+    from groundwire.train.store.rollout import Rollout  # slow: imports the store
 
     return [
-        RolloutRequest(
+        Rollout(
             task=task,
             group=str(task["id"]),
             mode="val",
+            step=step,
             sampling={
                 "temperature": temperature,
                 "max_tokens": config.max_tokens,

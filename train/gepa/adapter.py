@@ -12,7 +12,7 @@ from groundwire.domains import Task
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.gepa.journal import Journal, digest
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["PromptAdapter"]
 
@@ -34,7 +34,7 @@ class PromptAdapter:
         self,
         config: RunConfig,
         *,
-        collect: Callable[[list[RolloutRequest]], list[RolloutResult]],
+        collect: Callable[[list[Rollout]], list[Rollout]],
         journal: Journal,
     ) -> None:
         self._config, self._collect, self._journal = config, collect, journal
@@ -52,12 +52,12 @@ class PromptAdapter:
                 break
             results = self._collect([self._request(task, candidate) for task in left.values()])
             for key, result in zip(left, results, strict=True):
-                if result.reward is not None:
+                if result.outcome.reward is not None:
                     self._journal.add(key, _entry(result))
         if failed := [key for key in wanted if self._journal.get(key) is None]:
-            result = next(each for each in reversed(results) if each.reward is None)
+            last = next(result.outcome for result in reversed(results) if result.outcome.reward is None)
             raise RolloutsFailedError(
-                f"{len(failed)} of {len(batch)} rollouts have no reward ({result.status}: {result.message[:300]})"
+                f"{len(failed)} of {len(batch)} rollouts have no reward ({last.status}: {last.message[:300]})"
             )
         entries = [self._journal.get(key) or {} for key in keys]
         return EvaluationBatch(
@@ -81,36 +81,37 @@ class PromptAdapter:
         ]
         return {name: records for name in components_to_update}
 
-    def _request(self, task: Task, prompts: Prompts) -> RolloutRequest:
+    def _request(self, task: Task, prompts: Prompts) -> Rollout:
         config = self._config
         sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
-        return RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling, prompts=prompts)
+        return Rollout(task=task, group=str(task["id"]), step=1, sampling=sampling, prompts=prompts)
 
 
-def _entry(result: RolloutResult) -> dict[str, Any]:
+def _entry(result: Rollout) -> dict[str, Any]:
+    outcome = result.outcome
     return {
-        "task": str(result.request.task["id"]),
-        "question": str(result.request.task["question"])[:_MAX_CHARS],
-        "reward": result.reward,
-        "components": dict(result.reward_components),
-        "status": result.status,
-        "message": result.message[:_MAX_CHARS],
-        "answer": result.answer[:_MAX_CHARS],
+        "task": str(result.task["id"]),
+        "question": str(result.task["question"])[:_MAX_CHARS],
+        "reward": outcome.reward,
+        "components": dict(outcome.reward_components),
+        "status": outcome.status,
+        "message": outcome.message[:_MAX_CHARS],
+        "answer": outcome.answer[:_MAX_CHARS],
         "steps": _steps(result),
     }
 
 
-def _steps(result: RolloutResult) -> list[str]:
+def _steps(result: Rollout) -> list[str]:
     """The agent's steps as text; those of an agent that reports none are its calls."""
-    if result.steps:
+    if result.outcome.steps:
         shown = [
             f"{step['agent']} ({step['kind']}{'' if step['ok'] else ', failed'})\n{step['input']}\n=> {step['output']}"
-            for step in result.steps
+            for step in result.outcome.steps
         ]
     else:
         shown = [
             f"{call.agent or 'agent'} (llm)\n{_text(call.messages[-1:])}\n=> {_text([call.reply])}"
-            for call in result.calls
+            for call in result.trainable_calls
         ]
     return [text[:_MAX_CHARS] for text in shown[:_MAX_STEPS]]
 

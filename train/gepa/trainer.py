@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from gepa import GEPAResult, optimize
@@ -32,8 +33,9 @@ from groundwire.train.gepa.adapter import PromptAdapter
 from groundwire.train.gepa.journal import Journal
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import to_row
 
 __all__ = ["PROMPTS", "PromptTrainer"]
 
@@ -132,18 +134,18 @@ class PromptTrainer:
             raise reflection.error
         return result
 
-    def _collect(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
+    def _collect(self, requests: list[Rollout]) -> list[Rollout]:
         self.callback.on_phase_start("prompts", len(requests))
         results = self._run(requests)
         self._rollouts += len(results)
-        self._failures.update(result.status for result in results if not result.succeeded)
-        self._calls += sum(len(result.calls) for result in results)
-        rows = [result.to_row(1) for result in results]
+        self._failures.update(result.outcome.status for result in results if not result.succeeded)
+        self._calls += sum(len(result.trainable_calls) for result in results)
+        rows = list(map(to_row, results))
         self.run.write_rollouts(1, rows, append=True)
         self._rollout_notes.show(rows)
         return results
 
-    def _run(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
+    def _run(self, requests: list[Rollout]) -> list[Rollout]:
         deadline_s = self.config.step_deadline_s * max(1.0, len(requests) / max(1, self.config.n_runners))
         return self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
@@ -151,12 +153,11 @@ class PromptTrainer:
         config, temperature = self.config, self.config.val_temperature
         tasks: list[Task] = choose_tasks(self.data.validation, config.val_tasks)
         requests = [
-            RolloutRequest(task=each.task, group=each.group, mode="val", sampling=each.sampling, prompts=prompts)
-            for each in validation_requests(tasks, config, temperature)
+            replace(request, prompts=prompts) for request in validation_requests(tasks, config, temperature, step=step)
         ]
         self.callback.on_phase_start("validation", len(requests))
         results = self._run(requests)
-        rows = [result.to_row(step) for result in results]
+        rows = list(map(to_row, results))
         self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
         if reason := nothing_judged(rows) or mostly_unscored(rows):
             raise RolloutsFailedError(reason)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["groups_to_start", "sample_groups"]
 
@@ -28,14 +28,14 @@ def groups_to_start(metrics: Sequence[Mapping[str, Any]], *, wanted: int, most: 
 
 async def sample_groups(
     collector: RolloutCollector,
-    groups: Iterable[Sequence[RolloutRequest]],
+    groups: Iterable[Sequence[Rollout]],
     *,
     first: int,
     wanted: int,
-    teaches: Callable[[Sequence[RolloutResult]], bool],
+    teaches: Callable[[Sequence[Rollout]], bool],
     deadline_s: float,
     on_end: Callable[[], None] = lambda: None,
-) -> list[RolloutResult]:
+) -> list[Rollout]:
     """Run groups until ``wanted`` of them have a gradient, or no group is left; returns all their rollouts.
 
     ``teaches`` tells whether the results of a group have one: with most settings, if their rewards differ.
@@ -46,8 +46,8 @@ async def sample_groups(
     """
     deadline = time.monotonic() + deadline_s
     waiting = iter(groups)
-    started: list[asyncio.Task[list[RolloutResult]]] = []
-    running: set[asyncio.Task[list[RolloutResult]]] = set()
+    started: list[asyncio.Task[list[Rollout]]] = []
+    running: set[asyncio.Task[list[Rollout]]] = set()
     teaching = 0
     try:
         while True:

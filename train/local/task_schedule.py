@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from groundwire.domains import Task
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import RolloutRequest, requests_of_step
+from groundwire.train.rollouts.outcome import requests_of_step
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["max_groups", "training_groups"]
 
@@ -22,7 +23,7 @@ def max_groups(tasks: Sequence[Task], config: RunConfig) -> int:
 
 def training_groups(
     tasks: Sequence[Task], config: RunConfig, step: int, rates: PassRates | None = None
-) -> Iterator[list[RolloutRequest]]:
+) -> Iterator[list[Rollout]]:
     """The groups of a step in the order in which they are sampled, :func:`max_groups` of them.
 
     With ``rates`` tasks are drawn by them. Groups after the first ``tasks_per_step`` are for dynamic sampling.

@@ -57,8 +57,9 @@ from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import to_row
 
 __all__ = ["LocalTrainer"]
 
@@ -155,13 +156,13 @@ class LocalTrainer:
             for step in range(self.first_step + 1, config.steps + 1):
                 self._train_step(step)
 
-    def dev(self, count: int = 10) -> list[RolloutResult]:
+    def dev(self, count: int = 10) -> list[Rollout]:
         """Run ``count`` validation tasks without training; returns the rollouts with every call."""
         config = self.config
         requests = validation_requests(choose_tasks(self.data.validation, count), config, config.val_temperature)
         with self.runtime:
             results = self._collect("tasks", requests, config.step_deadline_s)
-        self._print_notes(results, [result.to_row(0) for result in results])
+        self._print_notes(results, list(map(to_row, results)))
         return results
 
     def _train_step(self, step: int) -> None:
@@ -173,7 +174,7 @@ class LocalTrainer:
         groups = self._training_items(results)
         for group in groups:
             group.record()  # the rows show what is trained
-        rows = [result.to_row(step) for result in results]
+        rows = list(map(to_row, results))
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
         if self._pass_rates is not None:
@@ -198,7 +199,7 @@ class LocalTrainer:
                 + (" or train with precision=fp32" if self.grpo.config.bf16 else "")
             )
 
-    def _sample(self, step: int) -> list[RolloutResult]:
+    def _sample(self, step: int) -> list[Rollout]:
         """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""
         config = self.config
         groups = training_groups(self.data.train, config, step, self._pass_rates)
@@ -219,33 +220,34 @@ class LocalTrainer:
                 on_end=self.callback.on_rollout_end,
             )
         )
-        return self.runtime.scores.settle(results)  # again, as the whole step
+        self.runtime.scores.settle(results)  # again, as the whole step
+        return results
 
-    def _collect(self, name: str, requests: list[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
+    def _collect(self, name: str, requests: list[Rollout], deadline_s: float) -> list[Rollout]:
         self.callback.on_phase_start(name, len(requests))
         return self.runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
     def _update(
-        self, step: int, results: Sequence[RolloutResult], groups: Sequence[TrainingGroup], generated: int
+        self, step: int, results: Sequence[Rollout], groups: Sequence[TrainingGroup], generated: int
     ) -> dict[str, Any]:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             metrics = self.grpo.update(groups)
             self._update_engine(step)
-        rewards = [result.reward for result in results if result.reward is not None]
+        rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
         silent = sum(result.made_no_call for result in results)
-        components = _means([result.reward_components for result in results if result.succeeded])
+        components = _means([result.outcome.reward_components for result in results if result.succeeded])
         line: dict[str, Any] = {
             "step": step,
             "reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
-            "failures": dict(Counter(result.status for result in results if not result.succeeded)),
+            "failures": dict(Counter(result.outcome.status for result in results if not result.succeeded)),
             "dropped": len(results) - len(rewards),
             **({"without_calls": silent} if silent else {}),
-            "retried": sum(result.attempts > 1 for result in results),
-            "calls": sum(len(result.calls) for result in results),
+            "retried": sum(result.attempt is not None and result.attempt.number > 1 for result in results),
+            "calls": sum(len(result.trainable_calls) for result in results),
             "tokens_generated": generated,
             **{name: round(value, 6) for name, value in metrics.items() if math.isfinite(value)},
         }
@@ -254,7 +256,7 @@ class LocalTrainer:
         line["seconds"] = {phase: round(value, 4) for phase, value in seconds.items()}
         return line
 
-    def _training_items(self, results: Sequence[RolloutResult]) -> list[TrainingGroup]:
+    def _training_items(self, results: Sequence[Rollout]) -> list[TrainingGroup]:
         return training_items(results, self.config, least=self.runtime.scores.least)
 
     def _update_engine(self, step: int) -> None:
@@ -270,10 +272,10 @@ class LocalTrainer:
             self.callback.on_note(note)
         validations: dict[str, Any] = {}
         for temperature in validation_temperatures(config, step):
-            requests = validation_requests(tasks, config, temperature)
+            requests = validation_requests(tasks, config, temperature, step=step)
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
-            rows = [result.to_row(step) for result in results]
+            rows = list(map(to_row, results))
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
             if step == 0:
                 if not validations:
@@ -287,8 +289,8 @@ class LocalTrainer:
             self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(rows).items()}
         return validations
 
-    def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
-        calls = [call for result in results for call in result.calls]
+    def _print_notes(self, results: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> None:
+        calls = [call for result in results for call in result.trainable_calls]
         limits = starter_limits(calls) if self.config.model == "starter" else ""
         notes = [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), limits]
         for note in filter(None, [*notes, gold_in_prompts(results, self.runtime.view)]):

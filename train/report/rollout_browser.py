@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import calls_of_agents, trajectories
 from groundwire.domains import gold_answer
-from groundwire.train.algorithms.credit import Credits, token_credit
+from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.credits import credit_lines, row_credits
+from groundwire.train.evaluation.credits import credit_lines
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
+from groundwire.train.store.rows import from_row
 
 __all__ = ["RunNotes", "choose", "read_notes", "rollout_data"]
 
@@ -187,20 +188,9 @@ def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[A
 
     ``[-1, [n]]`` stands for n tokens that are left out.
     """
-    calls = [
-        LLMCall(
-            rollout_id=row["rollout_id"],
-            attempt_id="",
-            sequence=index,
-            agent=call["agent"] or "",
-            prompt_ids=list(call["prompt_ids"]),
-            response_ids=list(call["response_ids"]),
-            logprobs=list(call["logprobs"]),
-        )
-        for index, call in enumerate(row["calls"] or ())
-    ]
-    shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[:MAX_TRAJECTORIES]
-    credits: Credits = {(index, None): credit for index, credit in enumerate(row_credits(row)) if credit}
+    calls = from_row(row).trainable_calls
+    shown = trajectories(calls_of_agents(calls, agent_match))[:MAX_TRAJECTORIES]
+    credits = {(call.sequence, call.choice): call.credit for call in calls if call.credit}
     spans = []
     for each in shown:
         mask = token_credit(each, credits)[0] if credits else each.loss_mask

@@ -21,17 +21,16 @@ from agentlightning.types import (
     EnqueueRolloutRequest,
     PaginatedResult,
     ProxyLLM,
-    Rollout,
     RolloutConfig,
-    Span,
 )
 
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import add_spans, final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.backends.base import MemoryStore, NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
+from groundwire.train.store.rollout import Attempt, Rollout
 
 __all__ = ["RolloutCollector"]
 
@@ -75,7 +74,7 @@ class RolloutCollector:
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
         prompts: Mapping[str, str] | None = None,
-        on_result: Callable[[RolloutResult], None] = lambda result: None,
+        on_result: Callable[[Rollout], None] = lambda result: None,
         unresponsive_s: float | None = None,
         runner_command: str = "",
         no_runner_s: float = 10.0,
@@ -100,24 +99,23 @@ class RolloutCollector:
         self._no_runner_warning = _NoRunnerWarning(store, runner_command, no_runner_s) if runner_command else None
 
     async def run(
-        self, requests: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> list[RolloutResult]:
-        """Run the requests; returns their results in the same order.
+        self, requests: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[Rollout]:
+        """Run the rollouts; returns them, ended, in the same order.
 
         It takes at most ``deadline_s`` seconds, and a few more to collect the results of rollouts that had not ended.
         """
-        results: dict[int, RolloutResult] = {}
+        results: dict[int, Rollout] = {}
         async for index, result in self.each(requests, deadline_s=deadline_s):
             results[index] = result
             on_end()
-        settled = self._scores.settle([results[index] for index in range(len(requests))])
-        for result in settled:
+        ended = [results[index] for index in range(len(requests))]
+        self._scores.settle(ended)
+        for result in ended:
             self._on_result(result)
-        return settled
+        return ended
 
-    async def each(
-        self, requests: Sequence[RolloutRequest], *, deadline_s: float
-    ) -> AsyncIterator[tuple[int, RolloutResult]]:
+    async def each(self, requests: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
         """Run the requests; yields the index and the result of each as it ends, in the time that :meth:`run` gives.
         A failure has no score yet.
 
@@ -125,22 +123,24 @@ class RolloutCollector:
         """
         await self._publish_proxy()
         deadline = time.monotonic() + deadline_s
-        rollouts = await self._store.enqueue_many_rollouts([self._enqueue_request(request) for request in requests])
-        ids = [rollout.rollout_id for rollout in rollouts]
+        enqueued = await self._store.enqueue_many_rollouts([self._enqueue_request(request) for request in requests])
+        ids = [rollout.rollout_id for rollout in enqueued]
+        for request, rollout_id in zip(requests, ids, strict=True):
+            request.rollout_id = rollout_id
         self._newest = ids[-1] if ids else self._newest
         ends = [self._watch(rollout_id) for rollout_id in ids]
         await self._publish_if_lost()
         self._notify_runners()
 
-        async def result(index: int) -> tuple[int, RolloutResult]:
+        async def result(index: int) -> tuple[int, Rollout]:
             try:
                 await asyncio.wait_for(ends[index], deadline - time.monotonic())
                 ended = True
             except asyncio.TimeoutError:
                 ended = False
             left_s = max(deadline - time.monotonic(), _COLLECT_S)
-            collected = await self._collect(requests[index], ids[index], ended=ended, timeout_s=left_s)
-            return index, collected
+            await self._collect(requests[index], ended=ended, timeout_s=left_s)
+            return index, requests[index]
 
         tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
         try:
@@ -159,7 +159,7 @@ class RolloutCollector:
         self._notified.add(rollout_id)
         self._notification.set()
 
-    def _enqueue_request(self, request: RolloutRequest) -> EnqueueRolloutRequest:
+    def _enqueue_request(self, request: Rollout) -> EnqueueRolloutRequest:
         return EnqueueRolloutRequest(
             input=dict(request.task),
             mode=request.mode,
@@ -247,16 +247,12 @@ class RolloutCollector:
                 "the run with --resume RUN_DIR"
             )
 
-    async def _collect(
-        self, request: RolloutRequest, rollout_id: str, *, ended: bool, timeout_s: float
-    ) -> RolloutResult:
-        """The result of a rollout, within ``timeout_s`` seconds; one that has not ``ended`` is cancelled."""
-        rollout: Rollout | None = None
-        spans: Sequence[Span] = []
-        not_stored = ""
+    async def _collect(self, rollout: Rollout, *, ended: bool, timeout_s: float) -> None:
+        """Read how a rollout ended, within ``timeout_s`` seconds; one that has not ``ended`` is cancelled."""
+        rollout_id, not_stored = rollout.rollout_id, ""
 
         async def read() -> None:
-            nonlocal rollout, spans, not_stored
+            nonlocal not_stored
             if not ended:
                 if self._external:
                     await self._check_known([rollout_id])
@@ -266,9 +262,13 @@ class RolloutCollector:
                 await self._proxy.flush(rollout_id, timeout_s=timeout_s * _FLUSH_PART)
             except SpansNotStoredError as error:
                 not_stored = str(error)
-            rollout = await self._store.get_rollout_by_id(rollout_id)
-            if isinstance(rollout, AttemptedRollout):
-                spans = list(await self._store.query_spans(rollout_id, rollout.attempt.attempt_id))
+            stored = await self._store.get_rollout_by_id(rollout_id)
+            if stored is not None:
+                rollout.status, rollout.started, rollout.ended = stored.status, stored.start_time, stored.end_time
+            if isinstance(stored, AttemptedRollout):
+                rollout.attempts = [Attempt(number=stored.attempt.sequence_id, started=stored.attempt.start_time)]
+                spans = await self._store.query_spans(rollout_id, stored.attempt.attempt_id)
+                not_stored = not_stored or add_spans(rollout, spans)
             if isinstance(self._store, MemoryStore):  # its memory would grow with every rollout of the run
                 await self._store.drop_spans(rollout_id)
 
@@ -280,7 +280,9 @@ class RolloutCollector:
                 await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
         except StoreFailedError as error:  # this rollout's fault: the store answers others
             not_stored = not_stored or str(error)
-        return RolloutResult.from_spans(request, rollout_id, rollout, spans, not_stored=not_stored)
+        rollout.started = rollout.started or time.time()
+        rollout.ended = rollout.ended or time.time()
+        rollout.outcome = final_outcome(rollout, not_stored=not_stored)
 
 
 class _NoRunnerWarning:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from groundwire.rewards import RewardError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.errors import UnreadableAnswerError
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["FailureScores"]
 
@@ -22,25 +21,35 @@ class FailureScores:
         self.least = 0.0
         """The least value that the reward declares or has given in this run; 0 if none is lower."""
         self._has_scored = False
+        self._unproven: list[Rollout] = []
+        """Those whose reward raised about the answer when it had scored no other answer yet."""
         for rows in run.rollout_batches(["status", "reward"], []) if run is not None else ():
             self._add([row["reward"] for row in rows if row["status"] == "succeeded" and row["reward"] is not None])
 
-    def settle(self, results: Sequence[RolloutResult]) -> list[RolloutResult]:
-        """The results with the rewards of those that failed. Results that are compared are settled together.
+    def settle(self, rollouts: Sequence[Rollout]) -> None:
+        """Give a score to those that failed. Rollouts that are compared are settled together.
 
         What a reward raises about an answer counts once it has scored another; until then the reward may be broken.
         """
-        self._add([result.reward for result in results if result.succeeded and result.reward is not None])
-        self.least = min([self.least, *(result.least_reward for result in results)])
-        return [result if result.succeeded else self._settled(result) for result in results]
+        self._add([rollout.outcome.reward for rollout in rollouts if rollout.succeeded])
+        self.least = min([self.least, *(rollout.outcome.least_reward for rollout in rollouts)])
+        for rollout in rollouts:
+            outcome = rollout.outcome
+            if outcome.failure == UnreadableAnswerError.kind and not self._has_scored:
+                outcome.failure = RewardError.kind
+                self._unproven.append(rollout)
+            if outcome.failure:
+                outcome.reward = self._score(outcome.failure)
 
-    def _add(self, rewards: Sequence[float]) -> None:
+    def _add(self, rewards: Sequence[float | None]) -> None:
+        self.least = min([self.least, *filter(None, rewards)])
         self._has_scored = self._has_scored or bool(rewards)
-        self.least = min([self.least, *rewards])
+        if self._has_scored:
+            for rollout in self._unproven:
+                rollout.outcome.failure = UnreadableAnswerError.kind
+                rollout.outcome.reward = self._score(UnreadableAnswerError.kind)
+            self._unproven.clear()
 
-    def _settled(self, failed: RolloutResult) -> RolloutResult:
-        unproven = failed.status == UnreadableAnswerError.kind and not self._has_scored
-        status = RewardError.kind if unproven else failed.status
-        score = self._scores.get(status)
-        reward = self.least if score is None and status in self._scores else score
-        return replace(failed, status=status, reward=reward)
+    def _score(self, failure: str) -> float | None:
+        score = self._scores.get(failure)
+        return self.least if score is None and failure in self._scores else score

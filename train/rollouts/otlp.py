@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.secrets import masked_values, register_secret
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["OtlpExport", "traces_url"]
 
@@ -47,11 +47,11 @@ class OtlpExport:
         self._provider.add_span_processor(BatchSpanProcessor(_WarnOnce(exporter or _http_exporter(url), url)))
         self._tracer = self._provider.get_tracer("groundwire")
 
-    def export(self, result: RolloutResult) -> None:
+    def export(self, result: Rollout) -> None:
         """Send a rollout as one trace."""
-        calls = sorted([*result.calls, *result.untrainable], key=lambda call: call.started)
+        calls = sorted(result.calls, key=lambda call: call.started)
         start, end = _times(result, calls)
-        task = result.request.task
+        task = result.task
         root = self._span(
             f"invoke_agent {self._domain}",
             start,
@@ -61,13 +61,13 @@ class OtlpExport:
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.conversation.id": result.rollout_id,
                 "gen_ai.input.messages": _messages([{"role": "user", "content": str(task["question"])}]),
-                "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.answer}]),
+                "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.outcome.answer}]),
                 "groundwire.task_id": str(task["id"]),
-                "groundwire.mode": result.request.mode,
-                "groundwire.group": result.request.group,
-                "groundwire.status": result.status,
+                "groundwire.mode": result.mode,
+                "groundwire.group": result.group,
+                "groundwire.status": result.outcome.status,
             },
-            error=None if result.succeeded else f"{result.status}: {result.message}",
+            error=None if result.succeeded else f"{result.outcome.status}: {result.outcome.message}",
         )
         for name, begins, ends, attributes, error in _children(result, calls, end):
             self._span(name, begins, ends, root, attributes, error=error)
@@ -102,11 +102,11 @@ def traces_url(url: str) -> str:
 _Child = tuple[str, float, float, dict[str, Any], str | None]
 
 
-def _children(result: RolloutResult, calls: Sequence[LLMCall], end: float) -> Iterator[_Child]:
+def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator[_Child]:
     for call in calls:
         yield f"chat {call.model}", call.started, call.ended, _call_attributes(call), call.untrainable_reason or None
     turn = 0
-    for step in result.steps:
+    for step in result.outcome.steps:
         if step["kind"] != "tool":
             turn += 1
             continue
@@ -120,13 +120,14 @@ def _children(result: RolloutResult, calls: Sequence[LLMCall], end: float) -> It
             "gen_ai.tool.call.result": step["output"],
         }
         yield f"execute_tool {step['agent']}", begins, max(begins, ends), attributes, None if step["ok"] else "error"
-    rewards = {} if result.reward is None else {"reward": result.reward, **result.reward_components}
+    outcome = result.outcome
+    rewards = {} if outcome.reward is None else {"reward": outcome.reward, **outcome.reward_components}
     for name, value in rewards.items():
         score = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
         yield "gen_ai.evaluation.result", end, end, score, None
 
 
-def _times(result: RolloutResult, calls: Sequence[LLMCall]) -> tuple[float, float]:
+def _times(result: Rollout, calls: Sequence[LLMCall]) -> tuple[float, float]:
     """Start and end, from the first call; a rollout without a call has no place in time, and gets 0."""
     start = min((call.started for call in calls), default=0.0)
     return start, max([start + result.seconds, *(call.ended for call in calls)])

@@ -32,13 +32,13 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.client import StoreClient
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 __all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
@@ -137,8 +137,8 @@ class RolloutRuntime:
         return self._agent.view
 
     def run(
-        self, requests: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> list[RolloutResult]:
+        self, requests: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[Rollout]:
         """Run a batch of rollouts, see :meth:`RolloutCollector.run`.
 
         Raises :class:`EventLoopError` if an agent blocks the loop, and :class:`RunnersEndedError`.
@@ -212,7 +212,7 @@ class RolloutRuntime:
         )
         await self._start_part(runners)
 
-    def _otlp(self) -> Callable[[RolloutResult], None]:
+    def _otlp(self) -> Callable[[Rollout], None]:
         """The function that sends each result to the run's viewer, if it has one."""
         config = self._config
         if config.otlp is None:

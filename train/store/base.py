@@ -21,7 +21,7 @@ _QUEUED, _OPEN = ("queuing", "requeuing"), ("preparing", "running")
 _TEXTS: Mapping[type, Sequence[str]] = {
     LLMCall: ("agent", "model", "error", "messages_json", "tools_json", "reply_json"),
     SpanRecord: ("name", "attributes", "error"),
-    Outcome: ("answer", "steps", "input", "judged_field", "no_call", "message"),
+    Outcome: ("answer", "steps", "input", "judged_field", "message"),
 }
 
 

@@ -1,7 +1,8 @@
 """The record of a rollout, one object from the queue to the gradient: what shall run, what ran, and what it was worth.
 
 The trainer makes it, the store keeps it, a runner adds attempts and their outcome, the proxy adds calls, and the update
-adds what each call was trained with. The run's parquet file, ``why``, the report and replay read the same fields.
+adds what each call was trained with. The run's parquet file (:mod:`.rows`), ``why``, the report and replay read the
+same fields.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from groundwire.adapters.tracing.calls import LLMCall
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, select_calls
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
@@ -64,7 +65,9 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended, as its runner reports it: an answer with a reward, or a failure of a type."""
+    """How an attempt ended: with an answer and a reward, or with a failure of a type. The runner reports it, and the
+    collector adds the failures that no runner can report, and what a failure scores.
+    """
 
     answer: str = ""
     steps: Sequence[AgentStep] = ()
@@ -72,9 +75,9 @@ class Outcome:
     """How the agent was called, in one line."""
     judged_field: str = ""
     """The field of the agent's result that holds the answer."""
-    no_call: str = ""
-    """What is known of an agent that made no LLM call that was traced."""
     reward: float | None = None
+    """Of a failure the score (:class:`groundwire.train.rollouts.failure_scores.FailureScores`), or None, and such a
+    rollout counts nowhere."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     least_reward: float = 0.0
     """The least value that the reward declares."""
@@ -83,6 +86,12 @@ class Outcome:
     failure: str = ""
     """The type of the failure (:data:`groundwire.train.config.failures.FAILURE_TYPES`); "" without one."""
     message: str = ""
+    """Of the failure; of a success what is known of an agent that made no LLM call that was traced."""
+
+    @property
+    def status(self) -> str:
+        """``succeeded``, or the type of the failure."""
+        return self.failure or "succeeded"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +103,8 @@ class Rollout:
     group: str = ""
     mode: Mode | Literal["test"] | None = "train"
     """None or ``test`` only if another client of the store enqueued it."""
+    step: int = 0
+    """The training step that it is sampled in."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """OpenAI request parameters that the trainer sets: ``temperature``, ``top_p``, ``max_tokens``, ``seed``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -124,6 +135,47 @@ class Rollout:
     """The spans of the last attempt that are no calls of our proxy: rewards that the agent emitted, and whatever other
     tracers wrote.
     """
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The last attempt; None if no runner has taken the rollout."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, with its time in the queue; 0 if it has not ended."""
+        return self.ended - self.started if self.ended is not None else 0.0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has a reward and did not fail."""
+        return not self.outcome.failure and self.outcome.reward is not None
+
+    @property
+    def trainable_calls(self) -> list[LLMCall]:
+        """The calls without an :attr:`LLMCall.untrainable_reason`."""
+        return [call for call in self.calls if not call.untrainable_reason]
+
+    @property
+    def untrainable_calls(self) -> list[LLMCall]:
+        """The other calls."""
+        return [call for call in self.calls if call.untrainable_reason]
+
+    @property
+    def made_no_call(self) -> bool:
+        """Whether the agent answered without an LLM call that was traced."""
+        return self.succeeded and not self.calls
+
+    def trained_calls(self, agent_match: str | None) -> list[LLMCall]:
+        """The calls of the agents that ``agent_match`` selects, with the rewards emitted for calls that are not trained
+        (:func:`.select_calls`). Some may be copies.
+        """
+        return calls_of_agents(select_calls(self.calls, lambda call: not call.untrainable_reason), agent_match)
+
+    def turn_scores(self) -> list[float]:
+        """The rewards after each query of an agent that wrote several, in a validation; the last is the rollout's."""
+        scores, reward = self.outcome.query_scores, self.outcome.reward
+        return [*scores, reward] if scores and reward is not None else []
 
 
 @dataclass(slots=True, kw_only=True)

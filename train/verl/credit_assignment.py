@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from groundwire.adapters.tracing import Triplet
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.algorithms.credit import Credit, Truncated, training_items
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import RolloutResult
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["TrainingRow", "training_rows"]
 
@@ -49,7 +49,7 @@ class TrainingRow:
 
 
 def training_rows(
-    rollouts: Sequence[tuple[int, RolloutResult, float]],
+    rollouts: Sequence[tuple[int, Rollout, float]],
     *,
     uid: str,
     step: int,
@@ -77,7 +77,7 @@ def training_rows(
         agent_match=agent_match,
         credit_discount=0.9 if mode == "discount" and discount == 1 else discount,
     )
-    scored = [replace(result, reward=reward) for _, result, reward in rollouts]
+    scored = [replace(result, outcome=replace(result.outcome, reward=reward)) for _, result, reward in rollouts]
     rows: list[TrainingRow] = []
     for group in training_items(scored, config, least=least, constrained=False):
         if credit:
@@ -85,9 +85,9 @@ def training_rows(
         for (session, result, _), trained in zip(rollouts, group.rollouts, strict=True):
             # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
             # index.
-            items = sorted(trained.items, key=lambda item: item.trajectory.triplets[-1].sequence)
+            items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
             for index, item in enumerate(items):
-                versions = [_weights_versions(turn, step) for turn in item.trajectory.triplets]
+                versions = [_weights_versions(call, step) for call in item.trajectory.calls]
                 rows.append(
                     TrainingRow(
                         key=f"{uid}_{session}_{index}",
@@ -104,14 +104,14 @@ def training_rows(
                         last_version=max(last for _, last in versions),
                         step=step,
                         teaches=group.teaches and (credit is None or any(item.advantages)),
-                        info={name: float(value) for name, value in result.reward_components.items()},
+                        info={name: float(value) for name, value in result.outcome.reward_components.items()},
                     )
                 )
     return rows
 
 
-def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:
+def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
     """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
-    last = turn.weights_version if turn.weights_version is not None else max(0, step - 1)
-    first = turn.first_weights_version if turn.first_weights_version is not None else last
+    last = call.weights_version if call.weights_version is not None else max(0, step - 1)
+    first = call.first_weights_version if call.first_weights_version is not None else last
     return first, last

@@ -34,8 +34,10 @@ from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult, requests_of_step
+from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.rollouts.runtime import MODEL_NAME
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import to_row
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.step_metrics import StepMetrics
@@ -97,7 +99,7 @@ class RolloutService:
         self._scores = FailureScores(config.failures, run)
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
-        self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
+        self._results: dict[str, list[Rollout]] = {"train": [], "val": []}
         self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
         self._open, self._changed = 0, threading.Event()  # set when a group has failed, or all have ended
         self._steps: dict[str, StepMetrics] = {}
@@ -157,9 +159,11 @@ class RolloutService:
         with self._lock:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
-        if partition == "val":
-            results = self._scores.settle(results)
-        rows = [result.to_row(step) for result in results]
+        if partition == "val":  # as a whole: some groups ended before the least reward was known
+            self._scores.settle(results)
+        for result in results:
+            result.step = step
+        rows = list(map(to_row, results))
         part = StepMetrics.of(step, rows, counts, seconds, self._config.agent_match)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
@@ -179,7 +183,7 @@ class RolloutService:
             domain = domains.get(self._config.domain)
             if not self._agent_checked:
                 self._agent_checked = True
-                models = (call.model for result in results for call in result.calls)
+                models = (call.model for result in results for call in result.trainable_calls)
                 few = few_questions(len({row["task_id"] for row in rows}))
                 view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
                 for note in filter(None, [*agent_notes(rows, models, MODEL_NAME), few, gold_in_prompts(results, view)]):
@@ -209,31 +213,33 @@ class RolloutService:
         self,
         runs: RolloutCollector | RolloutWorkers,
         prompt: Prompt,
-        requests: Sequence[RolloutRequest],
+        requests: Sequence[Rollout],
         deadline_s: float,
     ) -> None:
         partition = prompt.partition
         training = partition == "train"
-        ended = list[tuple[int, RolloutResult]]()
+        ended = list[tuple[int, Rollout]]()
         await self._queue.set_status(prompt.uid, partition, "running")
         async for session, result in runs.each(requests, deadline_s=deadline_s):
             ended.append((session, result))
-            if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
+            if any(call.grammar for call in result.trainable_calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
                 _log.warning("%s", _CONSTRAINED)
-        settled = self._scores.settle([result for _, result in ended])
-        sessions = zip((session for session, _ in ended), settled, strict=True)
-        scored = [(session, result, result.reward) for session, result in sessions if result.reward is not None]
-        if failed := [result for result in settled if result.reward is None]:
+        settled = [result for _, result in ended]
+        self._scores.settle(settled)
+        scored = [
+            (session, result, result.outcome.reward) for session, result in ended if result.outcome.reward is not None
+        ]
+        if failed := [result for result in settled if result.outcome.reward is None]:
             self._last_failure = _failure(failed[-1])
         rows = self._training_rows(prompt, scored)  # which adds the credits to the results
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
             last = unused[-1]
             self._last_failure = _failure(last) or (
-                last.message
+                last.outcome.message
                 or "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
-                + (f"; {_CONSTRAINED}" if any(call.grammar for call in last.calls) else "")
+                + (f"; {_CONSTRAINED}" if any(call.grammar for call in last.trainable_calls) else "")
                 + ("; truncated replies are masked (--truncated mask)" if self._config.truncated == "mask" else "")
             )
         usable = len(used) >= (_MIN_REWARDS if training else 1)
@@ -252,12 +258,11 @@ class RolloutService:
         if training:
             counts.update(_batch_counts(rows) if finished else {})
             for result in () if finished else settled:  # it is not trained
-                result.credits.clear()
-        # A validation is settled as a whole: some groups ended before the least reward was known.
-        results = settled if training else [result for _, result in ended]
+                for call in result.calls:
+                    call.credit = None
         with self._lock:
             self._counts[partition].update(counts)
-            self._results[partition] += results
+            self._results[partition] += settled
         if training and scored and self._curriculum is not None:
             self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
         if finished:
@@ -266,11 +271,11 @@ class RolloutService:
         if not finished:
             self._changed.set()
 
-    def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[RolloutRequest]]:
+    def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[Rollout]]:
         """The group of each of the prompts of a step."""
         config, count, step = self._config, prompts[0].rollouts, prompts[0].step
         tasks = [prompt.task for prompt in prompts]
-        groups: Iterable[Sequence[RolloutRequest]]
+        groups: Iterable[Sequence[Rollout]]
         if prompts[0].partition == "train":
             of_group = config.model_copy(update={"group_size": count})
             groups = requests_of_step(tasks, of_group, step, drawn=self._drawn[step])
@@ -281,7 +286,7 @@ class RolloutService:
         for prompt, group in zip(prompts, groups, strict=True):
             yield [replace(request, group=prompt.uid) for request in group]
 
-    def _training_rows(self, prompt: Prompt, scored: Sequence[tuple[int, RolloutResult, float]]) -> list[TrainingRow]:
+    def _training_rows(self, prompt: Prompt, scored: Sequence[tuple[int, Rollout, float]]) -> list[TrainingRow]:
         """The rows of a group. In validation each rollout has one."""
         config = self._config
         if prompt.partition == "train":
@@ -320,8 +325,8 @@ class RolloutService:
         )
 
 
-def _failure(result: RolloutResult) -> str:
-    return "" if result.succeeded else f"the last failed of {result.status}: {result.message[:300]}"
+def _failure(result: Rollout) -> str:
+    return "" if result.succeeded else f"the last failed of {result.outcome.status}: {result.outcome.message[:300]}"
 
 
 def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:

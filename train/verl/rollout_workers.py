@@ -23,8 +23,9 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.prompt_affinity import rollouts_together
 
@@ -83,7 +84,7 @@ class RolloutWorker:
         self._runtime.__enter__()
         freeze_objects()
 
-    async def run(self, requests: Sequence[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
+    async def run(self, requests: Sequence[Rollout], deadline_s: float) -> list[Rollout]:
         """The results of the requests in their order, as :meth:`.RolloutCollector.run`.
 
         Raises as :meth:`.RolloutRuntime.run` does.
@@ -176,9 +177,7 @@ class RolloutWorkers:
         self._loop.check()
         return ""
 
-    async def each(
-        self, requests: Sequence[RolloutRequest], *, deadline_s: float
-    ) -> AsyncIterator[tuple[int, RolloutResult]]:
+    async def each(self, requests: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
         """Run a group's requests by one worker; yields the index and the result of each when all have ended."""
         for index, result in enumerate(await self._run(requests, time.monotonic() + deadline_s)):
             yield index, result
@@ -205,7 +204,7 @@ class RolloutWorkers:
 
         self._loop.stop(stop())
 
-    async def _run(self, requests: Sequence[RolloutRequest], deadline: float) -> list[RolloutResult]:
+    async def _run(self, requests: Sequence[Rollout], deadline: float) -> list[Rollout]:
         failure = ""
         for _ in range(1 + self._retries):
             number = min(range(len(self._workers)), key=lambda number: self._workers[number].open)
@@ -222,7 +221,9 @@ class RolloutWorkers:
                     self._workers[number] = _Worker(*self._start(number))
             finally:
                 worker.open -= len(requests)
-        return [RolloutResult.from_spans(request, "", None, [], not_stored=failure) for request in requests]
+        for request in requests:
+            request.outcome = final_outcome(request, not_stored=failure)
+        return list(requests)
 
 
 def run_config(verl: Any) -> RunConfig:

@@ -31,10 +31,10 @@ from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.tools.infrastructure import infrastructure_errors, named_resources
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 Tool = Callable[[str], Any]
@@ -59,9 +59,9 @@ async def _rollouts(
         )
         await runners.start()
 
-        async def run(count: int) -> list[RolloutResult]:
+        async def run(count: int) -> list[Rollout]:
             task = {"id": "t", "question": "What is on http://given.invalid?", "query": "", "db_path": ""}
-            return await collector.run([RolloutRequest(task=task, group="t", mode="train")] * count, deadline_s=60)
+            return await collector.run([Rollout(task=task, group="t") for _ in range(count)], deadline_s=60)
 
         try:
             yield run
@@ -75,7 +75,7 @@ def _ask(question: str) -> str:
         return reply.choices[0].message.content or ""
 
 
-async def _outcome(tool: Tool, reply: str) -> RolloutResult:
+async def _outcome(tool: Tool, reply: str) -> Rollout:
     def agent(task: Any) -> str:
         return str(tool(_ask(task["question"])))
 
@@ -122,8 +122,8 @@ def _get(client: Any, url: str, reply: str) -> None:
 async def test_a_server_that_fails_is_no_failure_of_the_policy(client: Any, status: int, kind: str) -> None:
     with _server(status) as url:
         result = await _outcome(partial(_get, client, url), "search")
-    assert (result.status, result.attempts) == (kind, 2 if kind == "tool" else 1)
-    assert result.reward == (None if kind == "tool" else 0.0)
+    assert (result.outcome.status, result.attempt.number) == (kind, 2 if kind == "tool" else 1)
+    assert result.outcome.reward == (None if kind == "tool" else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ async def test_a_server_that_fails_is_no_failure_of_the_policy(client: Any, stat
 )
 async def test_a_failure_of_what_a_tool_runs_on_is_retried_and_never_a_reward(error: Exception) -> None:
     result = await _outcome(_raise(error), "go")
-    assert (result.status, result.reward, result.attempts) == ("tool", None, 2)
-    assert "the tool failed" in result.message
-    assert str(error) in result.message
+    assert (result.outcome.status, result.outcome.reward, result.attempt.number) == ("tool", None, 2)
+    assert "the tool failed" in result.outcome.message
+    assert str(error) in result.outcome.message
 
 
 def test_a_failure_is_found_wherever_a_library_keeps_it() -> None:
@@ -205,7 +205,7 @@ def _connect(path: str) -> Any:
 )
 async def test_what_the_policy_made_up_is_its_own_failure(tool: Tool, reply: str, kind: str) -> None:
     result = await _outcome(tool, reply)
-    assert (result.status, result.reward) == (kind, 0.0 if kind == "agent" else None)
+    assert (result.outcome.status, result.outcome.reward) == (kind, 0.0 if kind == "agent" else None)
 
 
 COMMAND = """
@@ -236,7 +236,7 @@ async def test_the_output_of_a_program_that_failed_tells_who_caused_it(
     command = shlex.join([sys.executable, str(tmp_path / "agent.py"), tool])
     async with _rollouts(CommandBackend(agent=command), reply) as run:
         [result] = await run(1)
-    assert (result.status, result.reward) == (kind, 0.0 if kind == "agent" else None)
+    assert (result.outcome.status, result.outcome.reward) == (kind, 0.0 if kind == "agent" else None)
 
 
 async def test_an_agent_that_calls_until_its_time_is_over_is_a_failure_of_the_policy() -> None:
@@ -246,8 +246,8 @@ async def test_an_agent_that_calls_until_its_time_is_over_is_a_failure_of_the_po
 
     async with _rollouts(agent_backend(loops), "again", timeout_s=2.0) as run:
         [result] = await run(1)
-    assert (result.status, result.reward, result.attempts) == ("turn_limit", 0.0, 1)
-    assert "the agent went on calling" in result.message
+    assert (result.outcome.status, result.outcome.reward, result.attempt.number) == ("turn_limit", 0.0, 1)
+    assert "the agent went on calling" in result.outcome.message
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ async def test_an_endpoint_or_a_tool_that_does_not_answer_is_not(reply: Any, too
     async with _rollouts(agent_backend(waits), reply, timeout_s=0.8) as run:
         [result] = await run(1)
     released.set()
-    assert (result.status, result.reward) == ("timeout", None)
-    assert message in result.message
+    assert (result.outcome.status, result.outcome.reward) == ("timeout", None)
+    assert message in result.outcome.message
 
 
 async def test_a_rollout_makes_as_many_calls_as_max_calls_allows() -> None:
@@ -279,8 +279,8 @@ async def test_a_rollout_makes_as_many_calls_as_max_calls_allows() -> None:
 
     async with _rollouts(agent_backend(loops), "again", max_calls=3) as run:
         [result] = await run(1)
-    assert (result.status, result.reward, len(result.calls)) == ("turn_limit", 0.0, 3)
-    assert "the rollout has made 3 calls, as many as max_calls allows" in result.message
+    assert (result.outcome.status, result.outcome.reward, len(result.calls)) == ("turn_limit", 0.0, 3)
+    assert "the rollout has made 3 calls, as many as max_calls allows" in result.outcome.message
 
 
 async def test_a_thread_of_a_rollout_that_has_ended_makes_no_call_for_another() -> None:
@@ -308,7 +308,7 @@ async def test_a_thread_of_a_rollout_that_has_ended_makes_no_call_for_another() 
     async with _rollouts(agent_backend(agent), "fine", n_runners=1) as run:
         results = await run(4)
     jobs.put(None)
-    assert sorted((each.status, len(each.calls)) for each in results) == [("succeeded", 2), *[("tool", 0)] * 3]
+    assert sorted((each.outcome.status, len(each.calls)) for each in results) == [("succeeded", 2), *[("tool", 0)] * 3]
     failed = [each for each in results if not each.succeeded]
-    assert {each.reward for each in failed} == {None}
-    assert "comes from a thread or task of a rollout that has ended" in failed[0].message
+    assert {each.outcome.reward for each in failed} == {None}
+    assert "comes from a thread or task of a rollout that has ended" in failed[0].outcome.message

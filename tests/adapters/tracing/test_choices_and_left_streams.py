@@ -12,7 +12,7 @@ import openai
 import pytest
 from wire import Bench, bench, policy
 
-from groundwire.adapters.tracing import trajectories, triplets
+from groundwire.adapters.tracing import trajectories
 from groundwire.adapters.tracing.scripted_server import Reply, encode, render
 
 HELLO: list[Any] = [{"role": "user", "content": "the age of a singer"}]
@@ -112,7 +112,7 @@ async def test_each_choice_is_a_call_and_a_trajectory_of_its_own(policy: Any, st
         await client.chat.completions.create(messages=[*HELLO, said, *HELLO], **request)
     calls = await policy.calls()
     assert [call.choice for call in calls] == [0, 1, 2, None]
-    assert len(trajectories(triplets(calls, 1.0))) == 4
+    assert len(trajectories(calls)) == 4
 
 
 async def test_a_refused_request_for_several_choices_is_one_failed_call(policy: Any) -> None:

@@ -18,15 +18,14 @@ from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question, agent_backend
 from groundwire.adapters._openai_client import Clients
-from groundwire.adapters.tracing import triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 Ask = Callable[..., Awaitable[str]]
@@ -97,21 +96,19 @@ async def _collector(agent: Any, reward: Any, *, store: Any) -> AsyncIterator[Ro
 
 async def _outcomes(
     work: Work | Any, *, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
-) -> list[RolloutResult]:
+) -> list[Rollout]:
     """The results of ``n`` rollouts of an agent, or of one that does ``work``."""
     store, agent = store or InMemoryLightningStore(), _Agent(work, ours=ours) if callable(work) else work
     async with _collector(agent, reward, store=store) as collector:
         task = {"id": "t", "question": "?"}
-        jobs = [RolloutRequest(task=task, group="t", mode="train") for _ in range(n)]
+        jobs = [Rollout(task=task, group="t") for _ in range(n)]
         return await collector.run(jobs, deadline_s=30)
 
 
-def _rewards(outcome: RolloutResult) -> list[float | None]:
-    assert outcome.reward == 1.0
-    assert outcome.status == "succeeded"
-    made = triplets(outcome.calls, outcome.reward)
-    assert all(triplet.reward == 1.0 for triplet in made)
-    return [triplet.call_reward for triplet in made]
+def _rewards(ended: Rollout) -> list[float | None]:
+    assert ended.outcome.reward == 1.0
+    assert ended.outcome.status == "succeeded"
+    return [call.reward for call in ended.calls]
 
 
 async def _three_calls(ask: Ask) -> None:
@@ -125,12 +122,12 @@ async def _three_calls(ask: Ask) -> None:
 @pytest.mark.parametrize("ours", [True, False])
 async def test_an_emitted_reward_reaches_the_triplet_of_the_call_before_it(ours: bool) -> None:
     outcomes = await _outcomes(_three_calls, ours=ours, n=8)
-    assert [_rewards(outcome) for outcome in outcomes] == [[0.25, None, 0.5]] * 8
+    assert [_rewards(ended) for ended in outcomes] == [[0.25, None, 0.5]] * 8
 
 
 async def test_a_store_that_is_slow_to_number_a_reward_changes_nothing() -> None:
-    [outcome] = await _outcomes(_three_calls, store=_SlowStore())
-    assert _rewards(outcome) == [0.25, None, 0.5]
+    [ended] = await _outcomes(_three_calls, store=_SlowStore())
+    assert _rewards(ended) == [0.25, None, 0.5]
 
 
 async def test_a_tool_in_a_thread_may_emit_too() -> None:
@@ -139,8 +136,8 @@ async def test_a_tool_in_a_thread_may_emit_too() -> None:
         await asyncio.to_thread(agl.emit_reward, 0.5)
         await ask()
 
-    [outcome] = await _outcomes(work)
-    assert _rewards(outcome) == [0.5, None]
+    [ended] = await _outcomes(work)
+    assert _rewards(ended) == [0.5, None]
 
 
 async def test_a_reward_after_the_last_call_is_that_calls_also_if_it_equals_the_rollouts() -> None:
@@ -149,8 +146,8 @@ async def test_a_reward_after_the_last_call_is_that_calls_also_if_it_equals_the_
         await ask()
         agl.emit_reward(1.0)
 
-    [outcome] = await _outcomes(work)
-    assert _rewards(outcome) == [None, 1.0]
+    [ended] = await _outcomes(work)
+    assert _rewards(ended) == [None, 1.0]
 
 
 async def test_parallel_tasks_reward_their_own_calls() -> None:
@@ -166,14 +163,14 @@ async def test_parallel_tasks_reward_their_own_calls() -> None:
         await ask("before")
         await asyncio.gather(*map(branch, range(4)))
 
-    [outcome] = await _outcomes(work)
-    rewards = {call.messages[0]["content"]: call.reward for call in outcome.calls}
+    [ended] = await _outcomes(work)
+    rewards = {call.messages[0]["content"]: call.reward for call in ended.calls}
     assert rewards == {"before": None} | {f"of branch {number}": number / 8 for number in range(4)}
 
 
 async def test_an_unmodified_agent_rewards_its_own_calls_too() -> None:
-    [outcome] = await _outcomes(agent_backend("unmodified_agents:graded"))
-    rewards = {call.messages[0]["content"]: call.reward for call in outcome.calls}
+    [ended] = await _outcomes(agent_backend("unmodified_agents:graded"))
+    rewards = {call.messages[0]["content"]: call.reward for call in ended.calls}
     assert rewards == {f"branch {number}": number / 4 for number in range(3)}
 
 
@@ -183,8 +180,8 @@ async def test_a_call_in_a_task_of_its_own_belongs_to_the_task_that_waited_for_i
         await asyncio.create_task(ask())  # as asyncio.wait_for makes one
         agl.emit_reward(0.5)
 
-    [outcome] = await _outcomes(work)
-    assert _rewards(outcome) == [None, 0.5]
+    [ended] = await _outcomes(work)
+    assert _rewards(ended) == [None, 0.5]
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -195,17 +192,17 @@ async def test_a_reward_may_name_the_reply_that_it_is_for(ours: bool) -> None:
         agl.emit_reward(0.5, attributes={"gen_ai.response.id": replies[0]})
         agl.emit_reward(0.75, attributes={"gen_ai.response.id": "chatcmpl-of-another-model"})
 
-    [outcome] = await _outcomes(work, ours=ours)
-    assert _rewards(outcome) == [0.5, 0.25, None]
+    [ended] = await _outcomes(work, ours=ours)
+    assert _rewards(ended) == [0.5, 0.25, None]
 
 
 async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:
     async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("not today")
 
-    [outcome] = await _outcomes(_three_calls, reward=abstains)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
-    assert [call.reward for call in outcome.calls] == [0.25, None, 0.5]
+    [ended] = await _outcomes(_three_calls, reward=abstains)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("judge_abstained", None, 1)
+    assert [call.reward for call in ended.calls] == [0.25, None, 0.5]
 
 
 async def test_a_pool_that_stops_leaves_the_other_pools_rollouts_their_tracer() -> None:
@@ -249,6 +246,6 @@ async def test_a_span_that_a_store_would_refuse_is_an_error_of_the_agent(attribu
         assert tracer is not None
         tracer.create_span("annotation", attributes)
 
-    [outcome] = await _outcomes(work, store=MemoryStore())
-    assert (outcome.status, outcome.reward) == ("agent", 0.0)
-    assert re.search(message, outcome.message)
+    [ended] = await _outcomes(work, store=MemoryStore())
+    assert (ended.outcome.status, ended.outcome.reward) == ("agent", 0.0)
+    assert re.search(message, ended.outcome.message)

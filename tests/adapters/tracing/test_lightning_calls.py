@@ -12,12 +12,11 @@ from agentlightning.types import OtelResource, Span
 from programs import ROOT
 
 from groundwire.adapters.tracing import (
-    Triplet,
+    LLMCall,
     all_calls_from_spans,
     calls_from_spans,
     reward_from_spans,
     trajectories,
-    triplets,
 )
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
@@ -50,37 +49,34 @@ async def _proxied() -> list[Any]:
         return list(await store.query_spans(rollout.rollout_id))
 
 
-def _triplets(spans: Any) -> list[Triplet]:
-    return triplets(calls_from_spans(spans), reward_from_spans(spans))
-
-
-def _tokens(made: list[Triplet]) -> list[Any]:
-    return [(triplet.prompt_ids, triplet.response_ids, triplet.logprobs) for triplet in made]
+def _tokens(calls: list[LLMCall]) -> list[Any]:
+    return [(call.prompt_ids, call.response_ids, call.logprobs) for call in calls]
 
 
 @pytest.mark.parametrize("by", ["runner", "proxy"])
-async def test_its_own_spans_become_the_same_triplets(by: str) -> None:
-    ours, theirs = _triplets(await _proxied()), _triplets(with_call_spans(_recorded(by)))
+async def test_its_own_spans_become_the_samecalls_from_spans(by: str) -> None:
+    ours, theirs = calls_from_spans(await _proxied()), calls_from_spans(with_call_spans(_recorded(by)))
     assert _tokens(theirs) == _tokens(ours)
     assert len(theirs) == 2
-    assert [len(trajectory.triplets) for trajectory in trajectories(theirs)] == [2]
+    assert [len(trajectory.calls) for trajectory in trajectories(theirs)] == [2]
 
 
 def test_rewards_that_its_runner_stored_belong_to_the_same_calls() -> None:
-    made = _triplets(with_call_spans(_recorded("runner")))
-    assert [(triplet.reward, triplet.call_reward) for triplet in made] == [(0.5, 0.25), (0.5, None)]
+    spans = with_call_spans(_recorded("runner"))
+    assert reward_from_spans(spans) == 0.5
+    assert [call.reward for call in calls_from_spans(spans)] == [0.25, None]
 
 
 async def test_calls_that_our_proxy_traced_are_not_counted_twice() -> None:
     ours = await _proxied()
-    assert _tokens(_triplets(with_call_spans([*ours, *_recorded("runner")]))) == _tokens(_triplets(ours))
+    assert _tokens(calls_from_spans(with_call_spans([*ours, *_recorded("runner")]))) == _tokens(calls_from_spans(ours))
 
 
 def test_the_agents_name_is_that_of_the_nearest_agent() -> None:
     spans = _recorded("runner")
     [session] = [span for span in spans if span.name.endswith(".session")]
     session.attributes["agent.name"] = "write_query"
-    assert [triplet.agent for triplet in _triplets(with_call_spans(spans))] == ["write_query"] * 2
+    assert [call.agent for call in calls_from_spans(with_call_spans(spans))] == ["write_query"] * 2
 
 
 def test_a_span_that_cannot_be_read_is_a_failed_call() -> None:

@@ -18,15 +18,15 @@ from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._openai_client import Clients
 from groundwire.adapters.conformance import load_backend, play, sampled_ids
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
@@ -70,10 +70,10 @@ async def test_triplets_and_trajectories_are_those_of_the_matching_agents(
         assert recording.reward == 1.0
         calls = calls_of_agents(recording.calls, agent_match)
         sampled = [sampled_ids(n) for n, agent in enumerate(agents) if agent_match in agent]
-        assert [triplet.response_ids for triplet in triplets(calls, recording.reward)] == sampled
+        assert [call.response_ids for call in calls] == sampled
         trained = [
             token
-            for trajectory in trajectories(triplets(calls, recording.reward))
+            for trajectory in trajectories(calls)
             for token, mask in zip(trajectory.response_ids, trajectory.loss_mask, strict=True)
             if mask
         ]
@@ -139,15 +139,15 @@ async def _collector(
 
 async def _run(
     task: Task, policy_url: str, backend: Any, *, count: int = 1, timeout_s: float = 15.0
-) -> list[tuple[RolloutResult, list[LLMCall]]]:
-    """Each rollout's outcome and all its calls, failed ones too."""
-    jobs = [RolloutRequest(task=task, group="t1", mode="train", sampling={"temperature": n}) for n in range(count)]
+) -> list[tuple[Rollout, list[LLMCall]]]:
+    """Each rollout and all its calls, failed ones too."""
+    jobs = [Rollout(task=task, group="t1", sampling={"temperature": n}) for n in range(count)]
     async with _collector(policy_url, backend, timeout_s=timeout_s) as (collector, store):
         outcomes = await collector.run(jobs, deadline_s=20)
-        return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
+        return [(ended, all_calls_from_spans(await store.query_spans(ended.rollout_id))) for ended in outcomes]
 
 
-async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[RolloutResult, list[LLMCall]]]:
+async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[Rollout, list[LLMCall]]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         return await _run(task, server.base_url, _Backend(calls) if callable(calls) else calls, **options)
 
@@ -162,7 +162,7 @@ async def test_concurrent_rollouts_have_their_own_calls(task: Task) -> None:
 
     outcomes = await _outcomes(task, reply, twice, count=8)
     assert [[call.response_ids for call in calls] for _, calls in outcomes] == [[[n], [n]] for n in range(8)]
-    assert [outcome.reward for outcome, _ in outcomes] == [1.0] * 8
+    assert [ended.outcome.reward for ended, _ in outcomes] == [1.0] * 8
     assert {call.weights_version for _, calls in outcomes for call in calls} == {3}
 
 
@@ -201,14 +201,14 @@ async def test_a_call_is_recorded_however_it_ends(
 ) -> None:
     timeout_s = 0.5 if outcome == "timeout" else 15.0
     [(result, [call])] = await _outcomes(task, lambda _: reply, calls, timeout_s=timeout_s)
-    assert result.status == outcome, result.message
+    assert result.outcome.status == outcome, result.outcome.message
     assert (call.status, call.error[: len(recorded[1])]) == recorded
     assert call.agent == "solo"
 
 
 async def test_a_call_to_an_unreachable_model_is_recorded(task: Task) -> None:
-    [(outcome, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once))
-    assert outcome.status == "endpoint"
+    [(ended, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once))
+    assert ended.outcome.status == "endpoint"
     assert call.status == 502
     assert call.error.startswith("the policy server at http://127.0.0.1:9/v1")
 
@@ -223,14 +223,14 @@ async def test_an_agent_with_its_own_client_is_traced(task: Task) -> None:
                 reply = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
             return Answer(text=reply.json()["choices"][0]["message"]["content"])
 
-    [(outcome, [call])] = await _outcomes(task, lambda _: GOLD, Own())
-    assert (outcome.status, outcome.reward, call.untrainable_reason) == ("succeeded", 1.0, "")
+    [(ended, [call])] = await _outcomes(task, lambda _: GOLD, Own())
+    assert (ended.outcome.status, ended.outcome.reward, call.untrainable_reason) == ("succeeded", 1.0, "")
 
 
 async def test_apis_that_sample_nothing_are_refused(task: Task) -> None:
     async def embeds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         return str(await client.embeddings.create(model="m", input="x"))
 
-    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, embeds)
-    assert (outcome.status, outcome.reward) == ("endpoint", None)
-    assert "/v1/embeddings is not traced: the policy only writes text; ask an embedding model" in outcome.message
+    [(ended, _)] = await _outcomes(task, lambda _: GOLD, embeds)
+    assert (ended.outcome.status, ended.outcome.reward) == ("endpoint", None)
+    assert "/v1/embeddings is not traced: the policy only writes text; ask an embedding model" in ended.outcome.message

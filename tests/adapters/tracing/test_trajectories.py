@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import LLMCall, Trajectory, triplets
-from groundwire.adapters.tracing import trajectories as merge
-
-
-def trajectories(calls: list[LLMCall]) -> list[Trajectory]:
-    return merge(triplets(calls, None))
+from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
 
 
 def call(
@@ -96,10 +91,10 @@ def test_ids_masks_and_logprobs_have_the_same_length(calls: list[LLMCall]) -> No
 @given(conversations())
 def test_a_trajectory_is_exactly_its_first_prompt_and_its_last_call(calls: list[LLMCall]) -> None:
     merged = trajectories(calls)
-    assert sorted(c.sequence for t in merged for c in t.triplets) == [c.sequence for c in calls]
+    assert sorted(c.sequence for t in merged for c in t.calls) == [c.sequence for c in calls]
     for t in merged:
-        assert t.prompt_ids == t.triplets[0].prompt_ids
-        assert t.prompt_ids + t.response_ids == t.triplets[-1].prompt_ids + t.triplets[-1].response_ids
+        assert t.prompt_ids == t.calls[0].prompt_ids
+        assert t.prompt_ids + t.response_ids == t.calls[-1].prompt_ids + t.calls[-1].response_ids
 
 
 @given(st.lists(st.tuples(TOKENS, SAMPLED), min_size=1, max_size=8))
@@ -120,9 +115,9 @@ def test_agents_that_take_turns_have_a_trajectory_each(order: list[tuple[str, in
         prompt = [*contexts.get(agent, [token]), token + 1]
         calls.append(call(prompt, [token + 2], sequence=sequence, agent=agent))
         contexts[agent] = [*prompt, token + 2]
-    assert sorted({c.agent for t in trajectories(calls) for c in t.triplets}) == ["a", "b"]
-    assert [len(t.triplets) for t in trajectories(calls)] == [3, 3]
-    assert all(len({c.agent for c in t.triplets}) == 1 for t in trajectories(calls))
+    assert sorted({c.agent for t in trajectories(calls) for c in t.calls}) == ["a", "b"]
+    assert [len(t.calls) for t in trajectories(calls)] == [3, 3]
+    assert all(len({c.agent for c in t.calls}) == 1 for t in trajectories(calls))
 
 
 def test_the_longest_matching_context_is_extended() -> None:

@@ -88,7 +88,8 @@ def test_each_triplet_has_the_rollouts_reward_and_its_emitted_reward() -> None:
         *(emitted(5, 0.1), emitted(6, 0.2), reward(7, 1.0)),
     ]
     made = triplets(calls_from_spans(spans), reward_from_spans(spans))
-    assert [(t.sequence, t.reward, t.call_reward) for t in made] == [(1, 1.0, 0.25), (3, 1.0, None), (4, 1.0, 0.2)]
+    assert reward_from_spans(spans) == 1.0
+    assert [(call.sequence, call.reward) for call in made] == [(1, 0.25), (3, None), (4, 0.2)]
     assert (made[0].prompt_ids, made[0].response_ids, made[0].logprobs) == ([1, 2], [3], [-0.5])
     assert (made[0].agent, made[0].weights_version) == ("write_query", 4)
 

@@ -144,7 +144,7 @@ async def test_a_custom_tool_is_a_function_of_one_text(bench: Any, stream: bool)
     output = {"type": "custom_tool_call_output", "call_id": made.call_id, "output": "ok"}
     await ask(b, stream, input=[{"role": "user", "content": "q"}, made.to_dict(), output], tools=[tool])
     [trajectory] = await b.trajectories()
-    assert len(trajectory.triplets) == 2
+    assert len(trajectory.calls) == 2
     assert b.server.requests[0]["tools"][0]["function"]["parameters"]["required"] == ["input"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from group_advantages import normalize
 from training_groups import Sampled, llm_call, training_groups
 
-from groundwire.adapters.tracing import CallCredit, LLMCall, trajectories, triplets
+from groundwire.adapters.tracing import CallCredit, LLMCall, trajectories
 from groundwire.train.algorithms import credit as credit_module
 from groundwire.train.algorithms.credit import TrainingGroup, token_credit
 from groundwire.train.config.resolve import resolve
@@ -28,7 +28,7 @@ Group = list[tuple[float, list[LLMCall]]]
 
 
 def assign_credit(group: Group, **settings: Any) -> list[list[CallCredit]]:
-    return credit_module.assign_credit([(reward, triplets(calls, reward)) for reward, calls in group], **settings)
+    return credit_module.assign_credit([(reward, calls) for reward, calls in group], **settings)
 
 
 def _group(group: Group, **settings: Any) -> TrainingGroup:
@@ -224,7 +224,7 @@ def test_the_presets_credit_learns_a_call_that_raises_the_accuracy_and_not_one_t
 def test_tokens_have_the_advantage_of_their_call() -> None:
     first = _call(1)
     second = replace(first, prompt_ids=[1, 7, 8, 5], sequence=2)
-    [trajectory] = trajectories(triplets([first, second], 1.0))
+    [trajectory] = trajectories([first, second])
     credits = {(1, None): CallCredit(1.0, 2.0, 0.5), (2, None): CallCredit(1.0, -1.0, 1.0)}
     assert token_credit(trajectory, credits) == ([1, 1, 0, 1, 1], [1.0, 1.0, 0.0, -1.0, -1.0])
     credits[1, None] = CallCredit(1.0, 2.0, 0.0)

@@ -14,7 +14,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.rewards.spider.execution_match import spider_exec_match
 from groundwire.train.cli.rollout_view import show_rollouts
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
@@ -41,11 +41,14 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
         for number, messages, reply in [(1, asked, called), (2, answered, {"role": "assistant", "content": "DONE"})]
     ]  # fmt: skip
     task = {"id": "t1", "question": "Who sings?", "query": "SELECT name FROM singer", "db_path": str(database)}
-    result = RolloutResult(
-        request=RolloutRequest(task=task, group="t1", mode="val"), rollout_id="r", status="succeeded", reward=0.25,
-        reward_components={"rows": 0.25}, message="", answer="SELECT nme FROM singer", steps=[], calls=calls,
-        attempts=1, seconds=1.0, input="agent(question='Who?')", judged_field="generation",
-    )  # fmt: skip
+    outcome = Outcome(
+        reward=0.25,
+        reward_components={"rows": 0.25},
+        answer="SELECT nme FROM singer",
+        input="agent(question='Who?')",
+        judged_field="generation",
+    )
+    result = Rollout(task=task, group="t1", mode="val", outcome=outcome, calls=calls)
     out = io.StringIO()
     show_rollouts(
         Console(file=out, width=200), [result], AgentView.of(domains.get("spider"), spider_exec_match), agent_match=None

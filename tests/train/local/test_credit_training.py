@@ -61,9 +61,9 @@ def test_the_credit_that_was_trained_is_recorded_with_each_call(
 
     def record(self: GRPO, items: list[WeightedItem], *arguments: Any) -> None:
         for item in items:
-            for triplet in item.trajectory.triplets:
-                start = len(triplet.prompt_ids) - len(item.trajectory.prompt_ids)
-                trained[tuple(triplet.prompt_ids), tuple(triplet.response_ids)].add(item.advantages[start])
+            for call in item.trajectory.calls:
+                start = len(call.prompt_ids) - len(item.trajectory.prompt_ids)
+                trained[tuple(call.prompt_ids), tuple(call.response_ids)].add(item.advantages[start])
         minibatch(self, items, *arguments)
 
     monkeypatch.setattr(GRPO, "_minibatch", record)

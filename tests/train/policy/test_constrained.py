@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets  # noqa: E402
+from groundwire.adapters.tracing import calls_from_spans, trajectories  # noqa: E402
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
@@ -114,7 +114,7 @@ def call_of(reply, grammar="", sequence=0):
 def trained_logprobs(policy, calls, *, temperature=1.0):
     """What GRPO computes for the sampled tokens, in the order of the trajectories."""
     grpo = GRPO(policy[0], GRPOConfig(temperature=temperature), constraints=Constraints(*policy))
-    made = trajectories(triplets(calls, 1.0))
+    made = trajectories(calls)
     rows = [
         Row(each.prompt_ids, [WeightedItem(trajectory=each, mask=each.loss_mask, advantages=[1.0] * len(each.loss_mask),
                                            weight=0.0, penalty=0.0)])
@@ -195,7 +195,7 @@ def test_of_a_merged_trajectory_only_the_constrained_calls_are_masked(engine, po
     second = engine.submit(prompt, Sampling(grammar=GRAMMARS["schema"], seed=1, max_tokens=60)).result(60)
     third = engine.submit([*prompt, *second.token_ids, 8], Sampling(seed=2, max_tokens=6)).result(60)
     calls = [call_of(free), call_of(second, GRAMMARS["schema"], 1), call_of(third, sequence=2)]
-    assert len(trajectories(triplets(calls, 1.0))) == 1
+    assert len(trajectories(calls)) == 1
     new, old = trained_logprobs(policy, calls)
     assert (new - old).abs().max() < 1e-5
     unmasked, _ = trained_logprobs(policy, [replace(call, grammar="") for call in calls])
@@ -264,8 +264,8 @@ def test_a_span_keeps_the_grammar_and_free_calls_have_no_attribute():
     constrained = replace(call, grammar=GRAMMARS["either"])
     assert to_span(constrained).attributes["groundwire.grammar"] == GRAMMARS["either"]
     assert from_span(to_span(constrained)).grammar == GRAMMARS["either"]
-    (triplet,) = triplets([constrained], 1.0)
-    assert triplet.grammar == GRAMMARS["either"]
+    [trajectory] = trajectories([constrained])
+    assert trajectory.calls[0].grammar == GRAMMARS["either"]
 
 
 def test_a_constraint_that_the_server_did_not_report_is_not_trained_on():

@@ -13,7 +13,7 @@ import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, triplets
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.errors import ContextLengthError, EngineError
@@ -152,7 +152,7 @@ async def test_a_reply_that_the_limit_cut_off_is_length_whatever_tool_call_it_co
         assert last.choices[0].finish_reason == "length"
         call = await agent.call()
         assert (call.finish_reason, len(call.reply["tool_calls"])) == ("length", 1)
-        assert triplets([call], 1.0)[0].truncated
+        assert call.truncated
 
 
 @pytest.mark.parametrize("stream", [False, True])

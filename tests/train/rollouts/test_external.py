@@ -26,10 +26,10 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
@@ -110,8 +110,8 @@ async def _until(condition: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-def _results(outcomes: list[RolloutResult]) -> list[tuple[str, float | None]]:
-    return [(outcome.status, outcome.reward) for outcome in outcomes]
+def _results(outcomes: list[Rollout]) -> list[tuple[str, float | None]]:
+    return [(ended.outcome.status, ended.outcome.reward) for ended in outcomes]
 
 
 async def _holder(client: StoreClient, runners: list[Any]) -> Any:
@@ -134,9 +134,9 @@ async def test_the_rollout_of_a_dead_runner_is_given_to_another(pieces: _Pieces,
         await _until(lambda: policy.requests)
         holder = await _holder(client, runners)
         os.kill(holder.pid, how)
-        [outcome] = await batch
-        assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 2)
-        assert [call.response_ids[-1] for call in outcome.calls] == [256]
+        [ended] = await batch
+        assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("succeeded", 1.0, 2)
+        assert [call.response_ids[-1] for call in ended.calls] == [256]
 
 
 async def test_a_runner_with_a_blocking_agent_ends_on_sigterm(pieces: _Pieces, task: Task) -> None:
@@ -158,8 +158,8 @@ async def test_agents_and_their_processes_do_not_get_the_token(
     pieces.store()
     pieces.runner(1, agent="external_processes:show_token")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
-        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
-    assert "token=." in outcome.message
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert "token=." in ended.outcome.message
 
 
 async def test_a_slow_runner_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
@@ -169,8 +169,8 @@ async def test_a_slow_runner_keeps_its_rollout(pieces: _Pieces, task: Task) -> N
         ScriptedPolicyServer(replies=[Reply(text=GOLD, delay_s=3)]) as policy,
         _trainer(pieces, policy, unresponsive_s=2.0) as (collector, _),
     ):
-        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 1)
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("succeeded", 1.0, 1)
 
 
 async def test_no_rollout_is_lost_when_the_store_is_killed_and_restarted(pieces: _Pieces, task: Task) -> None:
@@ -188,7 +188,7 @@ async def test_no_rollout_is_lost_when_the_store_is_killed_and_restarted(pieces:
         pieces.start(processes.store, pieces.path, pieces.port)
         outcomes = await batch
     assert _results(outcomes) == [("succeeded", 1.0)] * 12
-    assert all(len(outcome.calls) == 1 for outcome in outcomes)
+    assert all(len(ended.calls) == 1 for ended in outcomes)
 
 
 async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Pieces, task: Task, tmp_path: Path) -> None:
@@ -244,9 +244,9 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
         _trainer(pieces, policy) as (collector, _),
     ):
         collector._settings = settings
-        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
-    assert (outcome.status, outcome.reward) == ("refused", None)
-    assert outcome.message == (
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert (ended.outcome.status, ended.outcome.reward) == ("refused", None)
+    assert ended.outcome.message == (
         "this runner's backend is 'custom', and the rollout's is 'langgraph': start groundwire run and "
         "groundwire runner with the same --backend"
     )

@@ -11,13 +11,11 @@ from bandits import Choose, evaluate, rollouts, train
 
 from groundwire import rewards
 from groundwire.adapters import AgentError
-from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runner.attempts import failure_span
-from groundwire.train.store.spans import lightning_span
+from groundwire.train.rollouts.outcome import final_outcome
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 async def _raises_at_0(choose: Choose) -> str:
@@ -26,14 +24,15 @@ async def _raises_at_0(choose: Choose) -> str:
     return digit
 
 
-def _result(status: str, reward: float | None = None, *, least: float = 0.0) -> RolloutResult:
-    request = RolloutRequest(task={"id": "1", "question": "?"}, group="1", mode="train")
-    ended = RolloutResult.from_spans(request, "r", None, [])
-    return RolloutResult(**{**vars(ended), "status": status, "reward": reward, "least_reward": least})
+def _result(status: str, reward: float | None = None, *, least: float = 0.0) -> Rollout:
+    failure = "" if status == "succeeded" else status
+    outcome = Outcome(failure=failure, reward=reward, least_reward=least)
+    return Rollout(task={"id": "1", "question": "?"}, group="1", outcome=outcome)
 
 
-def _rewards(scores: FailureScores, *results: RolloutResult) -> list[float | None]:
-    return [result.reward for result in scores.settle(results)]
+def _rewards(scores: FailureScores, *results: Rollout) -> list[float | None]:
+    scores.settle(results)
+    return [result.outcome.reward for result in results]
 
 
 def test_a_failure_of_the_policy_scores_the_least_reward_so_far_and_0_if_none_is_lower() -> None:
@@ -82,9 +81,11 @@ def test_an_answer_that_the_reward_cannot_read_is_wrong_once_it_has_read_another
 
 def test_a_reward_that_has_read_no_answer_yet_is_what_fails() -> None:
     scores = FailureScores()
-    [failed] = scores.settle([_result("unreadable_answer")])
-    assert (failed.status, failed.reward) == ("reward", None)
+    failed = _result("unreadable_answer")
+    scores.settle([failed])
+    assert (failed.outcome.status, failed.outcome.reward) == ("reward", None)
     assert _rewards(scores, _result("unreadable_answer"), _result("succeeded", 1.0)) == [0.0, 1.0]
+    assert (failed.outcome.status, failed.outcome.reward) == ("unreadable_answer", 0.0)
 
 
 def test_a_reply_that_was_cut_off_is_trained_with_the_least_reward_of_the_run(tmp_path: Path, tiny_policy: Any) -> None:
@@ -116,14 +117,11 @@ def test_an_unreachable_service_of_a_reward_is_no_wrong_answer(tmp_path: Path, t
 
 
 def test_a_failed_rollout_whose_calls_were_lost_has_no_reward() -> None:
-    failure = failure_span("agent", "no query", 0.0)
-    record = SpanRecord(**vars(failure), rollout_id="r", attempt_id="a", sequence_id=1)
-    request = RolloutRequest(task={"id": "1", "question": "?"}, group="1", mode="train")
     for lost, expected in (("", ("agent", 0.0)), ("the store is full", ("not_stored", None))):
-        [result] = FailureScores().settle(
-            [RolloutResult.from_spans(request, "r", None, [lightning_span(record)], not_stored=lost)]
-        )
-        assert (result.status, result.reward) == expected
+        result = _result("agent")
+        result.outcome = final_outcome(result, not_stored=lost)
+        FailureScores().settle([result])
+        assert (result.outcome.status, result.outcome.reward) == expected
 
 
 def test_the_range_of_a_sum_is_the_sum_of_its_terms() -> None:

@@ -12,14 +12,13 @@ from programs import run
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
-JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
 
 
-async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[RolloutResult]:
+async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Rollout]:
     async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=LightningSpanSink(store)) as proxy:
         collector = RolloutCollector(
             store=store,
@@ -29,7 +28,7 @@ async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Ro
             runner_command="THE COMMAND",
             no_runner_s=0.1,
         )
-        return await collector.run(JOBS, deadline_s=deadline_s)
+        return await collector.run([Rollout(task=TASK, group="t") for _ in range(3)], deadline_s=deadline_s)
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -38,7 +37,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_rollouts_without_a_runner_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = await _batch(InMemoryLightningStore(), deadline_s=0.6)
-    assert [outcome.status for outcome in outcomes] == ["timeout"] * 3
+    assert [ended.outcome.status for ended in outcomes] == ["timeout"] * 3
     assert _warnings(caplog) == ["3 rollouts wait, and no runner takes them: start one with: THE COMMAND"]
 
 

@@ -16,7 +16,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.train.artifacts.tracking import check_otlp
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.rollouts.otlp import OtlpExport, traces_url
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 
 MESSAGES = [{"role": "user", "content": "Question: How many?"}]
 REPLY = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "q", "arguments": "{}"}}]}
@@ -31,15 +31,17 @@ def call(sequence: int, **changes: Any) -> LLMCall:
     return replace(first, **changes)
 
 
-RESULT = RolloutResult(
-    request=RolloutRequest(task={"id": "t1", "question": "How many?"}, group="t1", mode="train"),
-    rollout_id="ro-1", status="succeeded", reward=0.5, reward_components={"exec": 0.5}, message="", answer="SELECT 1",
+OUTCOME = Outcome(
+    reward=0.5, reward_components={"exec": 0.5}, answer="SELECT 1",
     steps=[
         {"agent": "write_query", "kind": "llm", "input": "", "output": "", "ok": True},
         {"agent": "execute_query", "kind": "tool", "input": "SELECT 1", "output": "Error: key-of-a-judge", "ok": False},
         {"agent": "check_query", "kind": "llm", "input": "", "output": "", "ok": True},
     ],
-    calls=[call(1), call(2, agent="check_query")], attempts=1, seconds=3.0,
+)  # fmt: skip
+RESULT = Rollout(
+    rollout_id="ro-1", task={"id": "t1", "question": "How many?"}, group="t1", outcome=OUTCOME,
+    calls=[call(1), call(2, agent="check_query")], started=0.0, ended=3.0,
 )  # fmt: skip
 
 

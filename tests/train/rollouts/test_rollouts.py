@@ -30,7 +30,7 @@ from groundwire.adapters import (
     TurnLimitError,
 )
 from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
-from groundwire.adapters.tracing import trajectories, triplets
+from groundwire.adapters.tracing import trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
@@ -39,11 +39,11 @@ from groundwire.tools.types import AgentStep
 from groundwire.tools.variants import cache
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import Mode, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.errors import StoreFailedError
+from groundwire.train.store.rollout import Mode, Rollout
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
@@ -119,19 +119,17 @@ async def _collector(
             await runners.stop()
 
 
-def _jobs(task: Task, count: int, mode: Mode = "train") -> list[RolloutRequest]:
-    return [RolloutRequest(task=task, group="t1", mode=mode, sampling={"temperature": 1.0}) for _ in range(count)]
+def _jobs(task: Task, count: int, mode: Mode = "train") -> list[Rollout]:
+    return [Rollout(task=task, group="t1", mode=mode, sampling={"temperature": 1.0}) for _ in range(count)]
 
 
-async def _outcome(
-    backend: Any, task: Task, reward: Any = _exact, *, mode: Mode = "train", **options: Any
-) -> RolloutResult:
+async def _outcome(backend: Any, task: Task, reward: Any = _exact, *, mode: Mode = "train", **options: Any) -> Rollout:
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, backend, reward, **options) as collector,
     ):
-        [outcome] = await collector.run(_jobs(task, 1, mode), deadline_s=30)
-        return outcome
+        [ended] = await collector.run(_jobs(task, 1, mode), deadline_s=30)
+        return ended
 
 
 async def test_each_result_has_its_reward_and_all_calls(task: Task) -> None:
@@ -143,13 +141,13 @@ async def test_each_result_has_its_reward_and_all_calls(task: Task) -> None:
         ended = []
         outcomes = await collector.run(_jobs(task, 5), deadline_s=30, on_end=lambda: ended.append(1))
     assert len(ended) == 5
-    assert sorted(o.reward for o in outcomes) == [0.0, 0.0, 1.0, 1.0, 1.0]
-    for outcome in outcomes:
-        assert outcome.status == "succeeded"
-        [call] = outcome.calls
+    assert sorted(o.outcome.reward for o in outcomes) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    for ended in outcomes:
+        assert ended.outcome.status == "succeeded"
+        [call] = ended.calls
         assert call.agent == "solo"
-        [trajectory] = trajectories(triplets(outcome.calls, outcome.reward))
-        assert bytes(trajectory.response_ids[:-1]).decode() == outcome.answer
+        [trajectory] = trajectories(ended.calls)
+        assert bytes(trajectory.response_ids[:-1]).decode() == ended.outcome.answer
 
 
 async def test_training_pays_for_variants_of_the_database_and_validation_counts_the_database_alone(
@@ -163,17 +161,17 @@ async def test_training_pays_for_variants_of_the_database_and_validation_counts_
     ):
         [training] = jobs = _jobs(task, 1)
         results = await collector.run([*jobs, replace(training, mode="val")], deadline_s=30)
-    assert [each.reward for each in results] == [0.0, 1.0]
+    assert [each.outcome.reward for each in results] == [0.0, 1.0]
     assert results[0].reward_components == {"match": 0.0, "metric/official": 1.0, "metric/unchecked": 0.0}
 
 
 async def test_the_store_in_memory_keeps_no_spans_of_rollouts_that_were_read(task: Task) -> None:
     store = MemoryStore()
-    outcome = await _outcome(_Backend(), task, store=store)
-    assert outcome.calls
+    ended = await _outcome(_Backend(), task, store=store)
+    assert ended.calls
     assert (await store.statistics())["total_span_bytes"] == 0
     with pytest.raises(RuntimeError, match="evicted"):
-        await store.query_spans(outcome.rollout_id)
+        await store.query_spans(ended.rollout_id)
 
 
 async def test_two_batches_use_the_same_runners(task: Task) -> None:
@@ -183,7 +181,7 @@ async def test_two_batches_use_the_same_runners(task: Task) -> None:
     ):
         for _ in range(2):
             outcomes = await collector.run(_jobs(task, 6), deadline_s=30)
-            assert [o.reward for o in outcomes] == [1.0] * 6
+            assert [o.outcome.reward for o in outcomes] == [1.0] * 6
 
 
 def _raise(error: BaseException) -> Callable[[], Any]:
@@ -209,18 +207,18 @@ async def test_what_the_policy_caused_scores_0_and_other_failures_are_retried_an
 ) -> None:
     other = None if reward == 0.0 else 0.0
     for failures, expected in (("", reward), (changes, other)):
-        outcome = await _outcome(_Backend(after=_raise(error)), task, failures=failures)
+        ended = await _outcome(_Backend(after=_raise(error)), task, failures=failures)
         attempts = 1 if expected == 0.0 or status == "prompt_too_long" else 2
-        assert (outcome.status, outcome.reward, outcome.attempts) == (status, expected, attempts)
-        assert str(error) in outcome.message
-        assert not outcome.succeeded
+        assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == (status, expected, attempts)
+        assert str(error) in ended.outcome.message
+        assert not ended.succeeded
 
 
 async def test_the_steps_before_a_failure_are_kept(task: Task) -> None:
     error = TurnLimitError("10 turns")
     error.steps = [AgentStep(agent="solo", kind="llm", input="?", output="SELECT 1", ok=True)]
-    outcome = await _outcome(_Backend(after=_raise(error)), task)
-    assert (outcome.status, outcome.answer, outcome.steps) == ("turn_limit", "", error.steps)
+    ended = await _outcome(_Backend(after=_raise(error)), task)
+    assert (ended.outcome.status, ended.outcome.answer, ended.outcome.steps) == ("turn_limit", "", error.steps)
 
 
 class _Queries(_Backend):
@@ -271,10 +269,10 @@ async def test_an_agent_that_failed_because_its_last_call_did_is_no_failure_of_t
         ScriptedPolicyServer(replies=lambda _: reply) as server,
         _collector(server, _FailsAfterItsCall(), retries=0) as collector,
     ):
-        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
-    assert (outcome.status, outcome.reward) == (status, reward)
-    assert "KeyError: 'choices'" in outcome.message
-    assert status == "agent" or "failed with status 503: out of cards" in outcome.message
+        [ended] = await collector.run(_jobs(task, 1), deadline_s=30)
+    assert (ended.outcome.status, ended.outcome.reward) == (status, reward)
+    assert "KeyError: 'choices'" in ended.outcome.message
+    assert status == "agent" or "failed with status 503: out of cards" in ended.outcome.message
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("a bug")])
@@ -292,14 +290,14 @@ async def test_any_other_exception_of_an_agent_is_an_agent_error_and_the_runners
         _collector(server, _Backend(after=act), n_runners=1, retries=0) as collector,
     ):
         failed, succeeded = await collector.run(_jobs(task, 2), deadline_s=30)
-    assert (failed.status, failed.message) == ("agent", f"{type(error).__name__}: {error}")
-    assert succeeded.status == "succeeded"
+    assert (failed.outcome.status, failed.outcome.message) == ("agent", f"{type(error).__name__}: {error}")
+    assert succeeded.outcome.status == "succeeded"
 
 
 async def test_an_exception_before_the_first_llm_call_is_never_a_reward(task: Task) -> None:
-    outcome = await _outcome(_Backend(_raise(KeyError("OPENAI_BASE_URL"))), task)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("setup", None, 1)
-    assert outcome.message == "KeyError: 'OPENAI_BASE_URL'"
+    ended = await _outcome(_Backend(_raise(KeyError("OPENAI_BASE_URL"))), task)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("setup", None, 1)
+    assert ended.outcome.message == "KeyError: 'OPENAI_BASE_URL'"
 
 
 async def test_a_transient_failure_is_retried(task: Task) -> None:
@@ -309,13 +307,13 @@ async def test_a_transient_failure_is_retried(task: Task) -> None:
         for error in errors:
             raise error
 
-    outcome = await _outcome(_Backend(act), task)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 2)
+    ended = await _outcome(_Backend(act), task)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("succeeded", 1.0, 2)
 
 
 async def test_an_agent_that_takes_too_long_is_a_timeout(task: Task) -> None:
-    outcome = await _outcome(_Backend(lambda: asyncio.sleep(60)), task, timeout_s=0.1)
-    assert (outcome.status, outcome.reward) == ("timeout", None)
+    ended = await _outcome(_Backend(lambda: asyncio.sleep(60)), task, timeout_s=0.1)
+    assert (ended.outcome.status, ended.outcome.reward) == ("timeout", None)
 
 
 async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
@@ -324,7 +322,7 @@ async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
         _collector(server, _Backend(), timeout_s=600) as collector,
     ):
         outcomes = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=0.5), 10)
-    assert [(o.status, o.reward) for o in outcomes] == [("timeout", None)] * 3
+    assert [(o.outcome.status, o.outcome.reward) for o in outcomes] == [("timeout", None)] * 3
 
 
 async def test_calls_of_a_rollout_that_was_cancelled_at_the_deadline_are_refused(task: Task) -> None:
@@ -349,18 +347,18 @@ async def test_calls_of_a_rollout_that_was_cancelled_at_the_deadline_are_refused
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, Late(), timeout_s=600) as collector,
     ):
-        [outcome] = await collector.run(_jobs(task, 1), deadline_s=0.5)
+        [ended] = await collector.run(_jobs(task, 1), deadline_s=0.5)
         cancelled.set()
-        assert (await late, outcome.status, outcome.reward) == (410, "timeout", None)
+        assert (await late, ended.outcome.status, ended.outcome.reward) == (410, "timeout", None)
 
 
 async def test_a_reward_that_cannot_be_computed_is_a_failure_not_zero(task: Task) -> None:
     async def broken(task: Any, answer: str, steps: Any) -> float:
         raise RewardError("the gold does not run")
 
-    outcome = await _outcome(_Backend(), task, broken)
-    assert (outcome.status, outcome.reward) == ("reward", None)
-    assert outcome.message == "the gold does not run"
+    ended = await _outcome(_Backend(), task, broken)
+    assert (ended.outcome.status, ended.outcome.reward) == ("reward", None)
+    assert ended.outcome.message == "the gold does not run"
 
 
 @pytest.mark.parametrize("value", [ValueError("a bug"), "high", float("nan"), {"a": None}])
@@ -370,9 +368,9 @@ async def test_a_reward_with_a_bug_is_a_failure_not_zero(task: Task, value: Any)
             raise value
         return value
 
-    outcome = await _outcome(_Backend(), task, buggy)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("reward", None, 2)
-    assert ("ValueError: a bug" if isinstance(value, Exception) else repr(value)) in outcome.message
+    ended = await _outcome(_Backend(), task, buggy)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("reward", None, 2)
+    assert ("ValueError: a bug" if isinstance(value, Exception) else repr(value)) in ended.outcome.message
 
 
 async def test_an_abstaining_judge_is_a_failure_with_the_answer_and_without_a_retry(
@@ -381,18 +379,18 @@ async def test_an_abstaining_judge_is_a_failure_with_the_answer_and_without_a_re
     async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("no verdict by the deadline")
 
-    outcome = await _outcome(_Backend(), task, abstains)
-    assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
-    assert (outcome.message, outcome.answer) == ("no verdict by the deadline", GOLD)
+    ended = await _outcome(_Backend(), task, abstains)
+    assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("judge_abstained", None, 1)
+    assert (ended.outcome.message, ended.outcome.answer) == ("no verdict by the deadline", GOLD)
 
 
 async def test_reward_components_are_returned(task: Task) -> None:
     async def parts(task: Any, answer: str, steps: Any) -> dict[str, float]:
         return {"executes": 0.1, "match": 0.7}
 
-    outcome = await _outcome(_Backend(), task, parts)
-    assert outcome.reward == pytest.approx(0.8)
-    assert outcome.reward_components == {"executes": 0.1, "match": 0.7}
+    ended = await _outcome(_Backend(), task, parts)
+    assert ended.outcome.reward == pytest.approx(0.8)
+    assert ended.outcome.reward_components == {"executes": 0.1, "match": 0.7}
 
 
 async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
@@ -401,9 +399,9 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
 
     backend = LangGraphSQLBackend()
     async with ScriptedPolicyServer(replies=reply) as server, _collector(server, backend) as collector:
-        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+        [ended] = await collector.run(_jobs(task, 1), deadline_s=30)
         await backend.stop()
-    assert outcome.succeeded
+    assert ended.succeeded
     assert server.requests
     for request in server.requests:
         assert "gold" not in json.dumps(request)
@@ -424,7 +422,7 @@ async def test_batches_that_start_together_do_not_cancel_each_other(task: Task) 
         _collector(server, _Backend(), store=Slow()) as collector,
     ):
         batches = await asyncio.gather(*(collector.run(_jobs(task, 2), deadline_s=30) for _ in range(6)))
-    assert [outcome.status for batch in batches for outcome in batch] == ["succeeded"] * 12
+    assert [ended.outcome.status for batch in batches for ended in batch] == ["succeeded"] * 12
 
 
 async def test_an_idle_pool_asks_the_store_once_for_all_its_runners() -> None:
@@ -462,8 +460,8 @@ async def test_rollouts_and_their_retries_need_no_polls_within_one_process(task:
         _collector(server, _Backend(act), n_runners=2, retries=3, poll_s=3600.0) as collector,
     ):
         results = await collector.run(_jobs(task, 5), deadline_s=60)
-    assert [result.status for result in results] == ["succeeded"] * 5
-    assert sum(result.attempts for result in results) == 8
+    assert [result.outcome.status for result in results] == ["succeeded"] * 5
+    assert sum(result.attempt.number for result in results) == 8
 
 
 class PoisonedStore(MemoryStore):
@@ -500,10 +498,10 @@ async def test_a_rollout_that_the_store_fails_at_is_a_failure_of_its_own(task: T
         _collector(server, _Backend(), store=store) as collector,
     ):
         results = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=30), 20)
-    assert sorted(result.status for result in results) == ["not_stored", "succeeded", "succeeded"]
-    [failed] = [result for result in results if result.status == "not_stored"]
-    assert (failed.reward, failed.rollout_id) == (None, store.poisoned)
-    assert "Python int too large" in failed.message
+    assert sorted(result.outcome.status for result in results) == ["not_stored", "succeeded", "succeeded"]
+    [failed] = [result for result in results if result.outcome.status == "not_stored"]
+    assert (failed.outcome.reward, failed.rollout_id) == (None, store.poisoned)
+    assert "Python int too large" in failed.outcome.message
 
 
 async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: Task) -> None:
@@ -529,8 +527,8 @@ async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: 
     ):
         results = await asyncio.wait_for(collector.run(_jobs(task, 2), deadline_s=1), 20)
         store.silent = False
-    assert [(result.status, result.reward) for result in results] == [("not_stored", None)] * 2
-    assert {result.message for result in results} == {"the store did not answer by the step's deadline"}
+    assert [(result.outcome.status, result.outcome.reward) for result in results] == [("not_stored", None)] * 2
+    assert {result.outcome.message for result in results} == {"the store did not answer by the step's deadline"}
 
 
 async def test_a_stray_call_of_an_agent_is_a_failure_of_its_own_rollout(task: Task) -> None:
@@ -551,6 +549,6 @@ async def test_a_stray_call_of_an_agent_is_a_failure_of_its_own_rollout(task: Ta
         _collector(server, Mixed(), retries=0) as collector,
     ):
         results = await collector.run(_jobs(task, 4), deadline_s=30)
-    assert sorted(result.status for result in results) == ["agent", "agent", "succeeded", "succeeded"]
+    assert sorted(result.outcome.status for result in results) == ["agent", "agent", "succeeded", "succeeded"]
     assert len(server.requests) == 4
-    assert "unknown or has ended" in next(result.message for result in results if not result.succeeded)
+    assert "unknown or has ended" in next(result.outcome.message for result in results if not result.succeeded)

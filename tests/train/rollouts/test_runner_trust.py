@@ -28,12 +28,13 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.errors import RequestRefusedError
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import add_spans, final_outcome
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.client import StoreClient
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.server import bind, serve
 
 GOLD = "SELECT name FROM singer"
@@ -89,7 +90,7 @@ async def _store() -> AsyncIterator[tuple[str, StoreClient]]:
 
 async def _result(
     client: StoreClient, task: Any, policy_url: str, *, metadata: dict[str, Any] | None = None, **policy: Any
-) -> RolloutResult:
+) -> Rollout:
     """Enqueue one rollout with this task, policy and metadata, and wait for its end."""
     await client.update_resources("rs", {"policy": ProxyLLM(endpoint=policy_url, model="m", **policy)})
     config = RolloutConfig(max_attempts=1, timeout_seconds=60)
@@ -103,8 +104,10 @@ async def _result(
     ended = await client.get_rollout_by_id(rollout.rollout_id)
     assert isinstance(ended, AttemptedRollout)
     spans = await client.query_spans(rollout.rollout_id, ended.attempt.attempt_id)
-    request = RolloutRequest(task=task, group="t", mode="train")
-    return RolloutResult.from_spans(request, rollout.rollout_id, ended, list(spans))
+    result = Rollout(rollout_id=rollout.rollout_id, task=task, status=ended.status)
+    add_spans(result, list(spans))
+    result.outcome = final_outcome(result)
+    return result
 
 
 def _check(**given: Any) -> RequestCheck:
@@ -150,7 +153,7 @@ async def test_a_foreign_rollout_gets_no_file_no_key_and_no_request(
             done = await asyncio.to_thread(program.wait, 60)
     assert not requests
     assert not cache.exists()
-    assert [(result.status, result.reward) for result in results] == [("refused", None)] * 4
+    assert [(result.outcome.status, result.outcome.reward) for result in results] == [("refused", None)] * 4
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert f"'{foreign_task['db_path']}' is not in the data of this runner ({BUNDLED.resolve()})" in done.stderr
@@ -180,8 +183,8 @@ async def test_a_runner_with_the_trainers_options_judges_with_its_own_address_ke
         finally:
             program.send_signal(15)
             done = await asyncio.to_thread(program.wait, 60)
-    assert (result.status, result.message) == ("succeeded", "")
-    assert result.reward_components["judge"] == 1.0
+    assert (result.outcome.status, result.outcome.message) == ("succeeded", "")
+    assert result.outcome.reward_components["judge"] == 1.0
     assert {request.headers["Authorization"] for request in asked} == {"Bearer sk-the-users-key"}
     assert (tmp_path / "judge.sqlite").exists()
     assert f"reward: rule_judge_hybrid: answers are judged by m at {url}" in done.stdout
@@ -285,8 +288,8 @@ async def test_sampling_parameters_that_change_a_client_are_refused(own_task: di
     ):
         result = await _result(client, own_task, policy, metadata={"sampling": given})
         by_policy = await _result(client, own_task, policy, sampling_parameters={"openai_proxy": "http://e"})
-    assert (result.status, by_policy.status) == ("refused", "refused")
-    assert "a runner accepts frequency_penalty, max_completion_tokens" in result.message
+    assert (result.outcome.status, by_policy.outcome.status) == ("refused", "refused")
+    assert "a runner accepts frequency_penalty, max_completion_tokens" in result.outcome.message
     assert not requests
 
 
@@ -308,9 +311,9 @@ async def test_a_task_of_another_form_fails_alone(own_task: dict[str, Any], task
     ):
         refused = await _result(client, task, policy)
         served = await _result(client, own_task, policy, metadata={"sampling": {"temperature": 0.5}})
-    assert (refused.status, refused.reward) == ("refused", None)
-    assert message in refused.message
-    assert (served.status, served.reward) == ("succeeded", 0.0)
+    assert (refused.outcome.status, refused.outcome.reward) == ("refused", None)
+    assert message in refused.outcome.message
+    assert (served.outcome.status, served.outcome.reward) == ("succeeded", 0.0)
 
 
 def _may_read(path: object, data_dir: Path | None = None, domain: str = "spider") -> bool:

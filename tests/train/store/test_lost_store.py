@@ -19,17 +19,20 @@ from typer.testing import CliRunner
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import RolloutRequest
 from groundwire.train.store.__main__ import app
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreLostDataError
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.server import bind, serve
 from groundwire.train.store.spans import LightningSpanSink
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
-JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
+
+
+def _jobs() -> list[Rollout]:
+    return [Rollout(task=TASK, group="t") for _ in range(3)]
 
 
 def _span(attempted: AttemptedRollout) -> Span:
@@ -67,7 +70,7 @@ async def _collector(port: int) -> AsyncIterator[RolloutCollector]:
 async def _run_rollouts(store: LightningStore) -> None:
     """Ends the three rollouts of a batch."""
     ended = 0
-    while ended < len(JOBS):
+    while ended < 3:
         if rollout := await store.dequeue_rollout():
             await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
             ended += 1
@@ -80,8 +83,8 @@ async def test_a_store_that_comes_back_without_the_running_rollouts_ends_the_run
     async with AsyncExitStack() as started:
         async with _store(port, ours=ours) as store:
             collector = await started.enter_async_context(_collector(port))
-            batch = asyncio.create_task(collector.run(JOBS, deadline_s=1000))
-            while len(await store.query_rollouts()) < len(JOBS):  # noqa: ASYNC110
+            batch = asyncio.create_task(collector.run(_jobs(), deadline_s=1000))
+            while len(await store.query_rollouts()) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with _store(port, ours=ours):
             with pytest.raises(StoreLostDataError, match="does not know 3 of the 3 newest rollouts any more"):
@@ -93,9 +96,9 @@ async def test_a_store_that_comes_back_empty_between_batches_does_not_end_the_ru
     async with AsyncExitStack() as started:
         async with _store(port, ours=True) as store:
             collector = await started.enter_async_context(_collector(port))
-            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
         async with _store(port, ours=True) as store:
-            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
             assert await store.get_resources_by_id("rs-run") is not None
 
 
@@ -104,10 +107,10 @@ async def test_a_store_that_loses_the_address_of_the_proxy_gets_it_again() -> No
     async with AsyncExitStack() as started:
         async with _store(port, ours=True) as store:
             collector = await started.enter_async_context(_collector(port))
-            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
         async with _store(port, ours=True) as store:
             collector._newest = ""  # the store was emptied after the batch's first look
-            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
             assert await store.get_resources_by_id("rs-run") is not None
 
 
@@ -115,8 +118,8 @@ async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
     port = free_port()
     async with _store(port, ours=True) as store, _collector(port) as collector:
         collector._poll_s = 1000
-        batch = asyncio.create_task(collector.run(JOBS, deadline_s=1))
-        while len(await store.query_rollouts()) < len(JOBS):  # noqa: ASYNC110
+        batch = asyncio.create_task(collector.run(_jobs(), deadline_s=1))
+        while len(await store.query_rollouts()) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for rollout in await store.query_rollouts():
             await store.update_rollout(rollout.rollout_id, status="cancelled")

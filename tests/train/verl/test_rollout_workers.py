@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from local_actor import LocalActor
 
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl import rollout_workers
 from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, _Starts
 
@@ -33,17 +34,11 @@ class Worker:
     def __init__(self, number: int, act: Callable[[], Any]) -> None:
         self.number, self._act = number, act
 
-    async def run(self, requests: Sequence[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
+    async def run(self, requests: Sequence[Rollout], deadline_s: float) -> list[Rollout]:
         assert 0 < deadline_s <= 10
         if asyncio.iscoroutine(result := self._act()):
             await result
-        return [
-            RolloutResult(
-                request=request, rollout_id="r", status="succeeded", reward=1.0, reward_components={}, message="",
-                answer=str(self.number), steps=[], calls=[], attempts=1, seconds=0.1,
-            )
-            for request in requests
-        ]  # fmt: skip
+        return [replace(request, outcome=Outcome(reward=1.0, answer=str(self.number))) for request in requests]
 
     def seconds(self) -> dict[str, float]:
         return {"sampling": 2.0 * self.number, "waiting": 1.0}
@@ -73,12 +68,12 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Any:
         each.stop()
 
 
-def _group(name: str) -> list[RolloutRequest]:
-    return [RolloutRequest(task={"id": name, "question": "?"}, group=name, mode="train")] * GROUP
+def _group(name: str) -> list[Rollout]:
+    return [Rollout(task={"id": name, "question": "?"}, group=name) for _ in range(GROUP)]
 
 
-def _submit(workers: RolloutWorkers, name: str) -> Future[list[RolloutResult]]:
-    async def group(runs: Any) -> list[RolloutResult]:
+def _submit(workers: RolloutWorkers, name: str) -> Future[list[Rollout]]:
+    async def group(runs: Any) -> list[Rollout]:
         return [result async for _, result in runs.each(_group(name), deadline_s=10)]
 
     return workers.submit(group)
@@ -95,22 +90,22 @@ def test_groups_stay_together_and_each_worker_gets_its_share(workers: Any) -> No
     started = workers(3, wait, wait, wait)
     groups = [_submit(started, f"g{number}").result(10) for number in range(1)]
     groups += [each.result(10) for each in [_submit(started, f"g{number}") for number in range(6)]]
-    assert all(len({result.answer for result in group}) == 1 for group in groups)
-    answers = [group[0].answer for group in groups[1:]]
+    assert all(len({result.outcome.answer for result in group}) == 1 for group in groups)
+    answers = [group[0].outcome.answer for group in groups[1:]]
     assert sorted(answers) == ["0", "0", "1", "1", "2", "2"]
 
 
 def test_rollouts_of_a_process_that_ends_are_run_by_another(workers: Any) -> None:
     group = _submit(workers(1, _ends, lambda: None), "g").result(10)
-    assert [result.reward for result in group] == [1.0] * GROUP
+    assert [result.outcome.reward for result in group] == [1.0] * GROUP
 
 
 def test_rollouts_whose_processes_all_end_have_no_reward(workers: Any) -> None:
     started = workers(1, _ends, _ends, lambda: None)
     group = _submit(started, "g").result(10)
-    assert [(result.status, result.reward) for result in group] == [("not_stored", None)] * GROUP
-    assert "the process that ran it ended: killed by signal 9" in group[0].message
-    assert _submit(started, "h").result(10)[0].reward == 1.0  # the run goes on
+    assert [(result.outcome.status, result.outcome.reward) for result in group] == [("not_stored", None)] * GROUP
+    assert "the process that ran it ended: killed by signal 9" in group[0].outcome.message
+    assert _submit(started, "h").result(10)[0].outcome.reward == 1.0  # the run goes on
 
 
 def test_another_error_of_a_worker_ends_the_training(workers: Any) -> None:

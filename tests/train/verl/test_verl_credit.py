@@ -17,7 +17,7 @@ from programs import ROOT
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
 
@@ -37,14 +37,9 @@ def _call(number: int, prompt: list[int], response: list[int], version: int = 3)
     )
 
 
-def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
+def _outcome(calls: list[LLMCall], reward: float = 1.0) -> Rollout:
     task: Task = {"id": "t"}
-    job = RolloutRequest(task=task, group="u", mode="train")
-    return RolloutResult(
-        request=job, rollout_id="r", status="succeeded", reward=reward, reward_components={}, message="", answer="",
-        steps=[], calls=[call for call in calls if not call.untrainable_reason], attempts=1, seconds=1.0,
-        untrainable=[call for call in calls if call.untrainable_reason],
-    )  # fmt: skip
+    return Rollout(task=task, group="u", outcome=Outcome(reward=reward), calls=calls)
 
 
 def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:

@@ -37,9 +37,9 @@ from groundwire.train.policy.grammar import calls_and_json, to_lark
 from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.outcome import RolloutRequest
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
 from groundwire.train.verl.credit_assignment import TrainingRow
 from groundwire.train.verl.curriculum import Curriculum
@@ -270,9 +270,9 @@ def test_a_task_that_a_step_draws_twice_samples_other_replies(tmp_path: Path) ->
 
 
 def test_both_trainers_ask_with_the_same_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, each = list[RolloutRequest](), RolloutCollector.each
+    sent, each = list[Rollout](), RolloutCollector.each
 
-    def recording(self: RolloutCollector, requests: Sequence[RolloutRequest], **options: Any) -> Any:
+    def recording(self: RolloutCollector, requests: Sequence[Rollout], **options: Any) -> Any:
         sent.extend(requests)
         return each(self, requests, **options)
 

@@ -264,7 +264,7 @@ class GRPO:
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
         items = [item for row in rows for item in row.items]
         forbidden = None
-        if any(triplet.grammar for item in items for triplet in item.trajectory.triplets):
+        if any(call.grammar for item in items for call in item.trajectory.calls):
             # The sampler's distribution: only tokens that the grammar allowed had a probability.
             forbidden = self._forbidden(items, len(packed.targets))
         logprobs, entropy = self._logprobs(self.model, packed, forbidden)
@@ -304,12 +304,12 @@ class GRPO:
         forbidden = torch.zeros(targets, self.model.lm_head.out_features, dtype=torch.bool)
         start = 0
         for item in items:
-            for triplet in item.trajectory.triplets:
-                if not item.mask[len(triplet.prompt_ids) - len(item.trajectory.prompt_ids)]:
+            for call in item.trajectory.calls:
+                if not item.mask[len(call.prompt_ids) - len(item.trajectory.prompt_ids)]:
                     continue
-                end = start + len(triplet.response_ids)
-                if triplet.grammar:
-                    forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
+                end = start + len(call.response_ids)
+                if call.grammar:
+                    forbidden[start:end] = ~self._constraints.replay(call.grammar, call.response_ids)
                 start = end
         return forbidden
 
