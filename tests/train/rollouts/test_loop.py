@@ -145,8 +145,8 @@ async def exits_in_a_task(question: Any, endpoint: Any) -> str:
 
 def test_a_synchronous_client_in_a_plain_def_is_traced_as_any_other(tmp_path: Path) -> None:
     outcomes = _dev("synchronous", tmp_path)
-    assert [outcome.status for outcome in outcomes] == ["succeeded"] * 4
-    assert all(len(outcome.calls) == 1 and outcome.calls[0].response_ids for outcome in outcomes)
+    assert [ended.outcome.status for ended in outcomes] == ["succeeded"] * 4
+    assert all(len(ended.calls) == 1 and ended.calls[0].response_ids for ended in outcomes)
 
 
 async def hangs_in_the_loops_threads(question: Any, endpoint: Any) -> str:
@@ -156,8 +156,8 @@ async def hangs_in_the_loops_threads(question: Any, endpoint: Any) -> str:
 
 def test_an_agent_that_exits_in_its_own_task_fails_alone(tmp_path: Path) -> None:
     outcomes = _dev("exits_in_a_task", tmp_path)
-    assert [outcome.status for outcome in outcomes] == ["setup"] * 4
-    assert "SystemExit: no more of " in outcomes[0].message
+    assert [ended.outcome.status for ended in outcomes] == ["setup"] * 4
+    assert "SystemExit: no more of " in outcomes[0].outcome.message
 
 
 async def waits_for_itself(question: Any, endpoint: Any) -> str:
@@ -178,7 +178,7 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
         rollout_timeout_s=rollout_timeout_s,
     )
     run = RunDir.create(str(folder / "runs"), backend="custom", domain="spider", config=config.to_dict())
-    folders = ROOT, ROOT / "tests" / "helpers", Path(__file__).parent
+    folders = ROOT, ROOT / "src", ROOT / "tests" / "helpers", Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     return Program("-m", "train.run", "--resume", str(run.path), folder=folder, environment=environment)
 

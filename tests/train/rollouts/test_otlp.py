@@ -88,7 +88,7 @@ def test_a_rollout_is_one_trace_with_its_calls_tools_and_rewards(
     check_otlp(url)
     export = OtlpExport(url, run="runs-1", domain="spider")
     export.export(RESULT)
-    export.export(replace(RESULT, status="timeout", reward=None, reward_components={}, steps=[], calls=[], message="x"))
+    export.export(replace(RESULT, outcome=Outcome(failure="timeout", message="x", answer="SELECT 1"), calls=[]))
     export.close()
     assert len({span.trace_id for span in spans}) == 2
     [root, failed] = [span for span in spans if not span.parent_span_id]

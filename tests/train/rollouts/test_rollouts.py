@@ -162,7 +162,7 @@ async def test_training_pays_for_variants_of_the_database_and_validation_counts_
         [training] = jobs = _jobs(task, 1)
         results = await collector.run([*jobs, replace(training, mode="val")], deadline_s=30)
     assert [each.outcome.reward for each in results] == [0.0, 1.0]
-    assert results[0].reward_components == {"match": 0.0, "metric/official": 1.0, "metric/unchecked": 0.0}
+    assert results[0].outcome.reward_components == {"match": 0.0, "metric/official": 1.0, "metric/unchecked": 0.0}
 
 
 async def test_the_store_in_memory_keeps_no_spans_of_rollouts_that_were_read(task: Task) -> None:
