@@ -69,6 +69,8 @@ class Settings(BaseModel):
     error: ClassVar[type[UserError]] = UserError
     label: ClassVar[str] = ""
     """Text before a setting's name in messages, with a space at its end."""
+    gone: ClassVar[Mapping[str, str]] = {}
+    """Names of earlier versions that are no setting any more, each with a sentence on what takes its place."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -133,6 +135,8 @@ class Settings(BaseModel):
 
     @classmethod
     def _unknown(cls, name: Any) -> str:
+        if name in cls.gone:
+            return f"{cls.label}{name} is no setting any more: {cls.gone[name]}"
         return f"unknown {cls.label}setting {shorten_repr(name)}{suggestion_for(str(name), cls.names())}"
 
 

@@ -24,6 +24,8 @@ __all__ = ["JudgeClient", "JudgeReply", "JudgeRequestError"]
 _TRANSIENT = {408, 409, 425, 429}
 _SERVER_ERROR = 500
 _MILLION = 1_000_000
+_REQUEST_SHARE = 2 / 3
+"""Of the deadline, what one request may take: then another has time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class JudgeClient:
         assert settings.model is not None
         self._settings, self._model = settings, settings.model
         self._name = f"the {role} {self._model} at {settings.base_url or 'its provider'}"
+        self._timeout_s = settings.deadline_s * _REQUEST_SHARE
         self._http: httpx.AsyncClient | None = None
 
     async def ask(self, messages: list[dict[str, str]], *, structured: bool = True) -> JudgeReply:
@@ -72,10 +75,10 @@ class JudgeClient:
                         **({"response_format": RESPONSE_FORMAT} if structured else {}),
                     }
                 ),
-                self._settings.timeout_s,
+                self._timeout_s,
             )
         except (asyncio.TimeoutError, TimeoutError) as error:
-            message = f"{self._name} gave no reply within {self._settings.timeout_s:g} s"
+            message = f"{self._name} gave no reply within {self._timeout_s:g} s"
             raise JudgeRequestError(message, transient=True, billed=True) from error
         try:
             text = body["choices"][0]["message"]["content"]
@@ -96,10 +99,9 @@ class JudgeClient:
         settings = self._settings
         base_url = str(settings.base_url)
         if self._http is None:
-            limits = httpx.Limits(max_connections=settings.concurrency)
             # A judge on this machine is not behind the network's HTTP proxy.
             local = urlsplit(base_url).hostname in ("127.0.0.1", "localhost", "::1")
-            self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=limits, trust_env=not local)
+            self._http = httpx.AsyncClient(timeout=self._timeout_s, trust_env=not local)
         headers = {"Authorization": f"Bearer {os.environ.get(API_KEY) or 'none'}"}
         try:
             answer = await self._http.post(f"{base_url.rstrip('/')}/chat/completions", json=payload, headers=headers)
@@ -118,9 +120,10 @@ class JudgeClient:
         litellm = _import_litellm()
         key = os.environ.get(API_KEY)
         options = {"api_key": key} if key else {}
-        timeout_s = self._settings.timeout_s
         try:
-            answer = await litellm.acompletion(**payload, timeout=timeout_s, max_retries=0, drop_params=True, **options)
+            answer = await litellm.acompletion(
+                **payload, timeout=self._timeout_s, max_retries=0, drop_params=True, **options
+            )
         except litellm.Timeout as error:
             raise TimeoutError from error
         except Exception as error:  # each provider has its own exceptions
@@ -151,8 +154,9 @@ class JudgeClient:
     async def _prices(self) -> tuple[float, float]:
         """USD per million prompt and reply tokens; 0 if they are unknown and there is no cap."""
         settings = self._settings
-        if settings.input_usd is not None and settings.output_usd is not None:
-            return settings.input_usd, settings.output_usd
+        if settings.prices is not None:
+            input_usd, output_usd = map(float, settings.prices.split(","))
+            return input_usd, output_usd
         if settings.base_url is not None:
             return 0.0, 0.0
         litellm = await asyncio.to_thread(_import_litellm)
@@ -163,7 +167,7 @@ class JudgeClient:
             if settings.max_usd is None:
                 return 0.0, 0.0
             raise JudgeRequestError(
-                f"LiteLLM knows no price for {self._model}, and max_usd needs one: set input_usd and output_usd",
+                f"LiteLLM knows no price for {self._model}, and max_usd needs one: set prices",
                 transient=False,
             ) from error
 

@@ -25,6 +25,10 @@ from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 __all__ = ["Judge", "Verdict"]
 
 _Prompt = Callable[..., list[dict[str, str]]]
+CONCURRENCY = 32
+"""Requests at once, in each process."""
+RETRIES = 3
+"""Further attempts after a temporary failure: 429, 5xx, a lost connection."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
 
 
@@ -45,7 +49,7 @@ class _LoopState:
     def __init__(self, settings: JudgeSettings) -> None:
         self.client = None if settings.model is None else JudgeClient(settings)
         self.teacher = None if settings.teacher is None else JudgeClient(settings.of_teacher(), role="teacher")
-        self.slots = asyncio.Semaphore(settings.concurrency)
+        self.slots = asyncio.Semaphore(CONCURRENCY)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, key: str) -> asyncio.Lock:
@@ -88,7 +92,7 @@ class Judge:
         except asyncio.TimeoutError as error:
             raise JudgeAbstainedError(
                 f"the judge {settings.model} gave no verdict within its deadline of {settings.deadline_s:g} s, "
-                f"including the wait for one of {settings.concurrency} concurrent requests"
+                f"including the wait for one of {CONCURRENCY} concurrent requests"
             ) from error
         finally:
             for future in work:
@@ -163,7 +167,7 @@ class Judge:
 
     async def _reply(self, request: list[dict[str, str]], state: _LoopState, *, teacher: bool = False) -> JudgeReply:
         """One reply, with retries after transient failures."""
-        pause_s, attempts = _FIRST_PAUSE_S, self._settings.retries + 1
+        pause_s, attempts = _FIRST_PAUSE_S, RETRIES + 1
         for attempt in range(1, attempts + 1):
             try:
                 async with state.slots:

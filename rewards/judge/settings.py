@@ -6,6 +6,7 @@ log has one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -32,14 +33,23 @@ class JudgeSettings(Settings):
 
     error = JudgeSettingsError
     label = "judge "
+    gone = {
+        **dict.fromkeys(
+            ("accuracy", "completeness", "clarity", "professionalism"), "give all four as weights=0.4,0.3,0.15,0.15"
+        ),
+        **dict.fromkeys(("input_usd", "output_usd"), "give both as prices=0.25,2"),
+        "timeout_s": "a request may take two thirds of deadline_s",
+        "retries": "a request is sent up to four times within deadline_s",
+        "concurrency": "each process sends up to 32 requests at once",
+    }
 
     model: str | None = setting(None, "Model: with base_url its name there, else a LiteLLM name (openai/gpt-5-mini)")
     base_url: str | None = setting(None, "An OpenAI-compatible endpoint, up to and including /v1")
 
-    accuracy: float = setting(0.4, "Weight of the criterion; the four weights are divided by their sum", ge=0)
-    completeness: float = setting(0.3, "As accuracy", ge=0)
-    clarity: float = setting(0.15, "As accuracy", ge=0)
-    professionalism: float = setting(0.15, "As accuracy", ge=0)
+    weights: str = setting(
+        "0.4,0.3,0.15,0.15",
+        "Weights of the scores for accuracy, completeness, clarity and professionalism; they are divided by their sum",
+    )
 
     teacher: str | None = setting(
         None, "Model that writes the reference answer of a task that has none, named as model"
@@ -54,17 +64,18 @@ class JudgeSettings(Settings):
         False, "Ask again with reference and answer in the other order, and take the mean", old_name="swap"
     )
 
-    timeout_s: float = setting(20.0, "Seconds that one request may take", gt=0)
     deadline_s: float = setting(
-        30.0, "Seconds for all requests of one rollout, waiting and retries included; then the judge abstains", gt=0
+        30.0,
+        "Seconds for all requests of one rollout, waiting and retries included; then the judge abstains. One request "
+        "may take two thirds of them",
+        gt=0,
     )
-    retries: int = setting(3, "Further attempts after a temporary failure (429, 5xx, a lost connection)", ge=0)
-    concurrency: int = setting(32, "Requests at once, in each process", ge=1)
 
     max_calls: int | None = setting(None, "Most requests in all, counted in cache; then the judge abstains", ge=0)
     max_usd: float | None = setting(None, "Most USD in all, counted in cache; then the judge abstains", ge=0)
-    input_usd: float | None = setting(None, "USD per million tokens read. Without it, LiteLLM's price list", ge=0)
-    output_usd: float | None = setting(None, "USD per million tokens written", ge=0)
+    prices: str | None = setting(
+        None, "USD per million tokens read and written, such as 0.25,2. Without it, LiteLLM's price list"
+    )
     cache: str = setting(
         "~/.cache/groundwire/judge.sqlite", "File with all verdicts and costs, shared by all processes of a machine"
     )
@@ -73,8 +84,15 @@ class JudgeSettings(Settings):
     def _check_combination(self) -> JudgeSettings:
         urls = [url for url in (self.base_url, self.teacher_base_url) if url is not None]
         problem = next(filter(None, map(_url_problem, urls)), "")
-        if not sum(self.weights().values()):
-            problem = f"one of the judge's weights {', '.join(CRITERIA)} must be above 0"
+        if not _is_list(self.weights, len(CRITERIA)) or not sum(map(float, self.weights.split(","))):
+            problem = (
+                f"judge weights is {self.weights!r}; it must be like 0.4,0.3,0.15,0.15, one for each of "
+                f"{', '.join(CRITERIA)}, not all 0"
+            )
+        elif self.prices is not None and not _is_list(self.prices, 2):
+            problem = (
+                f"judge prices is {self.prices!r}; it must be like 0.25,2: USD per million tokens read and written"
+            )
         elif self.samples > 1 and not self.temperature:
             problem = f"judge samples is {self.samples} at temperature 0, where all are the same: set a temperature"
         elif self.teacher_base_url is not None and self.teacher is None:
@@ -86,10 +104,8 @@ class JudgeSettings(Settings):
             )
         elif self.base_url is not None and self.model is None:
             problem = "judge base_url is given without the judge's model"
-        elif (self.input_usd is None) != (self.output_usd is None):
-            problem = "give both judge input_usd and output_usd"
-        elif self.max_usd is not None and self.base_url is not None and self.input_usd is None:
-            problem = "judge max_usd needs the endpoint's prices: give judge input_usd and output_usd (USD per million)"
+        elif self.max_usd is not None and self.base_url is not None and self.prices is None:
+            problem = "judge max_usd needs the endpoint's prices: give judge prices (USD per million tokens: 0.25,2)"
         if problem:
             raise JudgeSettingsError(problem)
         return self
@@ -98,14 +114,10 @@ class JudgeSettings(Settings):
         """The settings with the teacher in place of the judge's model."""
         return self.model_copy(update={"model": self.teacher, "base_url": self.teacher_base_url})
 
-    def weights(self) -> dict[str, float]:
-        """The four weights, not normalised."""
-        return {name: getattr(self, name) for name in CRITERIA}
-
     def weighted(self, scores: Mapping[str, float]) -> float:
         """The weighted mean of a verdict's four scores, 0 to 1."""
-        weights = self.weights()
-        return sum(weight * scores[name] for name, weight in weights.items()) / sum(weights.values())
+        weights = list(map(float, self.weights.split(",")))
+        return sum(weight * scores[name] for name, weight in zip(CRITERIA, weights, strict=True)) / sum(weights)
 
     def describe(self) -> str:
         """One line about the judge for the user."""
@@ -119,6 +131,15 @@ class JudgeSettings(Settings):
                 "by the presence of the reference's facts. Order, negation and wording need a judge: --judge-model"
             )
         return f"answers are judged by {self.model} at {self.base_url or 'its provider, through LiteLLM'}"
+
+
+def _is_list(text: str, count: int) -> bool:
+    """Whether it is so many finite numbers of at least 0, between commas."""
+    try:
+        numbers = list(map(float, text.split(",")))
+    except ValueError:
+        return False
+    return len(numbers) == count and all(math.isfinite(number) and number >= 0 for number in numbers)
 
 
 def _url_problem(url: str) -> str:

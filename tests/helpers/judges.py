@@ -23,7 +23,7 @@ def verdict(score: float, **scores: float) -> str:
 
 def settings(server: ScriptedPolicyServer, tmp_path: Path, **given: Any) -> JudgeSettings:
     """The settings of a judge at ``server`` with its own cache."""
-    usual = {"model": "judge", "base_url": server.base_url, "cache": str(tmp_path / "judge.sqlite"), "retries": 1}
+    usual = {"model": "judge", "base_url": server.base_url, "cache": str(tmp_path / "judge.sqlite")}
     return JudgeSettings(**{**usual, **given})
 
 

@@ -18,7 +18,7 @@ from judges import CASE, judged, settings, verdict
 from groundwire import rewards
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
-from groundwire.rewards.judge import Judge
+from groundwire.rewards.judge import Judge, engine
 from groundwire.rewards.judge.cache import JudgeCache
 from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards.judge.settings import API_KEY
@@ -94,13 +94,16 @@ async def test_a_litellm_name_needs_no_endpoint(tmp_path: Path, monkeypatch: pyt
 
 async def test_the_settings_weights_are_used(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
-        judge = settings(server, tmp_path, accuracy=1.0, completeness=0.0, clarity=3.0, professionalism=0.0)
+        judge = settings(server, tmp_path, weights="1,0,3,0")
         assert (await judged(judge)).score == pytest.approx(0.75)
 
 
-async def test_samples_in_both_orders_are_averaged_and_their_spread_is_a_metric(tmp_path: Path) -> None:
+async def test_samples_in_both_orders_are_averaged_and_their_spread_is_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "CONCURRENCY", 1)
     async with ScriptedPolicyServer(replies=[verdict(each) for each in (0.2, 0.4, 0.6, 0.8)]) as server:
-        judge = settings(server, tmp_path, samples=2, temperature=1.0, swap_order=True, concurrency=1)
+        judge = settings(server, tmp_path, samples=2, temperature=1.0, swap_order=True)
         components = await rewards.get("rule_judge_hybrid", judge=judge)(TASK, "It is for fever.", [RAN])
         firsts = [request["messages"][1]["content"].split("\n")[2].partition(":")[0] for request in server.requests]
     assert components["judge"] == pytest.approx(0.5)
@@ -194,7 +197,7 @@ async def test_transient_failures_are_retried(status: int, tmp_path: Path) -> No
 
 async def test_after_its_retries_the_judge_abstains(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="busy")) as server:
-        with pytest.raises(JudgeAbstainedError, match=r"answered 503: .*busy.* \(asked 2 times\)"):
+        with pytest.raises(JudgeAbstainedError, match=r"answered 503: .*busy.* \(asked 4 times\)"):
             await judged(settings(server, tmp_path))
         assert len(server.requests) == 2
 
@@ -212,16 +215,20 @@ async def test_permanent_failures_are_not_retried_and_show_no_key(
     assert "sk-not-to-be-seen" not in str(caught.value)
 
 
-async def test_an_unreachable_judge_abstains(tmp_path: Path) -> None:
+async def test_an_unreachable_judge_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETRIES", 0)
     async with ScriptedPolicyServer(replies=[]) as server:
-        judge = settings(server, tmp_path, retries=0)
+        judge = settings(server, tmp_path)
     with pytest.raises(JudgeAbstainedError, match="cannot be reached"):
         await judged(judge)
 
 
-async def test_a_silent_judge_delays_a_rollout_until_its_deadline_at_most(tmp_path: Path) -> None:
+async def test_a_silent_judge_delays_a_rollout_until_its_deadline_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "CONCURRENCY", 1)
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(1.0), delay_s=60)) as server:
-        judge = settings(server, tmp_path, deadline_s=0.3, concurrency=1)
+        judge = settings(server, tmp_path, deadline_s=0.3)
         with pytest.raises(JudgeAbstainedError, match=r"no verdict within its deadline of 0\.3 s"):
             await asyncio.wait_for(judged(judge), 10)
         room = Judge(judge)  # requests that wait for a slot end by the deadline, too
@@ -233,12 +240,13 @@ async def test_a_silent_judge_delays_a_rollout_until_its_deadline_at_most(tmp_pa
 async def test_one_request_has_its_own_timeout(tmp_path: Path) -> None:
     replies = iter([Reply(text=verdict(1.0), delay_s=60), verdict(0.5)])
     async with ScriptedPolicyServer(replies=lambda _: next(replies)) as server:
-        assert (await judged(settings(server, tmp_path, timeout_s=0.3))).score == pytest.approx(0.5)
+        assert (await judged(settings(server, tmp_path, deadline_s=3.0))).score == pytest.approx(0.5)
 
 
-async def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
+async def test_concurrent_requests_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CONCURRENCY", 3)
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
-        judge = Judge(settings(server, tmp_path, concurrency=3))
+        judge = Judge(settings(server, tmp_path))
         room = judge._loop_states.setdefault(asyncio.get_running_loop(), _counting(judge))
         await asyncio.gather(*(judge.verdict(**{**CASE, "answer": str(n)}) for n in range(12)))
         assert (len(server.requests), room.client.most_at_once) == (12, 3)
@@ -294,7 +302,7 @@ async def test_another_model_or_sampling_is_another_request(changed: dict[str, A
 async def test_a_change_of_weights_costs_nothing(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, accuracy=1.0)]) as server:
         await judged(settings(server, tmp_path))
-        assert (await judged(settings(server, tmp_path, accuracy=100.0))).score > 0.99
+        assert (await judged(settings(server, tmp_path, weights="100,0.3,0.15,0.15"))).score > 0.99
 
 
 async def test_a_cap_on_calls_holds_and_the_error_names_it(tmp_path: Path) -> None:
@@ -310,7 +318,7 @@ async def test_a_cap_on_calls_holds_and_the_error_names_it(tmp_path: Path) -> No
 
 async def test_a_cap_on_usd_is_never_exceeded(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
-        judge = settings(server, tmp_path, max_usd=0.02, input_usd=1.0, output_usd=2.0, concurrency=50)
+        judge = settings(server, tmp_path, max_usd=0.02, prices="1,2")
         answers = [judged(judge, answer=str(n)) for n in range(50)]
         ended = await asyncio.gather(*answers, return_exceptions=True)
         asked = len(server.requests)
@@ -324,7 +332,7 @@ async def test_a_cap_on_usd_is_never_exceeded(tmp_path: Path) -> None:
 
 async def test_a_refused_request_costs_nothing(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=400, text="no")) as server:
-        judge = settings(server, tmp_path, max_usd=1.0, input_usd=1.0, output_usd=1.0)
+        judge = settings(server, tmp_path, max_usd=1.0, prices="1,1")
         with pytest.raises(JudgeAbstainedError):
             await judged(judge)
     assert JudgeCache(judge.cache).spent() == (1, 0.0)
@@ -381,7 +389,17 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
         ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs the endpoint's prices"),
         ({"max_calls": "-1"}, "judge max_calls is '-1'; it must be at least 0"),
         ({"deadline_s": "0"}, "judge deadline_s is '0'; it must be above 0"),
-        (dict.fromkeys(("accuracy", "completeness", "clarity", "professionalism"), 0), "weights .* must be above 0"),
+        (
+            {"weights": "0,0,0,0"},
+            "judge weights is '0,0,0,0'; it must be like 0.4,0.3,0.15,0.15, one for each of accuracy",
+        ),
+        ({"weights": "1,2"}, "judge weights is '1,2'; it must be like"),
+        ({"prices": "1"}, "judge prices is '1'; it must be like 0.25,2: USD per million tokens read and written"),
+        ({"clarity": "1"}, "judge clarity is no setting any more: give all four as weights=0.4,0.3,0.15,0.15"),
+        (
+            {"retries": "1"},
+            "judge retries is no setting any more: a request is sent up to four times within deadline_s",
+        ),
     ],
 )
 def test_a_wrong_setting_is_a_one_line_error(given: dict[str, Any], message: str) -> None:

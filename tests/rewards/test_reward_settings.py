@@ -39,7 +39,12 @@ def _remote(settings: AgentSettings) -> RemoteRolloutAgent:
 
 async def test_a_remote_runner_with_the_trainers_options_uses_its_judge(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
-        judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
+        judge = {
+            "model": "m",
+            "base_url": server.base_url,
+            "weights": "0.4,0.3,1,0.15",
+            "cache": str(tmp_path / "judge.sqlite"),
+        }
         config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
         remote = _remote(AgentSettings(reward=config.reward, judge=config.judge))
         agent = remote._agent_for(json.loads(json.dumps(config.for_agents())))  # as a store passes it on
