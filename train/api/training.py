@@ -50,7 +50,6 @@ from groundwire.train.job.prepare import (
     resolve_domain,
     resolve_path,
 )
-from groundwire.train.policy import STARTER_NOTES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +57,15 @@ if TYPE_CHECKING:
     from groundwire.train.local.trainer import LocalTrainer
 
 __all__ = ["format_config", "import_trainer", "make_job", "nothing_left", "train"]
+
+_STARTER_NOTES = {
+    "sql": "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
+    "room. It was made for English questions, SQL, and prompts of up to 2,000 tokens. The bundled validation databases "
+    "are new to it but generated; on real Spider it scores near zero.",
+    "prose": "The starter is a toy policy that knows nothing but SQL over other databases: it writes no prose, and its "
+    "reward says nothing of a real model's. This run shows that everything works; give --model a model that can write.",
+}
+"""What a reader of the starter's results needs to know, by the form of the domain's answers."""
 
 _VARIANTS = (
     "reward: in training a query must also be right on variants of its database; validation counts the database alone"
@@ -269,7 +277,7 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         print(f"warning: {warning}", file=sys.stderr)
     if not (metrics := run.metrics()):
         return {}
-    note = STARTER_NOTES[job.view.answers.name] if job.config.model == "starter" else ""
+    note = _STARTER_NOTES[job.view.answers.name] if job.config.model == "starter" else ""
     summary = summarize(run, job.config, job.data.source, note=note)
     with suppress(RunDirError):  # a validation cannot be read: the means in the metrics remain
         for name, change in paired_changes(run).items():

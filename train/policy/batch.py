@@ -32,11 +32,10 @@ BLOCK = 16
 _Prompt = tuple[int, ...]
 
 
-@dataclass(eq=False)
-class Request:
-    """One request with its sampled tokens."""
+@dataclass(eq=False, kw_only=True)
+class Request(Completion):
+    """A reply that is being sampled; the future's result is this object."""
 
-    prompt: _Prompt
     sampling: Sampling
     max_tokens: int
     random: random.Random
@@ -44,12 +43,8 @@ class Request:
     constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     future: Future[Completion] = field(default_factory=Future)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-    text: str | None = None
-    """The reply's text before the stop string, if one was sampled."""
-    finish_reason: str | None = None
+    stopped: bool = False
+    """Whether ``text`` is complete: it ends before a stop string or a stop token."""
     error: EngineError | None = None
     """Why the reply cannot go on; then ``finish_reason`` is ``error``."""
     answered: bool = False
@@ -62,7 +57,7 @@ class Request:
         self.answered = True
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.tokens)
+        return len(self.prompt_ids) + len(self.token_ids)
 
 
 class Batch:
@@ -100,7 +95,7 @@ class Batch:
         """
         by_prompt: dict[_Prompt, list[Request]] = {}
         for request in arrived:
-            by_prompt.setdefault(request.prompt, []).append(request)
+            by_prompt.setdefault(request.prompt_ids, []).append(request)
         known = {prompt: self.prefixes.longest(prompt) for prompt in by_prompt}
         # Sorted by the tokens to read: a prefill call pads its prompts to one length.
         prompts = sorted(by_prompt, key=lambda prompt: len(prompt) - known[prompt][0])
@@ -121,14 +116,14 @@ class Batch:
 
         requests = [by_prompt[prompt][0] for prompt in prompts]
         for request in requests:
-            request.cached_tokens = known[request.prompt][0]
+            request.cached_tokens = known[request.prompt_ids][0]
         copies = [(place, request) for place, prompt in enumerate(prompts) for request in by_prompt[prompt][1:]]
         if copies:
             source = torch.tensor([place for place, _ in copies], device=logits.device)
             self._cache[:, :, row : row + len(copies), :, :longest] = self._cache[:, :, first + source, :, :longest]
             logits = torch.cat([logits, logits[source]])
             for _, request in copies:
-                request.cached_tokens = len(request.prompt)
+                request.cached_tokens = len(request.prompt_ids)
                 requests.append(request)
         self._sample(requests, logits)
         self.requests += requests
@@ -138,7 +133,7 @@ class Batch:
         requests, device = self.requests, self._decoder.device
         span = max(map(len, requests))
         self._reserve(len(requests), span)
-        ids = torch.tensor([[request.tokens[-1]] for request in requests], device=device)
+        ids = torch.tensor([[request.token_ids[-1]] for request in requests], device=device)
         positions = torch.tensor([len(request) for request in requests], device=device)[:, None] - 1
         last = torch.zeros(len(requests), dtype=torch.long, device=device)
         self._sample(requests, self._decoder.logits(ids, positions, last, self._cache, first_row=0, span=span))
@@ -146,10 +141,10 @@ class Batch:
     def remove_finished(self) -> list[Request]:
         """Take finished and cancelled requests out of the batch; returns the finished ones."""
         requests = self.requests
-        stay = [i for i, each in enumerate(requests) if each.finish_reason is None and not each.answered]
+        stay = [i for i, each in enumerate(requests) if not each.finish_reason and not each.answered]
         if len(stay) == len(requests):
             return []
-        finished = [each for each in requests if each.finish_reason is not None]
+        finished = [each for each in requests if each.finish_reason]
         count, staying = len(stay), set(stay)
         gaps = [i for i in range(count) if i not in staying]
         moved = [i for i in stay if i >= count]
@@ -200,7 +195,7 @@ class Batch:
             any_top_p=min(top_p) < 1,
         )
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            request.tokens.append(token)
+            request.token_ids.append(token)
             request.logprobs.append(logprob)
             if request.constraint:
                 try:
@@ -210,21 +205,22 @@ class Batch:
                     continue
             if token in self._end_tokens or self._reached_stop(request, token):
                 request.finish_reason = "stop"
-            elif len(request.tokens) >= request.max_tokens:
+            elif len(request.token_ids) >= request.max_tokens:
                 request.finish_reason = "length"
             if request.on_token is not None:
                 request.on_token(token, logprob)
 
     def _reached_stop(self, request: Request, token: int) -> bool:
         if token in request.sampling.stop_token_ids:
-            request.text = self._tokenizer.decode(request.tokens[:-1], skip_special_tokens=True)
+            request.text = self._tokenizer.decode(request.token_ids[:-1], skip_special_tokens=True)
+            request.stopped = True
             return True
         if not request.sampling.stop:
             return False
-        text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
+        text = self._tokenizer.decode(request.token_ids, skip_special_tokens=True)
         found = [at for at in map(text.find, request.sampling.stop) if at >= 0]
         if found:
-            request.text = text[: min(found)]
+            request.text, request.stopped = text[: min(found)], True
         return bool(found)
 
     def _reserve(self, rows: int, length: int) -> None:

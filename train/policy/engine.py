@@ -19,10 +19,10 @@ import torch
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.batch import Batch, Request
-from groundwire.train.policy.compute import bf16_is_faster, sampling_threads
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoding import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
+from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["LocalEngine"]
@@ -70,12 +70,12 @@ class LocalEngine:
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
         threads: torch's threads of a step; by default
-            :func:`groundwire.train.policy.compute.sampling_threads`.
+            :func:`groundwire.train.policy.model.sampling_threads`.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
         prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning; by
             default 32,768, and 131,072 on a GPU.
         bf16: matrix products and the cache in bfloat16; by default where that is faster
-            (:func:`groundwire.train.policy.compute.bf16_is_faster`).
+            (:func:`groundwire.train.policy.model.bf16_is_faster`).
         timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
@@ -98,6 +98,7 @@ class LocalEngine:
         limit = getattr(model.config, "max_position_embeddings", None) or max_model_len
         if max_model_len > limit:
             raise ValueError(f"max_model_len is {max_model_len}, but the model has only {limit} positions")
+        keep_freed_memory()
         self.max_model_len, self.max_batch = max_model_len, max_batch
         self.tokenizer = tokenizer
         self.weights_version = 0
@@ -144,7 +145,14 @@ class LocalEngine:
         with self._changed:
             self._require_open()
             seed = self._seeds.random() if sampling.seed is None else sampling.seed
-            request = Request(prompt, sampling, max_tokens, random.Random(seed), on_token, constraint)
+            request = Request(
+                prompt_ids=prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                random=random.Random(seed),
+                on_token=on_token,
+                constraint=constraint,
+            )
             self._waiting.append(request)
             self._changed.notify()
         return request.future
@@ -262,20 +270,11 @@ class LocalEngine:
             if request.error is not None:
                 _fail([request], request.error)
                 continue
-            text = request.text
-            if text is None:
-                text = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
-            reply = Completion(
-                prompt_ids=request.prompt,
-                token_ids=request.tokens,
-                logprobs=request.logprobs,
-                text=text,
-                finish_reason=request.finish_reason or "stop",
-                weights_version=self.weights_version,
-                cached_tokens=request.cached_tokens,
-            )
+            if not request.stopped:
+                request.text = self.tokenizer.decode(request.token_ids, skip_special_tokens=True)
+            request.weights_version = self.weights_version
             with suppress(InvalidStateError):  # cancelled meanwhile
-                request.future.set_result(reply)
+                request.future.set_result(request)
 
 
 def _fail(requests: Iterable[Request], error: EngineError) -> None:

@@ -1,10 +1,7 @@
-"""Makes, loads and saves policies; transformers and vLLM load the same folders.
+"""Makes, loads and saves policies, and says how they are computed; transformers and vLLM load the same folders.
 
 The starter's ``model_type`` is ``llama``. With ``qwen2`` or ``qwen3``, ``AutoTokenizer`` would build that family's
 tokenizer from our vocabulary and silently drop our normalizer and decoder, so that every prompt had other ids.
-
-On Linux, importing this module makes the heap keep freed memory (``mallopt``): with matrices this small, page faults on
-every allocation cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -31,32 +28,38 @@ from groundwire.train.policy.pretrained.model_files import check_model_files, sa
 
 __all__ = [
     "InitialState",
+    "bf16_is_faster",
     "check_device",
     "count_parameters",
     "fitting_length",
+    "keep_freed_memory",
     "load_initial_state",
     "load_policy",
     "load_start",
     "new_policy",
+    "sampling_threads",
     "save_policy",
 ]
 
 
+_LARGE = 20_000_000
+"""Parameters of a model with which a CPU spends most of its time in matrix products."""
+_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _OPTIONS: dict[str, Any] = {"attn_implementation": "sdpa", "trust_remote_code": False}
 _MAX_REASON = 300  # characters of a library's message
 
 
-def _keep_freed_memory() -> None:
-    """Disable mmap and trimming, and grow the heap by 256 MB at a time (glibc only)."""
+def keep_freed_memory() -> None:
+    """Let the heap of this process keep freed memory, and grow by 256 MB at a time (glibc only).
+
+    With matrices as small as the starter's, page faults on every allocation cost more than the arithmetic.
+    """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (AttributeError, OSError):
         return
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         mallopt(option, value)
-
-
-_keep_freed_memory()
 
 
 def new_policy(
@@ -167,6 +170,29 @@ def check_device(device: str) -> None:
 def count_parameters(model: torch.nn.Module) -> int:
     """The number of parameters; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def bf16_is_faster(model: Any) -> bool:
+    """Whether matrix products in bfloat16 are faster than in float32.
+
+    They are on CUDA, and for a large model on a CPU with instructions for them.
+    """
+    if model.device.type != "cpu":
+        return bool(model.device.type == "cuda")
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not know them
+    return _is_large_on_cpu(model) and any(capabilities.get(name) for name in _INSTRUCTIONS)
+
+
+def sampling_threads(model: Any) -> int:
+    """The number of torch's threads that sample: all of them for a large model on a CPU, else one.
+
+    With a small model a second thread would wait for the core that the agents use, if they run in the same process.
+    """
+    return torch.get_num_threads() if _is_large_on_cpu(model) else 1
+
+
+def _is_large_on_cpu(model: Any) -> bool:
+    return bool(model.device.type == "cpu") and count_parameters(model) >= _LARGE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 __all__ = ["Completion", "Engine", "OnToken", "Sampling"]
@@ -30,22 +30,22 @@ class Sampling:
     """The rollout that sends the request. All requests of a session go to one server, for its prefix cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Completion:
-    """A finished reply."""
+    """A reply. The engine fills it token by token; whoever asked for it reads it when it is finished."""
 
     prompt_ids: tuple[int, ...]
-    token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
     """The sampled ids, including the end token if it was sampled."""
-    logprobs: list[float]
+    logprobs: list[float] = field(default_factory=list)
     """One per sampled id: ``log_softmax(logits / temperature)`` of the tokens that the grammar allows, before
     ``top_p``; at 0, at temperature 1."""
-    text: str
+    text: str = ""
     """Without special tokens, and cut before the stop string if one was sampled."""
-    finish_reason: str
-    """``stop`` or ``length``."""
-    weights_version: int
-    cached_tokens: int
+    finish_reason: str = ""
+    """``stop`` or ``length``; empty while it is sampled."""
+    weights_version: int = 0
+    cached_tokens: int = 0
     """Tokens of the prompt that were taken from the prefix cache."""
     first_weights_version: int | None = None
     """If weights may change during a reply: those of its first token; ``weights_version`` is that of its last."""

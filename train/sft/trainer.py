@@ -16,8 +16,7 @@ from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
-from groundwire.train.policy.compute import bf16_is_faster
-from groundwire.train.policy.model import count_parameters
+from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.sft.batches import Row, Step, forwards, prefetch
 
@@ -32,6 +31,7 @@ class SFTTrainer:
 
     def __init__(self, model: Any, tokenizer: Any, settings: SFTSettings, *, checkpoints: Checkpoints) -> None:
         self.model, self.tokenizer, self.settings, self.checkpoints = model, tokenizer, settings, checkpoints
+        keep_freed_memory()
         self.device = next(model.parameters()).device
         cuda = self.device.type == "cuda"
         self.one_row = settings.attention == "tree" or (settings.attention == "auto" and cuda)

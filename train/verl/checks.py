@@ -10,8 +10,7 @@ from groundwire.domains import TaskData
 from groundwire.tools.terminal import installed_version
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.pretrained.hub import check_hub
-from groundwire.train.policy.pretrained.locate import is_hub_name
+from groundwire.train.policy.pretrained.locate import check_hub, is_hub_name
 from groundwire.train.verl.hydra_config import compose_for_run, count_devices, other_estimator, uses_npu
 
 __all__ = ["check", "peft_problem"]

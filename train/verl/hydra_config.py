@@ -36,8 +36,7 @@ from groundwire.train.config.verl_names import (
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
-from groundwire.train.policy.pretrained.hub import check_hub
-from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
+from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length
 from groundwire.train.verl.memory_plan import TOKENS, plan_for_settings
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK

@@ -25,7 +25,7 @@ from groundwire.tools.http.access_token import access_token  # noqa: E402
 from groundwire.train.local.update.grpo import GRPO  # noqa: E402
 from groundwire.train.local.update.grpo_config import GRPOConfig  # noqa: E402
 from groundwire.train.local.update.rows import Row, WeightedItem  # noqa: E402
-from groundwire.train.policy.chat import fields  # noqa: E402
+from groundwire.train.policy.chat import request as chat_request  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
 from groundwire.train.policy.constraint import Constraints  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
@@ -416,11 +416,11 @@ def test_a_grammar_is_valid_lark_whatever_the_names_and_schemas_contain():
 @pytest.fixture
 def warned(caplog):
     """The warnings of the requests that a test checks."""
-    before = set(fields._warned)
-    fields._warned.clear()
-    caplog.set_level(logging.WARNING, logger=fields.__name__)
-    yield lambda: [record.getMessage() for record in caplog.records if record.name == fields.__name__]
-    fields._warned.update(before)
+    before = set(chat_request._warned)
+    chat_request._warned.clear()
+    caplog.set_level(logging.WARNING, logger=chat_request.__name__)
+    yield lambda: [record.getMessage() for record in caplog.records if record.name == chat_request.__name__]
+    chat_request._warned.update(before)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_neutral_values_and_fields_without_an_effect_are_accepted_silently(body,
     assert warned() == []
 
 
-@pytest.mark.parametrize("name", sorted(fields.REFUSED))
+@pytest.mark.parametrize("name", sorted(chat_request.REFUSED))
 def test_a_field_that_changes_the_form_of_the_reply_is_refused_by_name(name):
     with pytest.raises(ChatRequestError, match=f"^{name} is not supported: ") as caught:
         parse_request({"messages": HELLO, name: "x"}, served="policy")
@@ -461,7 +461,7 @@ def test_a_field_that_changes_the_form_of_the_reply_is_refused_by_name(name):
 
 def test_the_docs_list_the_fields():
     text = (ROOT / "docs" / "your-agent.md").read_text(encoding="utf-8")
-    names = {name for name in fields.NO_EFFECT | fields.REFUSED.keys() if not name.startswith("guided_")}
+    names = {name for name in chat_request.NO_EFFECT | chat_request.REFUSED.keys() if not name.startswith("guided_")}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 

@@ -12,10 +12,15 @@ import torch
 from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from groundwire.train.policy.decoding.cached_attention import _masked, cached_attention
 from groundwire.train.policy.decoding.decoder import Decoder
-from groundwire.train.policy.decoding.fused import add_and_normalize, gate, rotate_and_store
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
+from groundwire.train.policy.decoding.kernels import (
+    _masked,
+    add_and_normalize,
+    cached_attention,
+    gate,
+    rotate_and_store,
+)
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
 

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.policy.pretrained.hub import check_hub
+from groundwire.train.policy.pretrained.locate import check_hub
 
 
 class _Hub(BaseHTTPRequestHandler):

@@ -20,10 +20,9 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters
-from groundwire.train.policy.compute import bf16_is_faster
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
-from groundwire.train.policy.model import count_parameters
+from groundwire.train.policy.model import bf16_is_faster, count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
 
 __all__ = ["plan_for_model", "plan_run", "settings_for_model"]

@@ -84,7 +84,6 @@ class ChatResponse:
             text=self.text(token_ids),
             finish_reason="length",
             weights_version=weights_version,
-            cached_tokens=0,
         )
 
     def body(self, replies: list[Completion], messages: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:

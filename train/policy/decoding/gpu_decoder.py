@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from groundwire.train.policy.decoding.cached_attention import cached_attention
 from groundwire.train.policy.decoding.decoder import Decoder
-from groundwire.train.policy.decoding.fused import add_and_normalize, gate, rotate_and_store
+from groundwire.train.policy.decoding.kernels import add_and_normalize, cached_attention, gate, rotate_and_store
 
 __all__ = ["GPUDecoder"]
 

@@ -20,8 +20,6 @@ from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
 __all__ = ["check_model_files", "count_stored_parameters", "save_policy"]
 
-logging.disable_progress_bar()  # transformers would show one for every file that it reads or writes
-
 _MAX_GROWTH = 16
 """A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
 
@@ -31,6 +29,7 @@ def check_model_files(folder: Path) -> None:
 
     A model is built without memory for its weights, and compared with the sizes in the files of weights.
     """
+    logging.disable_progress_bar()  # transformers would show one for every file that it reads or writes
     for file in folder.iterdir():
         if not file.is_file() and not file.is_dir():
             raise ValueError(f"{file.name} is not a regular file")
@@ -59,6 +58,7 @@ def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str,
 
     ``weights``, by their names in the model, are written in place of the model's own.
     """
+    logging.disable_progress_bar()
     model.save_pretrained(path, state_dict=weights)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(path)
