@@ -510,7 +510,7 @@ def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"reward of at least 3: the highest reward of 6 is 2"):
         accepted_rollouts(given, min_reward=3.0, per_task=1)
     given.write_config({**given.config(), "evaluation": {}})
-    with pytest.raises(ConfigError, match=r"is an evaluation, which is never learned: give the folder of a train\.run"):
+    with pytest.raises(ConfigError, match=r"which is never learned: give the folder of a groundwire run"):
         accepted_rollouts(given, min_reward=0.0, per_task=1)
 
 
