@@ -31,7 +31,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from groundwire.tools.http.guard import Guard, middleware
 from groundwire.tools.http.server import make_runner
-from groundwire.train.store.agent_lightning import Config, Request
+from groundwire.train.store.agent_lightning import Config, Request, SpanFields
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API, HEALTH
 from groundwire.train.store.intake import SpanIntake
@@ -275,7 +275,7 @@ async def _dequeue(store: Any, path: _PathParameters, body: Any) -> Any:
 
 
 async def _add_span(store: Any, path: _PathParameters, body: Any) -> Any:
-    return body if await _add_spans(store, path, [body]) else None  # None: it is there already
+    return body if await store.add_many_spans([body.model_dump()]) else None  # None: it is there already
 
 
 async def _add_spans(store: Any, path: _PathParameters, body: Any) -> Any:
@@ -322,16 +322,13 @@ _ROUTES: dict[str, tuple[int, Any, _Call]] = {
     "GET /resources/{resources_id}": (200, None, _with_fields("get_resources_by_id")),
     "POST /resources/{resources_id}": (200, dict[str, _Resource], _put_resources),
     "GET /spans": (200, _QuerySpans, _with_fields("query_spans")),
-    "POST /spans": (201, dict[str, Any], _add_span),
+    "POST /spans": (201, SpanFields, _add_span),
     "POST /spans/batch": (201, _Items[Any], _add_spans),
     "POST /spans/search": (200, _QuerySpans, _with_fields("query_spans")),
     "POST /spans/next": (200, _Next, _next_sequence_id),
     "POST /spans/next/batch": (200, _Items[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
     "POST /waits/rollouts": (200, _Wait, _with_fields("wait_for_rollouts")),
 }
-
-
-_CHECKED_ONE_BY_ONE = ("POST /spans", "POST /spans/batch")
 
 
 def _endpoint(store: Any, route: str) -> _Endpoint:
@@ -342,9 +339,7 @@ def _endpoint(store: Any, route: str) -> _Endpoint:
     async def respond(path: _PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
         try:
             # The thread leaves the event loop to other clients, for most of the time.
-            parse = functools.partial(
-                _parse_request, adapter, path, query, body, check=call not in (_add_span, _add_spans)
-            )
+            parse = functools.partial(_parse_request, adapter, path, query, body, check=call is not _add_spans)
             request = await asyncio.to_thread(parse) if len(body) > _LARGE_BYTES else parse()
             return success, pydantic_core.to_json(await call(store, path, request))
         except pydantic.ValidationError as error:

@@ -36,7 +36,7 @@ from groundwire.train.store.agent_lightning import (
 )
 from groundwire.train.store.base import StateMachine, attempt_of
 from groundwire.train.store.errors import StoreFileError
-from groundwire.train.store.rollout import Attempt, Outcome, Rollout
+from groundwire.train.store.rollout import TRANSITIONS, Attempt, Outcome, Rollout
 
 __all__ = ["MEMORY", "SqliteStore"]
 
@@ -171,10 +171,12 @@ class SqliteStore(StateMachine):
         return update
 
     def _next_number(self, rollout_id: str) -> int:
-        count = "UPDATE rollouts SET last_number = last_number + 1 WHERE rollout_id = ?"
-        if not self._conn.execute(count, (rollout_id,)).rowcount:
+        row = self._conn.execute("SELECT last_number FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        if row is None:
             raise ValueError(f"Rollout {rollout_id} not found")
-        return self._conn.execute("SELECT last_number FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()[0]
+        number = self._parsed("rollouts", row[0], int) + 1
+        self._conn.execute("UPDATE rollouts SET last_number = ? WHERE rollout_id = ?", (number, rollout_id))
+        return number
 
     @contextmanager
     def _begin(self) -> Iterator[None]:
@@ -213,9 +215,9 @@ class SqliteStore(StateMachine):
             return cached[0]
         rollout = self._parsed("rollouts", request, lambda text: read_request(Request.model_validate_json(text)))
         rollout.rollout_id, rollout.status, rollout.started, rollout.ended = rollout_id, status, started, ended
-        rollout.attempts = self._parsed(
-            "rollouts", attempts, lambda text: [Attempt(**item) for item in from_json(text)]
-        )
+        rollout.attempts = self._parsed("rollouts", attempts, _read_attempts)
+        if status not in TRANSITIONS:
+            raise sqlite3.DatabaseError("table rollouts: a value is damaged")
         self._cache[rollout_id] = rollout, min(len(request) + len(attempts), _CACHED)
         return rollout
 
@@ -273,6 +275,10 @@ class SqliteStore(StateMachine):
 
 def _attempts_json(rollout: Rollout) -> str:
     return to_json([asdict(attempt) for attempt in rollout.attempts]).decode()
+
+
+def _read_attempts(text: str) -> list[Attempt]:
+    return [Attempt(**fields) for fields in from_json(text)]
 
 
 def _finite(span: Mapping[str, Any]) -> Mapping[str, Any]:

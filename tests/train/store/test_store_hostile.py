@@ -14,8 +14,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span, SpanCoreFields, TraceStatus
 from aiohttp import web
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -25,22 +23,33 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
+from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
-from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
-from groundwire.train.store.client import StoreClient
+from groundwire.train.store.agent_lightning import Request, SpanFields, span_json
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
-from groundwire.train.store.server import _ROUTES, application, bind, serve
+from groundwire.train.store.http_server import _ROUTES, application, bind, serve
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.remote import RemoteStore
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.sqlite import MEMORY
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
 
 
-def _span(attempted: AttemptedRollout, sequence: int = 1, **changes: Any) -> dict[str, Any]:
-    status = TraceStatus(status_code="OK")
-    fields = SpanCoreFields(name="call", attributes={}, status=status, start_time=1.0, end_time=2.0)
-    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-    span: dict[str, Any] = Span.from_core_fields(fields, sequence_id=sequence, **ids).model_dump()
-    return {**span, **changes}
+def _span(attempted: dict[str, Any], sequence: int = 1, **changes: Any) -> dict[str, Any]:
+    ids = {"rollout_id": attempted["rollout_id"], "attempt_id": attempted["attempt"]["attempt_id"]}
+    record = SpanRecord(name="call", sequence_id=sequence, attributes={}, start_time=1.0, end_time=2.0, **ids)
+    return {**span_json(record), **changes}
+
+
+async def _next_number(store: LightningStore, attempted: dict[str, Any]) -> int:
+    [number] = await store.get_many_span_sequence_ids([(attempted["rollout_id"], "")])
+    return number
+
+
+async def _numbers(store: LightningStore, attempted: dict[str, Any]) -> list[int]:
+    return [span["sequence_id"] for span in (await store.query_spans(attempted["rollout_id"]))["items"]]
 
 
 def _otlp(*ids: dict[str, Any]) -> ExportTraceServiceRequest:
@@ -75,7 +84,7 @@ class _Server:
 
 @asynccontextmanager
 async def _serving() -> AsyncIterator[_Server]:
-    store = SqliteLightningStore(MEMORY)
+    store = LightningStore(MEMORY)
     token = access_token()
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
     async with serve(store, bind("127.0.0.1", 0), token=token) as url, session:
@@ -102,14 +111,14 @@ async def test_a_span_that_cannot_be_stored_is_refused_and_the_others_are_stored
     changes: dict[str, Any], reason: str
 ) -> None:
     async with _serving() as server:
-        bad, good = [await server.store.start_rollout({}) for _ in range(2)]
+        bad, good = [await server.store.start_rollout(input={}) for _ in range(2)]
         status, reply = await server.post("/spans/batch", [_span(bad, **changes), _span(bad, 7), _span(good, 3)])
         assert status == 400
         assert reason in reply["detail"]
         assert "1 of 3 spans were refused, the others are stored" in reply["detail"]
         for attempted, number in ((bad, 7), (good, 3)):
-            assert [span.sequence_id for span in await server.store.query_spans(attempted.rollout_id)] == [number]
-            assert await server.store.get_next_span_sequence_id(attempted.rollout_id, "") == number + 1
+            assert await _numbers(server.store, attempted) == [number]
+            assert await _next_number(server.store, attempted) == number + 1
         status, reply = await server.post("/spans", _span(bad, **changes))
         assert status in (400, 422)
         assert reason in reply["detail"]
@@ -117,20 +126,20 @@ async def test_a_span_that_cannot_be_stored_is_refused_and_the_others_are_stored
 
 async def test_spans_of_an_unknown_rollout_do_not_affect_those_of_others() -> None:
     async with _serving() as server:
-        attempted = await server.store.start_rollout({})
+        attempted = await server.store.start_rollout(input={})
         body = [_span(attempted, 1, rollout_id="ro-gone"), _span(attempted, 2)]
         status, reply = await server.post("/spans/batch", body)
         assert status == 400
         assert "Rollout ro-gone not found" in reply["detail"]
-        assert [span.sequence_id for span in await server.store.query_spans(attempted.rollout_id)] == [2]
+        assert await _numbers(server.store, attempted) == [2]
 
 
 async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_stored() -> None:
     async with _serving() as server:
-        bad, good = [await server.store.start_rollout({}) for _ in range(2)]
+        bad, good = [await server.store.start_rollout(input={}) for _ in range(2)]
 
-        def ids(attempted: AttemptedRollout) -> dict[str, Any]:
-            return {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+        def ids(attempted: dict[str, Any]) -> dict[str, Any]:
+            return {"rollout_id": attempted["rollout_id"], "attempt_id": attempted["attempt"]["attempt_id"]}
 
         export = _otlp(
             {**ids(bad), "span_sequence_id": 2**63 - 1},
@@ -143,8 +152,8 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
         partial = ExportTraceServiceResponse.FromString(reply).partial_success
         assert partial.rejected_spans == 3
         assert "3 of 4 spans were refused, the others are stored: " in partial.error_message
-        assert await server.store.get_next_span_sequence_id(bad.rollout_id, "") == 1
-        assert [span.sequence_id for span in await server.store.query_spans(good.rollout_id)] == [1]
+        assert await _next_number(server.store, bad) == 1
+        assert await _numbers(server.store, good) == [1]
         status, reply = await server.export(_otlp({**ids(bad), "span_sequence_id": 2**63 - 1}).SerializeToString())
         assert status == 400
         assert b"sequence_id is 9223372036854775807" in reply
@@ -190,36 +199,39 @@ async def test_no_body_of_another_form_is_a_failure_of_the_store(body: bytes) ->
 async def test_json_of_any_shape_is_stored_and_read_again() -> None:
     task = {"limit": -5, "user_id": "two\nlines", "start_time": -1e300, "list": list(range(20_000)), "n": 10**30}
     async with _serving() as server:
-        client = StoreClient(server.url)
+        client = RemoteStore(server.url)
         await client.start()
-        enqueued = await client.enqueue_rollout(task, metadata={"deep": json.loads("[" * 40 + "]" * 40)})
-        found = await client.get_rollout_by_id(enqueued.rollout_id)
+        rollout = Rollout(task=task, metadata={"deep": json.loads("[" * 40 + "]" * 40)})
+        await client.enqueue([rollout])
+        found = await client.get(rollout.rollout_id)
         assert found is not None
-        assert found.input == task
+        assert (found.task, found.metadata) == (task, rollout.metadata)
         await client.stop()
 
 
 async def test_many_rollouts_are_enqueued_in_requests_that_the_store_accepts() -> None:
     async with _serving() as server:
-        client = StoreClient(server.url)
+        client = RemoteStore(server.url)
         await client.start()
-        large = [EnqueueRolloutRequest(input={"n": n, "text": "x" * (1 << 20)}) for n in range(40)]
-        small = [EnqueueRolloutRequest(input={"n": n}) for n in range(40, 2500)]
-        enqueued = await client.enqueue_many_rollouts([*large, *small])
-        assert [rollout.input["n"] for rollout in enqueued] == list(range(2500))
-        assert await client.enqueue_many_rollouts([]) == []
+        large = [Rollout(task={"n": n, "text": "x" * (1 << 20)}) for n in range(40)]
+        rollouts = [*large, *(Rollout(task={"n": n}) for n in range(40, 2500))]
+        await client.enqueue(rollouts)
+        await client.enqueue([])
+        stored = await server.store.dequeue(3000)
+        assert [rollout.task["n"] for rollout in stored] == list(range(2500))
+        assert [rollout.rollout_id for rollout in stored] == [rollout.rollout_id for rollout in rollouts]
         await client.stop()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_compressed_spans_are_stored(encoding: str) -> None:
     async with _serving() as server:
-        attempted = await server.store.start_rollout({})
-        ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+        attempted = await server.store.start_rollout(input={})
+        ids = {"rollout_id": attempted["rollout_id"], "attempt_id": attempted["attempt"]["attempt_id"]}
         compress = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
         body = compress(_otlp(ids).SerializeToString())
         assert (await server.export(body, **{"Content-Encoding": encoding}))[0] == 200
-        assert len(await server.store.query_spans(attempted.rollout_id)) == 1
+        assert await _numbers(server.store, attempted) == [1]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +261,7 @@ async def test_bodies_that_cannot_be_read_are_refused_with_a_reason(monkeypatch:
         assert (status, reply["detail"]) == (413, "the request has more than 16 MiB")
         status, reply = await server.post("/spans", b"[" * (2 << 20))
         assert (status, reply["detail"].split(",")[0]) == (400, "the JSON of the request has 2097152 opening brackets")
-        monkeypatch.setattr("groundwire.train.store.server._BODY_S", 0.1)
+        monkeypatch.setattr("groundwire.train.store.http_server._BODY_S", 0.1)
 
         async def slow() -> AsyncIterator[bytes]:
             yield b"{"
@@ -277,11 +289,11 @@ async def test_bodies_that_cannot_be_read_are_refused_with_a_reason(monkeypatch:
 )
 async def test_attributes_of_spans_are_checked(value: Any, accepted: bool) -> None:
     async with _serving() as server:
-        attempted = await server.store.start_rollout({})
+        attempted = await server.store.start_rollout(input={})
         status, reply = await server.post("/spans", _span(attempted, attributes={"key": value}))
         if accepted:
-            [span] = await server.store.query_spans(attempted.rollout_id)
-            assert Span.model_validate(span.model_dump()).attributes["key"] == value
+            [span] = (await server.store.query_spans(attempted["rollout_id"]))["items"]
+            assert SpanFields.model_validate(span).attributes["key"] == value
         else:
             assert status == 400
             assert reply["detail"].startswith("attribute 'key' ")
@@ -289,33 +301,33 @@ async def test_attributes_of_spans_are_checked(value: Any, accepted: bool) -> No
 
 async def test_lists_come_in_pages_which_the_client_puts_together() -> None:
     async with _serving() as server:
-        tasks = [EnqueueRolloutRequest(input={"n": n}) for n in range(2100)]
-        await server.store.enqueue_many_rollouts(tasks)
+        rollouts = [Rollout(task={"n": n}, resources_id="run") for n in range(2100)]
+        await server.store.enqueue(rollouts)
+        ids = [rollout.rollout_id for rollout in rollouts]
         for limit in (-1, 1500):
             status, page = await server.post("/rollouts/search", {"limit": limit})
             assert (status, len(page["items"]), page["total"]) == (200, 1000, 2100)
-        client = StoreClient(server.url)
+        _, page = await server.post("/rollouts/search", {"limit": 2, "offset": 3})
+        assert [rollout["input"]["n"] for rollout in page["items"]] == [3, 4]
+        client = RemoteStore(server.url)
         await client.start()
-        everything = await client.query_rollouts()
-        assert [rollout.input["n"] for rollout in everything] == list(range(2100))
-        assert [r.input["n"] for r in await client.query_rollouts(offset=1000)] == list(range(1000, 2100))
-        assert [r.input["n"] for r in await client.query_rollouts(limit=2, offset=3)] == [3, 4]
-        for rollout in everything:
-            await server.store.update_rollout(rollout.rollout_id, status="cancelled")
-        ended = await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in everything], timeout=0)
-        assert len(ended) == 2100
+        assert await client.unfinished("run") == ids
+        assert await client.count(ids) == 2100
+        for rollout_id in ids:
+            await server.store.cancel(rollout_id)
+        assert await client.ended(ids) == ids
         await client.stop()
 
 
 async def test_a_page_of_large_items_has_few_of_them() -> None:
     async with _serving() as server:
-        for n in range(5):
-            await server.store.enqueue_rollout({"n": n, "text": "x" * (6 << 20)})
+        rollouts = [Rollout(task={"n": n, "text": "x" * (6 << 20)}, resources_id="run") for n in range(5)]
+        await server.store.enqueue(rollouts)
         _, page = await server.post("/rollouts/search", {})
         assert (len(page["items"]), page["total"]) == (3, 5)
-        client = StoreClient(server.url)
+        client = RemoteStore(server.url)
         await client.start()
-        assert [rollout.input["n"] for rollout in await client.query_rollouts()] == list(range(5))
+        assert await client.unfinished("run") == [rollout.rollout_id for rollout in rollouts]
         await client.stop()
 
 
@@ -328,14 +340,14 @@ async def test_the_message_of_a_failing_server_is_one_line_of_the_log(caplog: py
             return web.Response(status=503, text="away\nERROR forged")
         return await handler(request)
 
-    app = application(SqliteLightningStore(MEMORY), access_token())
+    app = application(LightningStore(MEMORY), access_token())
     app.middlewares.append(fail)
     runner = make_runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    client = RemoteStore(f"http://127.0.0.1:{runner.addresses[0][1]}")
     await client.start()
-    query = asyncio.create_task(client.query_rollouts())
+    query = asyncio.create_task(client.unfinished("run"))
     while not caplog.messages:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     failing = False
@@ -364,9 +376,9 @@ async def test_a_missing_body_is_refused_where_one_is_needed(body: bytes) -> Non
 @asynccontextmanager
 async def _damaged(path: Path, damage: str) -> AsyncIterator[tuple[str, list[str]]]:
     """The address of a store whose file of two rollouts is damaged by the statement ``damage``, and their ids."""
-    store = SqliteLightningStore(path)
-    rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in range(2)])
-    await store.get_next_span_sequence_id(rollouts[0].rollout_id, "a")
+    store = LightningStore(path)
+    rollouts = await store.enqueue_many_rollouts([Request(input={"n": n}) for n in range(2)])
+    await store.get_many_span_sequence_ids([(rollouts[0]["rollout_id"], "a")])
     store.close()
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("PRAGMA ignore_check_constraints=ON")
@@ -374,39 +386,41 @@ async def _damaged(path: Path, damage: str) -> AsyncIterator[tuple[str, list[str
         conn.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute(damage)
-    store = SqliteLightningStore(path)
+    store = LightningStore(path)
     async with serve(store, bind("127.0.0.1", 0), token=access_token()) as url:
-        yield url, [rollout.rollout_id for rollout in rollouts]
+        yield url, [rollout["rollout_id"] for rollout in rollouts]
     store.close()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE rollouts SET body = NULL WHERE id = 1",
-        "UPDATE rollouts SET body = 7 WHERE id = 1",
-        """UPDATE rollouts SET body = '{"status": "queu' WHERE id = 1""",
-        "UPDATE rollouts SET body = CAST(x'ff' AS TEXT) WHERE id = 1",
-        "UPDATE rollout_queue SET item = NULL WHERE id = 1",
-        "UPDATE span_sequence_ids SET value = 'text'",
+        "UPDATE rollouts SET request = NULL WHERE id = 1",
+        "UPDATE rollouts SET request = 7 WHERE id = 1",
+        """UPDATE rollouts SET request = '{"input": "queu' WHERE id = 1""",
+        "UPDATE rollouts SET request = CAST(x'ff' AS TEXT) WHERE id = 1",
+        "UPDATE rollouts SET attempts = '[{}]' WHERE id = 1",
+        "UPDATE rollouts SET status = 'queu' WHERE id = 1",
+        "UPDATE queue SET rollout_id = NULL WHERE id = 1",
+        "UPDATE rollouts SET last_number = 'text' WHERE id = 1",
     ],
 )
 async def test_a_damaged_value_of_the_stores_file_ends_its_request_with_one_sentence(
     damage: str, tmp_path: Path
 ) -> None:
     async with _damaged(tmp_path / "store.db", damage) as (url, ids):
-        client = StoreClient(url)
+        client = RemoteStore(url)
         await client.start()
 
         async def read() -> None:
-            await client.get_next_span_sequence_id(ids[0], "a")
-            await client.query_rollouts(limit=5)
-            await client.dequeue_rollout()
+            await client.reserve_sequence_ids([(ids[0], "a")])
+            await client.get(ids[0])
+            await client.dequeue(1)
 
         with pytest.raises(StoreFailedError, match=r"the store fails at .* start the store with a copy of the file"):
             await asyncio.wait_for(read(), 30)
         if "rollouts SET" in damage:
-            assert (await client.get_rollout_by_id(ids[1])) is not None
+            assert (await client.get(ids[1])) is not None
         await client.stop()
 
 
@@ -417,22 +431,23 @@ async def test_a_request_that_alone_fails_ends_at_the_clients_deadline() -> None
             return web.Response(status=503, text="the store's file: disk I/O error")
         return await handler(request)
 
-    app = application(SqliteLightningStore(MEMORY), access_token())
+    app = application(LightningStore(MEMORY), access_token())
     app.middlewares.append(fail)
     runner = make_runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client = StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=0.5)
+    client = RemoteStore(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=0.5)
     await client.start()
 
     async def others() -> None:
         while True:
-            await client.statistics()
+            await client.count([])
+            await client.count(["ro-1"], ["running"])
             await asyncio.sleep(0.01)
 
     answered = asyncio.create_task(others())
     with pytest.raises(StoreGoneError, match=r"has been away for .* status 503: the store's file: disk I/O error"):
-        await asyncio.wait_for(client.query_rollouts(), 20)
+        await asyncio.wait_for(client.unfinished("run"), 20)
     answered.cancel()
     await client.stop()
     await runner.cleanup()
@@ -446,7 +461,7 @@ async def test_spans_that_meet_a_full_disk_may_be_sent_again(monkeypatch: pytest
             raise sqlite3.OperationalError("database or disk is full")
 
         monkeypatch.setattr(server.store, "add_many_spans", full)
-        ids = {"rollout_id": taken.rollout_id, "attempt_id": taken.attempt.attempt_id}
+        ids = {"rollout_id": taken["rollout_id"], "attempt_id": taken["attempt"]["attempt_id"]}
         status, body = await server.export(_otlp(ids).SerializeToString())
         assert (status, json.loads(body)) == (503, {"detail": "the store's file: database or disk is full"})
 
@@ -458,7 +473,7 @@ async def test_a_large_request_leaves_the_store_to_other_clients() -> None:
         stored, sizes = asyncio.create_task(server.post("/spans/batch", spans)), set()
         while not stored.done():
             await asyncio.sleep(0)
-            sizes.add(await server.store.collections.spans.size())  # type: ignore[attr-defined]
+            sizes.add((await server.store.statistics())["total_spans"])
         assert (await stored)[0] == 201
         assert len(sizes) > 10
 
