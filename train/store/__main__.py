@@ -59,7 +59,7 @@ def main(
             raise CommandError("--keep works with --path and --memory only; let MongoDB's own tools delete old data")
         check_listen(host, given_token(token_file))
         token = access_token(token_file)
-        from groundwire.train.store.server import bind
+        from groundwire.train.store.http_server import bind
 
         listener = bind(host, port)
         asyncio.run(_serve(_open_store(path, mongo), listener, token, keep))
@@ -68,19 +68,20 @@ def main(
 def _open_store(path: Path | None, mongo: str | None) -> Any:
     if mongo is not None:
         try:
-            from groundwire.train.store.backends.mongo import MongoStore
+            from groundwire.train.store.mongo import MongoStore
         except ImportError as error:
             raise CommandError(
-                f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'"
+                f"--mongo needs Agent Lightning with MongoDB ({error}): pip install 'groundwire[agentlightning]'"
             ) from error
         return MongoStore(mongo)
-    from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
+    from groundwire.train.store.lightning_store import LightningStore
+    from groundwire.train.store.sqlite import MEMORY
 
-    return SqliteLightningStore(path or MEMORY)
+    return LightningStore(path or MEMORY)
 
 
 async def _serve(store: Any, listener: socket.socket, token: str, keep: float | None = None) -> None:
-    from groundwire.train.store.server import serve
+    from groundwire.train.store.http_server import serve
 
     stopped = asyncio.Event()
     try:

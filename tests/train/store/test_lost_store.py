@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout, RolloutConfig, Span, SpanCoreFields, TraceStatus
 from external_processes import free_port
-from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.store.__main__ import app
-from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreLostDataError
@@ -33,13 +27,6 @@ TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 
 def _jobs() -> list[Rollout]:
     return [Rollout(task=TASK, group="t") for _ in range(3)]
-
-
-def _span(attempted: AttemptedRollout) -> Span:
-    status = TraceStatus(status_code="OK")
-    fields = SpanCoreFields(name="call", attributes={}, status=status, start_time=1.0, end_time=2.0)
-    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-    return Span.from_core_fields(fields, sequence_id=1, **ids)
 
 
 @asynccontextmanager
@@ -126,62 +113,3 @@ async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
         store.prune(keep_s=0)  # type: ignore[attr-defined]
         with pytest.raises(StoreLostDataError, match="does not know 1 of the 1 newest rollouts any more"):
             await batch
-
-
-@pytest.mark.parametrize("store", [MemoryStore(), SqliteLightningStore(MEMORY)])
-async def test_a_rollout_that_has_ended_stays_as_it_ended(store: LightningStore) -> None:
-    retried = RolloutConfig(max_attempts=2, retry_condition=["failed"])
-
-    async def status(rollout_id: str) -> Any:
-        rollout = await store.get_rollout_by_id(rollout_id)
-        assert rollout is not None
-        return rollout.status
-
-    succeeded, cancelled, failed = [await store.start_rollout({}, config=retried) for _ in range(3)]
-    await store.update_attempt(succeeded.rollout_id, "latest", status="succeeded")
-    ended = await store.get_rollout_by_id(succeeded.rollout_id)
-    assert (await store.update_rollout(succeeded.rollout_id, status="cancelled")).status == "succeeded"
-    assert await store.get_rollout_by_id(succeeded.rollout_id) == ended
-
-    await store.update_rollout(cancelled.rollout_id, status="cancelled")
-    await store.update_attempt(cancelled.rollout_id, "latest", status="failed")
-    assert await status(cancelled.rollout_id) == "cancelled"
-    assert await store.dequeue_rollout() is None
-
-    await store.update_rollout(failed.rollout_id, status="failed")
-    await store.update_rollout(failed.rollout_id, status="cancelled", metadata={"kept": True})
-    assert await status(failed.rollout_id) == "failed"
-
-    for rollout in (succeeded, cancelled, failed):  # a new start is deliberate
-        await store.update_rollout(rollout.rollout_id, status="queuing")
-        again = await store.dequeue_rollout()
-        assert again is not None
-        assert (again.rollout_id, again.status, again.attempt.sequence_id) == (rollout.rollout_id, "preparing", 2)
-
-
-async def test_rollouts_that_ended_long_ago_are_pruned_with_all_their_data(tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "store.db")
-    for number in range(120):
-        attempted = await store.start_rollout({"n": number})
-        await store.add_span(_span(attempted))
-        if number < 110:
-            await store.update_attempt(attempted.rollout_id, "latest", status="succeeded")
-    queued = await store.enqueue_rollout({})
-    await store.update_rollout(queued.rollout_id, status="cancelled")
-    assert store.prune(keep_s=100) == 0
-    deleted = 0
-    while part := store.prune(keep_s=0):
-        deleted += part
-    assert deleted == 111
-    assert [rollout.input["n"] for rollout in await store.query_rollouts()] == list(range(110, 120))
-    assert await store.query_spans(attempted.rollout_id) != []
-    statistics = await store.statistics()
-    assert (statistics["total_rollouts"], statistics["total_spans"], statistics["total_attempts"]) == (10, 10, 10)
-    assert await store.collections.rollout_queue.size() == 0
-    assert await store.collections.span_sequence_ids.size() == 10
-    store.close()
-
-
-@pytest.mark.parametrize("keep", ["0", "nan", "-1"])
-def test_the_store_keeps_rollouts_for_a_while(keep: str) -> None:
-    assert "--keep" in CliRunner().invoke(app, ["--memory", "--keep", keep]).output

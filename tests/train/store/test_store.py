@@ -1,9 +1,10 @@
-"""The SQLite store behaves like Agent Lightning's own, loses nothing, and works with all its clients."""
+"""The store in a file behaves like Agent Lightning's own to its clients, and loses nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import signal
 import socket
@@ -16,53 +17,41 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pydantic_core
 import pytest
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import (
-    Attempt,
-    AttemptedRollout,
-    EnqueueRolloutRequest,
-    ProxyLLM,
-    Rollout,
-    RolloutConfig,
-    Span,
-    SpanCoreFields,
-    TraceStatus,
-)
 from aiohttp import web
-from mongo_wire import FakeMongo, fake_mongo
+from lightning import mongo_store
+from mongo_wire import FakeMongo
 from programs import Program
 
+from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.__main__ import _open_store
-from groundwire.train.store.backends.base import MemoryStore
-from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
-from groundwire.train.store.client import StoreClient
+from groundwire.train.store.agent_lightning import span_json
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.server import application
+from groundwire.train.store.http_server import application
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.remote import RemoteStore
+from groundwire.train.store.rollout import ProxyLLM, Rollout
+from groundwire.train.store.sqlite import MEMORY
 
 
-def _span(attempted: AttemptedRollout, sequence: int, name: str = "call", **attributes: Any) -> Span:
-    status = TraceStatus(status_code="OK")
-    fields = SpanCoreFields(name=name, attributes=attributes, status=status, start_time=1.0, end_time=2.0)
-    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-    return Span.from_core_fields(fields, sequence_id=sequence, **ids)
+def _call(rollout: Rollout, sequence: int = 1, **fields: Any) -> LLMCall:
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+    return LLMCall(sequence=sequence, prompt_ids=[1], response_ids=[2], logprobs=[-0.5], **ids, **fields)
 
 
-async def _taken(store: LightningStore, worker: str = "w") -> AttemptedRollout:
-    attempted = await store.dequeue_rollout(worker)
-    assert attempted is not None
-    return attempted
+async def _take(store: Any, **fields: Any) -> Rollout:
+    await store.enqueue([Rollout(task={}, **fields)])
+    [rollout] = await store.dequeue(1, "w")
+    return rollout
 
 
 @asynccontextmanager
-async def _served(store: LightningStore, *middlewares: Any) -> AsyncIterator[str]:
+async def _served(store: Any, *middlewares: Any) -> AsyncIterator[str]:
     app = application(store, access_token())
     app.middlewares.extend(middlewares)
     runner = make_runner(app)
@@ -80,93 +69,76 @@ def _with_token(url: str) -> str:
 
 
 @asynccontextmanager
-async def _their_server(store: LightningStore) -> AsyncIterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = LightningStoreServer(store, host="127.0.0.1", port=port, launch_mode="asyncio")
-    await server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop()
+async def _lightning(kind: str, tmp_path: Path) -> AsyncIterator[Any]:
+    """A store with Agent Lightning's methods and types."""
+    pytest.importorskip("agentlightning")
+    from agentlightning.store.client_server import LightningStoreClient
+    from agentlightning.store.memory import InMemoryLightningStore
 
-
-@asynccontextmanager
-async def _mongo(server: FakeMongo) -> AsyncIterator[LightningStore]:
-    from groundwire.train.store.backends.mongo import MongoStore
-
-    async with fake_mongo(server) as uri:
-        store = await asyncio.to_thread(MongoStore, uri)  # it asks the server, which is on this loop
-        yield store
-        await store.close()
-
-
-@asynccontextmanager
-async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
-    """A store in this process, or behind a pair of server and client."""
     if kind == "theirs":
         yield InMemoryLightningStore()
-        return
-    if kind == "our client, their server":
-        async with _their_server(InMemoryLightningStore()) as url:
-            client = StoreClient(url)
-            await client.start()
-            yield client
-            await client.stop()
-        return
-    if kind == "MongoDB":
+    elif kind == "their client, MongoDB":
         pytest.importorskip("pymongo")
-        async with _mongo(FakeMongo()) as store:
-            yield store
-        return
-    store = SqliteLightningStore(tmp_path / "store.db")
-    if kind == "ours":
-        yield store
-    else:
-        async with _served(store) as url:
-            client = StoreClient(url) if kind == "our client, our server" else LightningStoreClient(_with_token(url))
-            if isinstance(client, StoreClient):
-                await client.start()
+        async with mongo_store(FakeMongo()) as store, _served(store) as url:
+            client = LightningStoreClient(_with_token(url))
             yield client
             await client.close()
-    store.close()
+    else:
+        store = LightningStore(tmp_path / "store.db", scan_s=0)
+        async with _served(store) as url:
+            client = LightningStoreClient(_with_token(url))
+            yield client
+            await client.close()
+        store.close()
 
 
-KINDS = ("theirs", "ours", "MongoDB", "their client, our server", "our client, our server", "our client, their server")
+def _their_span(attempted: Any, sequence: int, name: str = "call", **attributes: Any) -> Any:
+    from agentlightning.types import Span, SpanCoreFields, TraceStatus
+
+    status = TraceStatus(status_code="OK")
+    fields = SpanCoreFields(name=name, attributes=attributes, status=status, start_time=1.0, end_time=2.0)
+    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+    return Span.from_core_fields(fields, sequence_id=sequence, **ids)
 
 
-async def test_a_store_reads_a_policys_address_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with _store("our client, our server", tmp_path) as store:
-        await store.update_resources("named", {"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
-        assert await store.get_resources_by_id("named") is not None
+KINDS = ("theirs", "their client, our server", "their client, MongoDB")
+
+
+async def test_a_client_reads_a_policys_address(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = LightningStore(MEMORY)
+    policy = ProxyLLM(endpoint="http://a/v1", model="m")
+    async with _served(store) as url:
+        client = RemoteStore(url)
+        await client.start()
+        await client.put_resources("named", {"policy": policy})
+        assert await client.get_resources("named") == {"policy": policy} == await store.get_resources(None)
+        await client.stop()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_all_stores_behave_alike(kind: str, tmp_path: Path) -> None:
-    async with _store(kind, tmp_path) as store:
-        resources = await store.add_resources({"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
-        await store.update_resources("rs-named", {"policy": ProxyLLM(endpoint="http://b/v1", model="m")})
+async def test_all_stores_behave_alike_to_agent_lightning(kind: str, tmp_path: Path) -> None:
+    types = pytest.importorskip("agentlightning.types")
+    async with _lightning(kind, tmp_path) as store:
+        resources = await store.add_resources({"policy": types.ProxyLLM(endpoint="http://a/v1", model="m")})
+        await store.update_resources("rs-named", {"policy": types.ProxyLLM(endpoint="http://b/v1", model="m")})
         latest = await store.get_latest_resources()
         assert latest is not None
         assert (latest.resources_id, latest.version) == ("rs-named", 1)
         assert [one.resources_id for one in await store.query_resources()] == [resources.resources_id, "rs-named"]
-        config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+        config = types.RolloutConfig(max_attempts=2, retry_condition=["failed"])
         first = await store.enqueue_rollout({"n": 0}, mode="train", config=config, metadata={"group": "g"})
-        more = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in (1, 2)])
+        more = await store.enqueue_many_rollouts([types.EnqueueRolloutRequest(input={"n": n}) for n in (1, 2)])
         assert (first.status, first.resources_id) == ("queuing", "rs-named")
 
-        attempted = await _taken(store)
+        attempted = await store.dequeue_rollout("w")
         assert (attempted.input, attempted.status, attempted.mode) == ({"n": 0}, "preparing", "train")
         pair = (attempted.rollout_id, attempted.attempt.attempt_id)
         assert list(await store.get_many_span_sequence_ids([pair, pair])) == [1, 2]
         assert await store.get_next_span_sequence_id(*pair) == 3
-        spans = [_span(attempted, 2, "b", text="x" * 10), _span(attempted, 1, "a", ids=[1, 2])]
+        spans = [_their_span(attempted, 2, "b", text="x" * 10), _their_span(attempted, 1, "a", ids=[1, 2])]
         assert len(await store.add_many_spans(spans)) == 2
-        assert await store.add_span(_span(attempted, 7, "late")) is not None
+        assert await store.add_span(_their_span(attempted, 7, "late")) is not None
         assert list(await store.add_many_spans(spans[:1])) == []
         assert await store.get_next_span_sequence_id(*pair) == 8
         found = await store.query_spans(pair[0], "latest")
@@ -184,13 +156,14 @@ async def test_all_stores_behave_alike(kind: str, tmp_path: Path) -> None:
 
         await store.update_attempt(*pair, status="failed")
         assert [r.status for r in await store.query_rollouts(rollout_id_in=[pair[0]])] == ["requeuing"]
-        assert [(await _taken(store)).input for _ in range(3)] == [{"n": 1}, {"n": 2}, {"n": 0}]
+        assert [(await store.dequeue_rollout("w")).input for _ in range(3)] == [{"n": 1}, {"n": 2}, {"n": 0}]
         assert await store.dequeue_rollout("idle") is None
         assert [a.status for a in await store.query_attempts(pair[0])] == ["failed", "preparing"]
         await store.update_attempt(pair[0], "latest", status="succeeded")
         await store.update_rollout(more[0].rollout_id, status="cancelled")
         ended = await store.wait_for_rollouts(rollout_ids=[pair[0], *(r.rollout_id for r in more)], timeout=0)
         assert sorted(r.status for r in ended) == ["cancelled", "succeeded"]
+        assert list(await store.wait_for_rollouts(rollout_ids=["ro-gone"], timeout=0)) == []
         statuses = await store.query_rollouts(status_in=["preparing"], sort_by="start_time")
         assert [(r.rollout_id, r.attempt.worker_id) for r in statuses] == [(more[1].rollout_id, "w")]  # type: ignore[union-attr]
         workers = await store.query_workers(sort_by="worker_id")
@@ -198,119 +171,56 @@ async def test_all_stores_behave_alike(kind: str, tmp_path: Path) -> None:
         assert (await store.statistics())["total_spans"] == 3
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("theirs", "their client, our server")])
-async def test_an_unknown_rollout_is_a_value_error_at_once(kind: str, tmp_path: Path) -> None:
-    async with _store(kind, tmp_path) as store:
-        attempted = await store.start_rollout({})
-        gone = _span(attempted, 1).model_copy(update={"rollout_id": "ro-gone"})
-        with pytest.raises(ValueError, match="ro-gone not found"):
-            await store.add_span(gone)
-
-
 async def test_a_reopened_store_has_all_data(tmp_path: Path) -> None:
-    store = SqliteLightningStore(tmp_path / "store.db")
-    for n in range(3):
-        await store.enqueue_rollout({"n": n})
-    attempted = await _taken(store)
-    await store.add_span(_span(attempted, 1, reward=float("nan"), parts=[1.0, float("inf")]))
+    store = LightningStore(tmp_path / "store.db")
+    await store.enqueue([Rollout(task={"n": n}, sampling={"seed": n}, resources_id="run") for n in range(3)])
+    [taken] = await store.dequeue(1, "w")
+    ids = {"rollout_id": taken.rollout_id, "attempt_id": taken.attempts[0].attempt_id}
+    attributes = {"reward": float("nan"), "parts": [1.0, float("inf")]}
+    span = SpanRecord(name="a", sequence_id=4, attributes=attributes, start_time=1.0, end_time=2.0, **ids)
+    call = _call(taken, 5, reply_json='{"content": "1"}')
+    await store.add_annotations([span])
+    await store.add_calls([call])
+    await store.put_resources("run", {"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
     store.close()
-    store = SqliteLightningStore(tmp_path / "store.db")
-    [span] = await store.query_spans(attempted.rollout_id)
-    assert span.attributes == {"reward": "nan", "parts": "[1.0, inf]"}
-    assert await store.get_next_span_sequence_id(attempted.rollout_id, "") == 2
-    assert [(await _taken(store)).input for _ in range(2)] == [{"n": 1}, {"n": 2}]
+    store = LightningStore(tmp_path / "store.db")
+    found = await store.get(taken.rollout_id)
+    assert found is not None
+    assert (found.calls, found.status, found.attempts[0].worker_id) == ([call], "running", "w")
+    assert found.annotations[0].attributes == {"reward": "nan", "parts": "[1.0, inf]"}
+    assert await store.reserve_sequence_ids([(taken.rollout_id, "")]) == [6]
+    again = await store.dequeue(3)
+    assert [(rollout.task, rollout.sampling) for rollout in again] == [({"n": n}, {"seed": n}) for n in (1, 2)]
+    assert await store.get_resources("run") == {"policy": ProxyLLM(endpoint="http://a/v1", model="m")}
     store.close()
 
 
 async def test_a_failed_call_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SqliteLightningStore(tmp_path / "store.db")
-    await store.enqueue_rollout({"n": 0})
+    store = LightningStore(tmp_path / "store.db")
+    await store.enqueue([Rollout(task={})])
 
-    async def full(*_: Any, **__: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.collections.workers, "upsert", full)  # the last step of taking a rollout
+        patch.setattr(store, "_change_worker", full)  # the last step of taking a rollout
         with pytest.raises(sqlite3.OperationalError):
-            await store.dequeue_rollout("w")
-    [rollout] = await store.query_rollouts()
-    assert rollout.status == "queuing"
-    assert not isinstance(rollout, AttemptedRollout)
-    assert (await _taken(store)).attempt.sequence_id == 1
+            await store.dequeue_many_rollouts(worker_id="w")
+    [rollout] = (await store.query_rollouts())["items"]
+    assert rollout["status"] == "queuing"
+    assert "attempt" not in rollout
+    assert [rollout.attempts[-1].number for rollout in await store.dequeue(2)] == [1]
     store.close()
 
 
-async def test_an_attempt_that_ended_is_not_revived_by_a_late_span() -> None:
-    store = SqliteLightningStore(MEMORY)
-    await store.enqueue_rollout({}, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
-    attempted = await _taken(store)
-    await store.update_attempt(attempted.rollout_id, attempted.attempt.attempt_id, status="failed")
-    await store.add_span(_span(attempted, 1))
-    assert (await _taken(store)).attempt.sequence_id == 2
-
-
-@pytest.mark.parametrize("value", ["a" * 200_000, list(range(5_000))], ids=["text", "numbers"])
-async def test_the_memory_store_drops_the_spans_of_the_oldest_rollouts(value: Any) -> None:
-    store = MemoryStore(span_bytes=1 << 20)
-    for _ in range(10):
-        await store.enqueue_rollout({})
-    rollouts = [await _taken(store) for _ in range(10)]
-    for attempted in rollouts:
-        await store.add_span(_span(attempted, 1, value=value))
-    with pytest.raises(RuntimeError, match="evicted"):
-        await store.query_spans(rollouts[0].rollout_id)
-    for attempted in rollouts[-2:]:
-        assert len(await store.query_spans(attempted.rollout_id)) == 1
-
-
-async def test_the_memory_store_gives_a_rollout_with_its_newest_attempt() -> None:
-    store = MemoryStore()
-    waiting = await store.enqueue_rollout({"q": [1]}, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
-    assert type(await store.get_rollout_by_id(waiting.rollout_id)) is Rollout
-    for number in (1, 2):
-        attempted = await _taken(store)
-        found = await store.get_rollout_by_id(waiting.rollout_id)
-        assert isinstance(found, AttemptedRollout)
-        assert found.attempt == attempted.attempt == await store.get_latest_attempt(waiting.rollout_id)
-        assert (found.attempt.sequence_id, found.input, found.status) == (number, {"q": [1]}, "preparing")
-        assert AttemptedRollout.model_validate_json(pydantic_core.to_json(found)) == found
-        await store.update_attempt(waiting.rollout_id, attempted.attempt.attempt_id, status="failed")
-    assert found.status == "preparing"  # the store changes its own object
-    assert (await store.get_rollout_by_id(waiting.rollout_id)).status == "failed"  # type: ignore[union-attr]
-
-
-async def test_the_memory_store_finds_items_as_agent_lightnings() -> None:
-    ours, theirs = MemoryStore().collections, InMemoryLightningStore().collections
-    attempts = [
-        Attempt(rollout_id=rollout, attempt_id=f"a{number}", sequence_id=number, start_time=0.0)
-        for rollout in ("r1", "r2")
-        for number in (1, 2)
-    ]
-    for collections in (ours, theirs):
-        await collections.attempts.insert(attempts)
-    newest: Any = {"name": "sequence_id", "order": "desc"}
-    first, last = {"attempt_id": {"exact": "a1"}}, {"attempt_id": {"exact": "a2"}}
-    for key, sort, found in (
-        ({"rollout_id": {"exact": "r2"}, **first}, None, attempts[2]),
-        ({"rollout_id": {"exact": "r2"}, **last}, newest, attempts[3]),
-        ({"rollout_id": {"exact": "r3"}, **first}, None, None),
-        ({"rollout_id": {"exact": "r1"}, "attempt_id": {"exact": "a3"}}, None, None),
-        ({"rollout_id": {"exact": "r1"}}, newest, attempts[1]),
-        ({"rollout_id": {"exact": "r1"}, "attempt_id": {"within": ["a2", "a3"]}}, None, attempts[1]),
-        ({"rollout_id": {"exact": "r1"}, **last, "sequence_id": {"exact": 1}}, None, None),
-    ):
-        filters: Any = key
-        assert [await each.attempts.get(filters, sort) for each in (ours, theirs)] == [found, found]
-
-
-async def test_the_rollout_of_an_unresponsive_runner_returns_to_the_queue() -> None:
-    store = SqliteLightningStore(MEMORY, scan_s=0)
-    config = RolloutConfig(max_attempts=2, unresponsive_seconds=0.05, retry_condition=["unresponsive"])
-    await store.enqueue_rollout({}, config=config)
-    attempted = await _taken(store, "dead")
-    await asyncio.sleep(0.1)
-    again = await _taken(store, "alive")
-    assert (again.rollout_id, again.attempt.sequence_id) == (attempted.rollout_id, 2)
+def test_a_file_of_an_older_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    LightningStore(path).close()
+    with sqlite3.connect(path) as conn:
+        conn.execute("PRAGMA user_version=1")
+    conn.close()
+    with pytest.raises(StoreFileError, match=r"store\.db is a store of version 1, not 2; give another file$"):
+        LightningStore(path)
 
 
 def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
@@ -321,9 +231,9 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
         conn.execute("CREATE TABLE mine (id int)")
     conn.close()
     damaged = tmp_path / "damaged.db"
-    SqliteLightningStore(damaged).close()
+    LightningStore(damaged).close()
     damaged.write_bytes(damaged.read_bytes().replace(b"CREATE TABLE rollouts", b"CREATE TABL\xcd rollouts"))
-    used = SqliteLightningStore(tmp_path / "used.db")
+    used = LightningStore(tmp_path / "used.db")
     for path, message in (
         (damaged, "is not a SQLite database"),
         (text, "is not a SQLite database"),
@@ -332,7 +242,7 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
         (tmp_path / "no" / "folder.db", "give a file in a writable folder"),
     ):
         with pytest.raises(StoreFileError, match=message):
-            SqliteLightningStore(path)
+            LightningStore(path)
     used.close()
     with sqlite3.connect(other) as conn:
         assert conn.execute("SELECT count(*) FROM mine").fetchone() == (0,)
@@ -344,7 +254,7 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
     [
         ("/v1/agl/enqueue_rollout", {}, 404, "this is a Lightning store with the API of agentlightning 0.3"),
         ("/v1/agl/spans", {"rollout_id": "r"}, 422, "does not fit agentlightning 0.3: attempt_id: Field required"),
-        ("/v1/agl/rollouts/search", {"sort_by": "size"}, 400, "sort_by is 'size'; allowed: rollout_id"),
+        ("/v1/agl/rollouts/search", {"sort_by": "size"}, 400, "sort_by is 'size'; allowed: input, mode"),
         ("/v1/agl/rollouts/search", {"limit": 0}, 400, "limit is 0"),
         ("/v1/agl/rollouts/ro-1", {"status": None}, 400, "status is null"),
         ("/v1/traces", {}, 400, "application/x-protobuf"),
@@ -353,7 +263,7 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
 )
 async def test_the_response_to_a_bad_request_gives_the_reason(path: str, body: Any, status: int, message: str) -> None:
     async with (
-        _served(SqliteLightningStore(MEMORY)) as url,
+        _served(LightningStore(MEMORY)) as url,
         aiohttp.ClientSession() as session,
         session.post(_with_token(url) + path, json=body) as reply,
     ):
@@ -369,22 +279,23 @@ async def test_simultaneous_requests_are_batched_and_answered_one_by_one() -> No
         paths.append(request.path)
         return await handler(request)
 
-    store = SqliteLightningStore(MEMORY)
+    store = LightningStore(MEMORY)
     async with _served(store, noting) as url:
-        client = StoreClient(url)
+        client = RemoteStore(url)
         await client.start()
-        rollouts = await asyncio.gather(*(client.enqueue_rollout({"n": n}) for n in range(40)))
-        taken = await asyncio.gather(*(client.dequeue_rollout(f"w{n}") for n in range(41)))
-        there = [attempted for attempted in taken if attempted is not None]
-        ids = [(each.rollout_id, each.attempt.attempt_id) for each in there]
+        rollouts = [Rollout(task={"n": n}) for n in range(40)]
+        await asyncio.gather(*(client.enqueue([rollout]) for rollout in rollouts))
+        answers = await asyncio.gather(*(client.dequeue(1, f"w{n}") for n in range(41)))
+        taken = [rollout for answer in answers for rollout in answer]
+        ids = [(rollout.rollout_id, rollout.attempts[-1].attempt_id) for rollout in taken]
         assert sorted(rollout_id for rollout_id, _ in ids) == sorted(rollout.rollout_id for rollout in rollouts)
-        assert len({each.attempt.worker_id for each in there}) == len(there) == 40
+        assert len({rollout.attempts[-1].worker_id for rollout in taken}) == len(taken) == 40
         ids.insert(7, ("ro-nowhere", "at-nowhere"))
-        ends = [client.update_attempt(*pair, status="succeeded") for pair in ids]
+        ends = [client.end_attempt(*pair, None, failed=False) for pair in ids]
         ended = await asyncio.gather(*ends, return_exceptions=True)
-        refused = [place for place, each in enumerate(ended) if isinstance(each, ValueError)]
-        assert (refused, sum(not isinstance(each, Exception) for each in ended)) == ([7], 40)
-        assert await asyncio.gather(*(client.get_rollout_by_id(name) for name in ("ro-a", "ro-b"))) == [None, None]
+        refused = [place for place, answer in enumerate(ended) if isinstance(answer, ValueError)]
+        assert (refused, sum(not isinstance(answer, Exception) for answer in ended)) == ([7], 40)
+        assert await asyncio.gather(*(client.get(name) for name in ("ro-a", "ro-b"))) == [None, None]
         await client.stop()
     assert len(paths) < 60, f"{len(paths)} requests for 123"
 
@@ -397,21 +308,26 @@ async def test_batches_stay_below_the_size_that_the_store_refuses() -> None:
         sizes.append(request.content_length or 0)
         return await handler(request)
 
-    async with _served(SqliteLightningStore(MEMORY), noting) as url:
-        client = StoreClient(url)
+    async with _served(LightningStore(MEMORY), noting) as url:
+        client = RemoteStore(url)
         await client.start()
-        attempted = await client.start_rollout({})
-        spans = [_span(attempted, number, payload="x" * (1 << 20)) for number in range(1, 21)]
-        assert len(await asyncio.gather(*(client.add_many_spans([span]) for span in spans))) == 20
-        assert len(await client.query_spans(attempted.rollout_id)) == 20
+        rollout = await _take(client)
+        calls = [_call(rollout, number, reply_json=f'{{"content": "{"x" * (1 << 20)}"}}') for number in range(1, 21)]
+        await asyncio.gather(*(client.add_calls([call]) for call in calls))
+        await client.add_calls(calls)
+        found = await client.get(rollout.rollout_id)
+        assert found is not None
+        assert found.calls == calls
         await client.stop()
-    assert 4 << 20 > max(sizes) > 2 << 20
+    assert 5 << 20 > max(sizes) > 2 << 20
 
 
 async def test_a_failing_request_does_not_affect_the_others_of_its_batch() -> None:
-    store = SqliteLightningStore(MEMORY)
-    attempted = await store.start_rollout({})
-    too_much = _span(attempted, 1 << 63).model_dump_json()  # too large for a column
+    store = LightningStore(MEMORY)
+    rollout = await _take(store)
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+    span = SpanRecord(name="a", sequence_id=1 << 63, attributes={}, start_time=1.0, end_time=2.0, **ids)
+    too_much = json.dumps(span_json(span))  # too large for a column
     asked = [["POST", "/nowhere", ""], ["GET", "/statistics", ""], ["POST", "/spans", too_much]]
     asked.append(["POST", "/queues/rollouts/enqueue", '{"rollouts": [{"input": {}}]}'])
     async with (
@@ -426,12 +342,12 @@ async def test_a_failing_request_does_not_affect_the_others_of_its_batch() -> No
 
 
 async def test_a_closed_client_sends_no_requests() -> None:
-    async with _served(SqliteLightningStore(MEMORY)) as url:
-        client = StoreClient(url)
+    async with _served(LightningStore(MEMORY)) as url:
+        client = RemoteStore(url)
         await client.start()
         await client.stop()
         with pytest.raises(RuntimeError, match="is closed"):
-            await client.dequeue_rollout()
+            await client.dequeue(1)
 
 
 async def test_opentelemetry_spans_are_accepted() -> None:
@@ -439,12 +355,10 @@ async def test_opentelemetry_spans_are_accepted() -> None:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    store = SqliteLightningStore(MEMORY)
-    attempted = await store.start_rollout({})
-    ids = {
-        "agentlightning.rollout_id": attempted.rollout_id,
-        "agentlightning.attempt_id": attempted.attempt.attempt_id,
-    }
+    store = LightningStore(MEMORY)
+    rollout = await _take(store)
+    attempt_id = rollout.attempts[-1].attempt_id
+    ids = {"agentlightning.rollout_id": rollout.rollout_id, "agentlightning.attempt_id": attempt_id}
     tracer = TracerProvider(resource=Resource.create(ids)).get_tracer("test")
     span = tracer.start_span("work", attributes={"tokens": 3})
     span.end()
@@ -456,17 +370,19 @@ async def test_opentelemetry_spans_are_accepted() -> None:
         session.post(f"{_with_token(url)}/v1/traces", data=body, headers=headers) as reply,
     ):
         assert reply.status == 200
-    [stored] = await store.query_spans(attempted.rollout_id)
+    found = await store.get(rollout.rollout_id)
+    assert found is not None
+    [stored] = found.annotations
     assert (stored.name, stored.attributes["tokens"], stored.sequence_id) == ("work", 3, 1)
 
 
 async def test_a_client_waits_for_its_store_and_then_gives_up() -> None:
-    async with _served(SqliteLightningStore(MEMORY)) as url:
-        client = StoreClient(url, timeout_s=0.3)
+    async with _served(LightningStore(MEMORY)) as url:
+        client = RemoteStore(url, timeout_s=0.3)
         await client.start()
-        assert await client.dequeue_rollout() is None
+        assert await client.dequeue(1) == []
     with pytest.raises(StoreGoneError, match=f"the store at {url} has been away for"):
-        await client.dequeue_rollout()
+        await client.dequeue(1)
     await client.stop()
 
 
@@ -482,22 +398,22 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
     process = _start(*arguments)
     url = f"http://127.0.0.1:{port}"
     await asyncio.to_thread(check_store, url, timeout_s=30)
-    client = StoreClient(url)
+    client = RemoteStore(url)
     await client.start()
     acknowledged: dict[str, list[int]] = {}
     stop_at = time.monotonic() + 60
 
     async def work(worker: str) -> None:
         while len(acknowledged) < 60 and time.monotonic() < stop_at:
-            await client.enqueue_rollout({})
-            attempted = await client.dequeue_rollout(worker)
-            if attempted is None:  # the response to a dequeue was lost; its rollout waits for its time limit
+            await client.enqueue([Rollout(task={})])
+            taken = await client.dequeue(1, worker)
+            if not taken:  # the response to a dequeue was lost; its rollout waits for its time limit
                 continue
-            pair = (attempted.rollout_id, attempted.attempt.attempt_id)
-            numbers = await client.get_many_span_sequence_ids([pair] * 4)
-            await client.add_many_spans([_span(attempted, number, payload="x" * 1000) for number in numbers])
-            await client.update_attempt(*pair, status="succeeded")
-            acknowledged[attempted.rollout_id] = list(numbers)  # earlier ids may have been lost with the store
+            pair = (taken[0].rollout_id, taken[0].attempts[-1].attempt_id)
+            numbers = await client.reserve_sequence_ids([pair] * 4)
+            await client.add_calls([_call(taken[0], number, reply_json="x" * 1000) for number in numbers])
+            await client.end_attempt(*pair, None, failed=False)
+            acknowledged[pair[0]] = list(numbers)  # earlier ids may have been lost with the store
 
     workers = [asyncio.create_task(work(f"w{n}")) for n in range(4)]
     for floor in (10, 30):
@@ -509,10 +425,10 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
         process = _start(*arguments)
     await asyncio.gather(*workers)
     for rollout_id, numbers in acknowledged.items():
-        rollout = await client.get_rollout_by_id(rollout_id)
+        rollout = await client.get(rollout_id)
         assert rollout is not None
         assert rollout.status == "succeeded"
-        assert [span.sequence_id for span in await client.query_spans(rollout_id)] == numbers
+        assert [call.sequence for call in rollout.calls] == numbers
     await client.stop()
     taken = _start(*arguments).wait(30)
     assert taken.stderr == (
@@ -529,36 +445,47 @@ def test_exactly_one_kind_of_store_must_be_chosen() -> None:
 
 
 async def test_a_store_in_mongodb_is_there_after_a_restart_and_rolls_back() -> None:
+    pytest.importorskip("agentlightning")
     pytest.importorskip("pymongo")
-    server = FakeMongo()
-    async with _mongo(server) as store:
-        first = await store.enqueue_rollout({"n": 1})
-    async with _mongo(server) as store:
-        assert (await _taken(store)).rollout_id == first.rollout_id
+    server, first = FakeMongo(), Rollout(task={"n": 1})
+
+    @asynccontextmanager
+    async def mongo() -> AsyncIterator[RemoteStore]:
+        async with mongo_store(server) as store, _served(store) as url:
+            client = RemoteStore(url)
+            await client.start()
+            yield client
+            await client.stop()
+
+    async with mongo() as store:
+        await store.enqueue([first])
+    async with mongo() as store:
+        assert [rollout.rollout_id for rollout in await store.dequeue(1)] == [first.rollout_id]
         assert "commitTransaction" in server.commands
         with pytest.raises(ValueError, match="not found"):
-            await store.update_attempt(first.rollout_id, "at-unknown", status="failed")
-        rollout = await store.get_rollout_by_id(first.rollout_id)
-        assert rollout is not None
-        assert rollout.status == "preparing"
+            await store.end_attempt(first.rollout_id, "at-unknown", None, failed=True)
+        found = await store.get(first.rollout_id)
+        assert found is not None
+        assert found.status == "preparing"
 
 
 async def test_a_mongodb_without_a_replica_set_is_refused() -> None:
+    pytest.importorskip("agentlightning")
     pytest.importorskip("pymongo")
     with pytest.raises(MongoStoreError, match="start mongod with --replSet rs0"):
-        async with _mongo(FakeMongo(replica_set=None)):
+        async with mongo_store(FakeMongo(replica_set=None)):
             pass
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        "groundwire.train.store.backends.mongo",
+        "groundwire.train.store.mongo",
         "agentlightning.store.mongo",
         "agentlightning.store.collection.mongo",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
-    with pytest.raises(CommandError, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
+    with pytest.raises(CommandError, match=r"--mongo needs .* 'groundwire\[agentlightning\]'"):
         _open_store(None, "mongodb://127.0.0.1:9/")
 
 
@@ -571,7 +498,7 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
 )
 def test_an_unusable_mongodb_is_reported_in_one_line(uri: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymongo")
-    monkeypatch.setattr("groundwire.train.store.backends.mongo._TIMEOUT_MS", 300)  # the driver waits, though refused
+    monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # the driver waits, though refused
     with pytest.raises(MongoStoreError) as caught:
         _open_store(None, uri)
     assert message in str(caught.value)
