@@ -49,7 +49,7 @@ __all__ = [
 
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
-_METADATA: Mapping[str, Any] = {"group": "", "sampling": {}, "settings": {}, "prompts": None}
+_METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None}
 """Fields of a rollout that Agent Lightning has no name for, with their defaults."""
 
 

@@ -116,7 +116,7 @@ class LightningStore(SqliteStore):
                 changed = read_request(Request(**{**request_json(rollout), **fields}))
                 for name in ("task", "mode", "resources_id", "timeout_s", "unresponsive_s", "max_attempts", "retry_on"):
                     setattr(rollout, name, getattr(changed, name))
-                for name in ("group", "sampling", "settings", "prompts", "metadata"):
+                for name in ("group", "step", "sampling", "settings", "prompts", "metadata"):
                     setattr(rollout, name, getattr(changed, name))
                 change = "UPDATE rollouts SET mode = ?, resources_id = ?, request = ? WHERE rollout_id = ?"
                 request = to_json(request_json(rollout)).decode()
