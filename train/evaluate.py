@@ -18,7 +18,7 @@ from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.options import given_settings, takes_settings
+from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.evaluation.table import changes, comparison, details, speed_table, table
 
@@ -42,7 +42,7 @@ _OPTIONS = {
 """The settings of an evaluation, and the names of their options."""
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @takes_settings(_OPTIONS, **DEFAULTS, config="fast, with --base-url hf")
 def main(
     settings: dict[str, Any],

@@ -18,7 +18,7 @@ from groundwire.train.api.evaluation import Endpoint
 from groundwire.train.api.training import format_config, make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import untrained
-from groundwire.train.cli.options import given_settings, takes_settings, with_preset
+from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
 from groundwire.train.job.prepare import Job
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @takes_settings(trainer="verl where CUDA and verl are, else local")
 def main(
     settings: dict[str, Any],

@@ -32,6 +32,8 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
+from groundwire.train.cli.options import AgentOptions
+from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
 
@@ -50,6 +52,7 @@ def main(
     agent_input: Annotated[str | None, typer.Option(help="The trainer's --agent-input", metavar="FUNCTION")] = None,
     agent_output: Annotated[str | None, typer.Option(help="The trainer's --agent-output", metavar="FUNCTION")] = None,
     train_model: Annotated[str | None, typer.Option(help="The trainer's --train-model", metavar="REGEX")] = None,
+    agent_option: AgentOptions = None,
     domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
     reward: Annotated[
         str | None, typer.Option(help="The trainer's --reward. Without it, the domain's own reward")
@@ -100,6 +103,7 @@ def main(
             agent_input=agent_input,
             agent_output=agent_output,
             train_model=train_model,
+            agent_options=parse_overrides(agent_option or ()),
             domain=domain,
             reward=reward,
             judge=judge_settings,

@@ -144,7 +144,7 @@ _PROMPTS = ("system", "write", "check", "rewrite")
 class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
     """The backend ``langgraph``."""
 
-    max_turns: int = 3
+    max_turns: int = 2
     check_last: bool = False
     request_timeout_s: float = 120.0
     agents = ("write_query", "check_query", "rewrite_query", "answer_question")

@@ -86,7 +86,7 @@ class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
     agents around the SQL agent lists their names and returns the first of them from :meth:`build`.
     """
 
-    max_turns: int = 3
+    max_turns: int = 2
     request_timeout_s: float = 120.0
     stream: bool = False
     calls_tools = True

@@ -34,10 +34,10 @@ class SQLToolkit:
     reads_only = True
     prompt_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The names of the agent's prompts, for each form of answers; the first two make its first request."""
-    table_info_truncate: int | None = None
-    example_values: int = 3
-    show_keys: bool = True
-    execution_truncate: int = 2048
+    table_info_truncate: int | None = 4000
+    example_values: int = 0
+    show_keys: bool = False
+    execution_truncate: int = 72
     query_timeout_s: float = 5.0
     prompt_profile: Literal["short", "full"] = "short"
 
@@ -68,6 +68,14 @@ class SQLToolkit:
         return table_info(
             database, max_chars=self.table_info_truncate, example_values=self.example_values, show_keys=self.show_keys
         ).text
+
+    def result(self, database: str, sql: str) -> tuple[str, bool]:
+        """As :meth:`query_or_error`, in this thread."""
+        try:
+            rows = run_query(database, sql, timeout_s=self.query_timeout_s, max_rows=MAX_ROWS)
+        except QueryError as error:
+            return f"Error: {error}"[: self.execution_truncate], False
+        return render(rows, max_chars=self.execution_truncate), True
 
     async def query(self, database: str, sql: str) -> str:
         """Run a query and return its rows as text. Raises a :class:`groundwire.tools.sql.QueryError`."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters._failures import agent_failure, failure_at, known_failure, refused_call
@@ -57,14 +58,16 @@ def agent_backend(
     agent_input: str | Callable[[AgentTask], Any] | None = None,
     agent_output: str | Callable[[Any], str] | None = None,
     train_model: str | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Backend:
     """The backend that runs ``agent``, an object or its name (``module:name`` or ``path/to/file.py:name``).
 
     ``framework`` is one of :data:`FRAMEWORKS`. A function is called by the names of its parameters; one that takes no
-    task makes the agent. ``agent_input`` makes the agent's input from the task, ``agent_output`` the answer from its
-    result; without them the fields decide. ``train_model`` is a regular expression: calls to other models go to their
-    own provider, and are not trained. A function with an ``endpoint`` calls the policy itself. A ``LitAgent`` of Agent
-    Lightning gets the whole task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
+    task makes the agent, with ``options`` as its keyword arguments. ``agent_input`` makes the agent's input from the
+    task, ``agent_output`` the answer from its result; without them the fields decide. ``train_model`` is a regular
+    expression: calls to other models go to their own provider, and are not trained. A function with an ``endpoint``
+    calls the policy itself. A ``LitAgent`` of Agent Lightning gets the whole task and returns its reward. Raises
+    ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else _name(agent)
     for variable, value in _ENVIRONMENT.items():
@@ -74,12 +77,12 @@ def agent_backend(
         if isinstance(agent, str)
         else agent
     )
-    options = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
-    options = {option: value for option, value in options.items() if value is not None}
+    given = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
+    given = {setting: value for setting, value in given.items() if value is not None}
     if is_lit_agent(found):
-        _reject(options, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
+        _reject([*given, *options], f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(found)
-    made = found if framework_of(found) in ("langgraph", "openai-agents") else make_agent(found, name)
+    made = make_agent(found, name, options)
     if isinstance(made, Backend):
         return made
     kind = framework_of(made)
@@ -87,7 +90,7 @@ def agent_backend(
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return UnmodifiedAgent(made, name=name if made is found else f"{name}()", options=options)
+    return UnmodifiedAgent(made, name=name if made is found else f"{name}()", options=given)
 
 
 def _name(agent: Any) -> str:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["TEXT_NAMES", "AgentInTheMaking", "agent_binder", "make_agent", "run_function", "takes_a_task"]
+__all__ = [
+    "TEXT_NAMES",
+    "AgentInTheMaking",
+    "agent_binder",
+    "checked_options",
+    "make_agent",
+    "options_of",
+    "run_function",
+    "takes_a_task",
+]
 
 TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
@@ -47,22 +59,54 @@ def agent_binder(function: Callable[..., Any], name: str) -> tuple[Binder, bool]
     return binder, own_calls
 
 
-def make_agent(function: Any, name: str) -> Any:
+def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> list[str]:
+    """The parameters of a function or a class that are its options, without those of the names ``without``."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds and each.name not in without]
+
+
+def checked_options(
+    function: Callable[..., Any], name: str, options: Mapping[str, Any], known: Sequence[str]
+) -> dict[str, Any]:
+    """The options of the agent ``name`` as the parameters of the function that makes it declare them.
+
+    Raises ``ValueError`` for one that is not ``known``, and for a value of another type.
+    """
+    try:
+        hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except Exception:  # a name that only a type checker knows
+        hints = {}
+    checked = {}
+    for option, value in options.items():
+        if option not in known:
+            has = ", ".join(known) or "none"
+            raise ValueError(f"agent {name!r} has no option {option!r:.60}; it has {has}")
+        try:
+            checked[option] = TypeAdapter(hints.get(option, Any)).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise ValueError(f"the option {option} of agent {name!r} is {value!r:.100}; it must be {reason}") from None
+    return checked
+
+
+def make_agent(function: Any, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """What a function without a task returns, which is the agent; anything else is returned as it is.
 
-    Such a function takes nothing, or a ``config`` as in langgraph.json, and is run once: at once, or an asynchronous
-    one in the first rollout (:class:`AgentInTheMaking`). Raises ``ValueError``.
+    Such a function takes nothing but ``options``, which have defaults, or a ``config`` as in langgraph.json, and is run
+    once: at once, or an asynchronous one in the first rollout (:class:`AgentInTheMaking`). Raises ``ValueError``.
     """
     try:
         parameters = inspect.signature(function).parameters.values() if callable(function) else None
     except (TypeError, ValueError):  # written in C
         parameters = None
     if parameters is None or any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        return function
+        return _without_options(function, name, options)
     required = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
     if required not in ([], ["config"]) or (not required and takes_a_task(function)):
-        return function
-    make = partial(function, *[{"configurable": {}}] * len(required))
+        return _without_options(function, name, options)
+    checked = checked_options(function, name, options, options_of(function, required))
+    make = partial(function, *[{"configurable": {}}] * len(required), **checked)
     if is_async(function) and not inspect.isclass(function):
         return AgentInTheMaking(make)
     try:
@@ -75,6 +119,14 @@ def make_agent(function: Any, name: str) -> Any:
     if inspect.isawaitable(made):
         return AgentInTheMaking(lambda: made)
     return AgentInTheMaking(make) if managed else made
+
+
+def _without_options(agent: Any, name: str, options: Mapping[str, Any]) -> Any:
+    if options:
+        raise ValueError(
+            f"agent {name!r} is no function that makes an agent, so it has no options: leave out {', '.join(options)}"
+        )
+    return agent
 
 
 def takes_a_task(function: Any) -> bool:

@@ -93,7 +93,7 @@ class Experiment:
 def part_learning(suite: Suite) -> dict[str, Any]:
     """SFT on the questions about a part of Spider's training databases, GRPO on those about the others."""
     options = suite.options
-    prompt = {"table_info_truncate": 6000, "example_values": 2, "show_keys": True, "execution_truncate": 200}
+    prompt = _agent_options(table_info_truncate=6000, example_values=2, show_keys=True, execution_truncate=200)
     prompt |= {"max_model_len": 3072, "max_tokens": 96}
     agents = options.agents
     first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
@@ -117,7 +117,7 @@ def part_medical(suite: Suite) -> dict[str, Any]:
     suite.run("medical-generate", ["-m", "dev.medical_data", "--seed", "1", "--out", str(warm)])
     lengths = {"max_model_len": 3072, "max_tokens": 160}
     supervised = {"domain": "medical", "data_dir": str(warm), "backend": "openai-agents", **lengths}
-    supervised |= {"prompt_profile": "full", "example_values": 3, "show_keys": True, "execution_truncate": 2048}
+    supervised |= _agent_options(prompt_profile="full", example_values=3, show_keys=True, execution_truncate=2048)
     supervised |= {"augment": 0, "epochs": 4, "questions_per_schema": 24, "warmup_steps": 10, "val_tasks": 200}
     return _Run(
         suite,
@@ -269,6 +269,10 @@ class _Run:
         with self._lock:
             self.result.setdefault(section, {})[name] = value
             self.suite.write()
+
+
+def _agent_options(**options: Any) -> dict[str, Any]:
+    return {f"agent_options.{name}": value for name, value in options.items()}
 
 
 def _pairs(settings: Settings) -> list[str]:

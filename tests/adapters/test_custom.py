@@ -228,7 +228,9 @@ def test_an_unusable_agent_has_a_one_line_error(
 
 
 def test_a_backend_gets_the_options_that_its_constructor_names() -> None:
-    backend: Any = make_backend(resolve("fast", backend="openai-agents", max_turns=5, execution_truncate=99))
+    backend: Any = make_backend(
+        resolve("fast", backend="openai-agents", agent_options={"max_turns": 5, "execution_truncate": 99})
+    )
     assert (backend.max_turns, backend.execution_truncate, backend.show_keys) == (5, 99, False)
 
 
@@ -236,8 +238,11 @@ def test_a_set_option_without_effect_is_refused() -> None:
     custom = {"backend": "custom", "agent": f"{__name__}:plain"}
     make_backend(resolve("fast", **custom))
     make_backend(resolve("hf", **custom))
-    with pytest.raises(ConfigError, match="--max-turns means nothing to backend 'custom'"):
-        make_backend(resolve("fast", **custom, max_turns=7))
+    with pytest.raises(ConfigError, match="is no function that makes an agent, so it has no options: leave out max_t"):
+        make_backend(resolve("fast", **custom, agent_options={"max_turns": 7}))
+    with pytest.raises(ConfigError, match=r"agent 'mcp' has no option 'check_last'; it has .*, max_turns"):
+        make_backend(resolve("fast", backend="mcp", agent_options={"check_last": True}))
+    make_backend(resolve("qwen", trainer="verl", backend="mcp"))  # the preset's check_last is for another agent
     with pytest.raises(ConfigError, match="--agent means nothing to backend 'mcp'"):
         make_backend(resolve("fast", backend="mcp", agent="a:b"))
     with pytest.raises(ConfigError, match="needs --agent module:name"):
@@ -254,7 +259,11 @@ def test_a_value_that_a_backend_refuses_has_a_one_line_error(monkeypatch: pytest
 
     monkeypatch.setattr(factory.adapters, "get", lambda name: Picky)
     with pytest.raises(ConfigError, match="max_turns is 2; I like 3"):
-        make_backend(resolve("fast"))
+        make_backend(resolve("fast", agent_options={"max_turns": 2}))
+    with pytest.raises(
+        ConfigError, match="the option max_turns of agent 'langgraph' is 'x'; it must be a valid integer"
+    ):
+        make_backend(resolve("fast", agent_options={"max_turns": "x"}))
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,11 @@ def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
     return Endpoint(base_url=server.base_url, model=server.model, sampling={"temperature": 0.5, "max_tokens": 9})
 
 
-async def _run(replies: list[str | Reply], database: str, **options: Any) -> tuple[adapters.Answer, list[dict]]:
+async def _run(
+    replies: list[str | Reply], database: str, max_turns: int = 3, **options: Any
+) -> tuple[adapters.Answer, list[dict]]:
     async with ScriptedPolicyServer(replies=replies) as server:
-        backend = LangGraphSQLBackend(**options)
+        backend = LangGraphSQLBackend(max_turns=max_turns, **options)
         try:
             answer = await backend.run(
                 Question(id="1", text="Which singers?", database=database, answers=SQL), _endpoint(server)

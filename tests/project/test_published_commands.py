@@ -78,7 +78,7 @@ def test_the_environment_wins_over_an_env_file(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_preset_may_be_named_alone() -> None:
     text = configured("hf")
-    assert json.loads(text[text.index("{") :])["max_turns"] == 3
+    assert json.loads(text[text.index("{") :])["agent_options"]["max_turns"] == 3
     assert "hf but --config fast: give one preset" in refused("hf", "--config", "fast")
 
 
@@ -126,7 +126,7 @@ def test_the_differences_from_the_published_recipe_are_printed_without_verl() ->
     text = configured("--trainer", "verl", "--config", "llama3b", "--diff")
     assert "model: meta-llama/Llama-3.2-3B-Instruct, published Qwen/Qwen2.5-Coder-1.5B-Instruct" in text
     assert "table_info_truncate" not in text
-    assert "table_info_truncate: 4000, published 2048" in configured("--trainer", "local", "--diff")
+    assert "agent_options.table_info_truncate: 4000, published 2048" in configured("--trainer", "local", "--diff")
 
 
 def test_another_agent_than_the_sql_graph_has_no_agent_match_of_a_preset() -> None:
@@ -270,7 +270,7 @@ def _agent(monkeypatch: pytest.MonkeyPatch) -> None:
     row = PAGE[PAGE.index("LitSQLAgent(") :]
     options = dict(re.findall(r"(\w+)=(\d+)", row[: row.index("|")]))
     found = settings_of(*shlex.split(row.split("`")[2]))
-    assert {name: str(found[name]) for name in options} == options
+    assert {name: str(found["agent_options"][name]) for name in options} == options
 
 
 WALK: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -314,5 +314,8 @@ def test_every_command_of_an_accuracy_is_a_preset_with_its_model() -> None:
     for preset in re.findall(r"`python -m train.run (qwen3b-[\w-]+)`", PAGE):
         turns, chars, check = re.fullmatch(r"qwen3b-turns(\d)-chars(\d+)(-check)?", preset).groups()  # type: ignore[union-attr]
         config = resolve(preset, trainer="verl")
-        assert (config.max_turns, config.table_info_truncate) == (int(turns), int(chars))
+        assert (config.agent_options["max_turns"], config.agent_options["table_info_truncate"]) == (
+            int(turns),
+            int(chars),
+        )
         assert config.agent_match == ("write|check" if check else "write")

@@ -59,7 +59,7 @@ async def test_a_remote_runner_with_the_trainers_options_uses_its_judge(tmp_path
     [
         ({"domain": "medical"}, "this runner's domain is 'spider', and the rollout's is 'medical'"),
         ({"learning_rate": 1.0}, "unknown setting 'learning_rate'; docs/settings.md lists all settings"),
-        ({"max_turns": 0}, "max_turns is 0; it must be at least 1"),
+        ({"max_turns": 0}, "max_turns is no setting any more: it is an option of the SQL agents"),
     ],
 )
 def test_a_runner_refuses_wrong_settings_of_a_rollout(settings: dict[str, Any], message: str) -> None:

@@ -10,17 +10,27 @@ from types import NoneType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import flag, merge_overrides, not_a_pair, parse_overrides
+from groundwire.train.config.overrides import TABLES, flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-__all__ = ["given_settings", "takes_settings", "with_preset"]
+__all__ = ["AgentOptions", "SettingsCommand", "given_settings", "takes_settings", "with_preset"]
 
+AgentOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--agent-option",
+        help=RunConfig.model_fields["agent_options"].description,
+        metavar="NAME=VALUE",
+        rich_help_panel="Agent",
+    ),
+]
 _JUDGE = {"judge_model": JudgeModel, "judge_base_url": JudgeBaseUrl, "judge": JudgePairs}
 _BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.values() for name in preset}
 
@@ -28,12 +38,14 @@ _BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.
 def takes_settings(
     options: Mapping[str, str] | None = None, record: type[Settings] = RunConfig, /, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command an option for every setting of ``record``; a run's have the judge's, too.
+    """A decorator that gives a command an option for every setting of ``record``; a run's have the agent's and the
+    judge's, too.
 
     The command receives their values, None where not given, as the dictionary ``settings``. ``options`` are the
     settings that the command has, and their options' names; ``defaults`` are those shown in ``--help``.
     """
-    names = options or {name: name for name in record.model_fields if name not in ("judge", "verl")}
+    names = {name: name for name in record.model_fields} if options is None else options
+    names = {name: option for name, option in names.items() if name not in TABLES}
     judge = _JUDGE if "judge" in record.model_fields else {}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -41,12 +53,14 @@ def takes_settings(
         parameters = [
             *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name != "settings"),
             *(_parameter(option, _option(record, name, option, defaults)) for name, option in names.items()),
+            _parameter("agent_option", AgentOptions),
             *(_parameter(option, annotation) for option, annotation in judge.items()),
         ]
 
         @wraps(function)
         def command(**values: Any) -> None:
             settings = {name: values.pop(option) for name, option in names.items()}
+            settings["agent_options"] = parse_overrides(values.pop("agent_option") or ())
             if judge:
                 settings["judge"] = {option: values.pop(option) for option in judge}
             function(settings=settings, **values)
@@ -56,6 +70,22 @@ def takes_settings(
         return command
 
     return decorate
+
+
+class SettingsCommand(TyperCommand):
+    """A command that says of an option that is gone what to write in its place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. Raises a usage error."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = str(getattr(error, "option_name", ""))
+            name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
+            if name in RunConfig.gone:
+                error.message = f"{option} is no setting any more: {RunConfig.gone[name]}"  # type: ignore[attr-defined]
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
 
 
 def _parameter(option: str, annotation: Any) -> inspect.Parameter:
@@ -117,7 +147,7 @@ def given_settings(
         renamed = {option: name for name, option in names.items() if option != name}
         fields |= renamed
         for key in overrides:
-            if key not in fields and not key.startswith("judge."):
+            if key not in fields and key not in RunConfig.gone and key.partition(".")[0] not in TABLES[:2]:
                 raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key, fields)}")
         for option, name in renamed.items():  # merged under the settings' names, which the user may not have written
             for shown, value in ((flag(option), settings[name]), (option, overrides.get(option))):

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.settings import Settings
+from groundwire.train.config.overrides import TABLES
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
@@ -21,7 +22,7 @@ def tables() -> str:
     """One table for each panel of ``--help``, one for ``groundwire sft`` and one for the judge, as Markdown."""
     rows: dict[str, list[str]] = {}
     for name in RunConfig.model_fields:
-        if name not in ("judge", "verl"):
+        if name not in TABLES[1:]:
             rows.setdefault(RunConfig.option(name)["panel"], []).append(_row(RunConfig, name, _presets(name)))
     sft = [_row(SFTSettings, name, "") for name in SFTSettings.model_fields]
     rows["Supervised fine-tuning: groundwire sft"] = sft
@@ -33,7 +34,7 @@ def tables() -> str:
 def _row(settings: type[Settings], name: str, presets: str) -> str:
     field, old = settings.model_fields[name], settings.option(name)["old_name"]
     default = field.get_default(call_default_factory=True)
-    shown = "" if default in (None, [], "") else f"`{_text(default)}`"
+    shown = "" if default in (None, [], {}, "") else f"`{_text(default)}`"
     named = f"`{name}`" + (f" (was `{old}`)" if old else "")
     return f"| {named} | {_values(field)} | {shown} | {presets} | {field.description} |"
 
@@ -61,6 +62,8 @@ def _presets(name: str) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "by the model's size"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(inner)}" for name, inner in value.items())
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

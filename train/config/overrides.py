@@ -13,7 +13,9 @@ from groundwire.train.config.run_config import RunConfig
 
 __all__ = ["flag", "merge_overrides", "not_a_pair", "parse_overrides", "reject_verl_overrides", "with_changes"]
 
-NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
+TABLES = ("agent_options", "judge", "verl")
+"""Settings whose values are tables, which are merged name by name."""
+NAMES = {name: field for name, field in RunConfig.names().items() if field not in TABLES}
 """Every name of a setting that has one plain value, and its field."""
 
 
@@ -51,25 +53,34 @@ def _parse_value(text: str) -> Any:
 def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, checked, by their fields' names: ``options`` (None: not given) and ``overrides``.
 
-    ``judge.NAME`` is a setting of the judge. All other keys are verl's settings, returned under ``verl``.
-    Raises :class:`ConfigError` for a wrong value, and if an option and an override differ.
+    ``judge.NAME`` is a setting of the judge, ``agent_options.NAME`` an option of the agent. All other keys are verl's
+    settings, returned under ``verl``. Raises :class:`ConfigError` for a wrong value or a name that is gone, and if an
+    option and an override differ.
     """
-    given = {name: value for name, value in options.items() if value is not None and name != "judge"}
+    given = {name: value for name, value in options.items() if value is not None and name not in TABLES[:2]}
     given = {name: RunConfig.check_value(name, value) for name, value in given.items()}
     judge, verl = dict(options.get("judge") or {}), {}
+    agent_options = dict(options.get("agent_options") or {})
     for key, value in overrides.items():
         if key.startswith("judge."):
             _set(judge, key.removeprefix("judge."), JudgeSettings, key, value)
+        elif key.startswith("agent_options."):
+            name = key.removeprefix("agent_options.")
+            if agent_options.setdefault(name, value) != value:
+                raise ConfigError(f"{key}={value} but --agent-option {name}={agent_options[name]}: give it once")
+        elif key in RunConfig.gone:
+            RunConfig.check_value(key, value)
         elif key in NAMES:
             _set(given, NAMES[key], RunConfig, key, value)
         else:
             verl[key] = value
-    return given | ({"judge": judge} if judge else {}) | ({"verl": verl} if verl else {})
+    tables = {"agent_options": agent_options, "judge": judge, "verl": verl}
+    return given | {name: table for name, table in tables.items() if table}
 
 
 def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` with ``changes``; the tables ``judge`` and ``verl`` are merged key by key."""
-    tables = {name: {**settings.get(name, {}), **changes[name]} for name in ("judge", "verl") if name in changes}
+    """``settings`` with ``changes``; tables are merged name by name."""
+    tables = {name: {**settings.get(name, {}), **changes[name]} for name in TABLES if name in changes}
     return {**settings, **changes, **tables}
 
 

@@ -17,10 +17,10 @@ RECIPE: dict[str, Any] = {
     "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
     "tasks_per_step": 32,
     "group_size": 4,
-    "max_turns": 3,
-    "check_last": True,
-    "table_info_truncate": 2048,
-    "execution_truncate": 2048,
+    "agent_options.max_turns": 3,
+    "agent_options.check_last": True,
+    "agent_options.table_info_truncate": 2048,
+    "agent_options.execution_truncate": 2048,
     "agent_match": "write",
     "n_runners": 10,
     "max_tokens": 2048,
@@ -70,7 +70,9 @@ def differences(config: RunConfig, flat: Mapping[str, Any] | None = None) -> lis
     """One line for each setting that differs from the recipe; ``flat`` are verl's, by dotted names."""
     lines = []
     for name, published in RECIPE.items():
-        if "." not in name:
+        if name.startswith("agent_options."):
+            own = config.agent_options.get(name.removeprefix("agent_options."), "the agent's default")
+        elif "." not in name:
             own = getattr(config, name)
         elif flat is None:
             continue

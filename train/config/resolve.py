@@ -24,6 +24,7 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     settings = preset_settings(preset, "verl" if verl else "local")
     if chosen.get("agent") is not None:
         settings["backend"] = "custom"  # the framework is found from the agent
+        settings.pop("agent_options", None)  # a preset's are of the SQL agents
     usual = {"backend": "langgraph", "domain": "spider"}
     if chosen.get("agent") or any(chosen.get(name, value) != value for name, value in usual.items()):
         settings.pop("agent_match", None)  # a preset's names the agents of the SQL graph
@@ -33,7 +34,7 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     elif chosen.get("verl"):
         chosen = without_verl(chosen)
         reject_verl_overrides(chosen["verl"])
-    return RunConfig(**{**settings, **chosen, "config": preset})
+    return RunConfig(**{**with_changes(settings, chosen), "config": preset})
 
 
 def preset_settings(preset: str, trainer: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The resolved record is written into the run directory, so a run can be resumed, 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
 from groundwire.train.config.prompts import read_prompts
 
-__all__ = ["TRACKERS", "AgentSettings", "RunConfig"]
+__all__ = ["SQL_AGENTS", "SQL_AGENT_OPTIONS", "TRACKERS", "AgentSettings", "RunConfig"]
 
 _Tracker = Literal["tensorboard", "wandb", "swanlab"]
 TRACKERS: tuple[str, ...] = get_args(_Tracker)
@@ -52,6 +53,22 @@ _ONLY_LOCAL = {
 """Settings of the local trainer alone, and verl's own settings for the same."""
 
 
+SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
+"""Backends that, without an agent of the user's, run one of the project's."""
+SQL_AGENT_OPTIONS = {
+    "max_turns": "max_turns",
+    "check_last": "check_last",
+    "prompt_profile": "prompt_profile",
+    "table_info_truncate": "table_info_truncate",
+    "example_values": "example_values",
+    "sample_values": "example_values",
+    "show_keys": "show_keys",
+    "keys": "show_keys",
+    "execution_truncate": "execution_truncate",
+}
+"""Names that were settings of the run, and the options of the SQL agents that they are now."""
+
+
 def _regular_expression(name: str, value: str | None) -> str | None:
     try:
         re.compile(value or "")
@@ -75,6 +92,10 @@ class AgentSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
+    gone = {
+        old: f"it is an option of the SQL agents: --agent-option {name}=VALUE"
+        for old, name in SQL_AGENT_OPTIONS.items()
+    }
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
@@ -106,19 +127,11 @@ class AgentSettings(Settings):
         "Columns that your agent needs although the reward reads them, or although they are named like a gold answer",
         metavar="NAME,NAME",
     )
-    max_turns: int = _agent(2, "Queries that the agent may write for one question: the first and its rewrites", ge=1)
-    check_last: bool = _agent(False, "Also check the last query that max_turns allows, which no rewrite can follow")
-    prompt_profile: Literal["short", "full"] = _agent(
-        "short", "Prompts of the SQL agents: the starter's short ones, or full ones with rules and common mistakes"
+    agent_options: Mapping[str, Any] = _agent(
+        dict,
+        "A keyword argument of the function that makes the agent, e.g. max_turns=3 of the SQL agents",
+        metavar="NAME=VALUE",
     )
-    table_info_truncate: int = _agent(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
-    example_values: int = _agent(
-        0, "Example values per column in the schema. The starter policy never saw any", ge=0, old_name="sample_values"
-    )
-    show_keys: bool = _agent(
-        False, "Show primary and foreign keys in the schema. The starter policy never saw any", old_name="keys"
-    )
-    execution_truncate: int = _agent(72, "Characters of a query result in the prompt", ge=0)
     rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take, without its reward", gt=0)
     reward_timeout_s: float = _rollouts(
         120.0, "Seconds that the reward of one rollout may take; then the rollout fails of it", gt=0
@@ -381,6 +394,8 @@ class RunConfig(AgentSettings):
             options["policy-host"] = self.proxy_host
         changed = self.judge.model_dump(mode="json", exclude_defaults=True, exclude={"model", "base_url"})
         pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
+        if self.agent is not None or self.backend not in SQL_AGENTS:  # else they come with each rollout
+            pairs += [("agent-option", f"{name}={json.dumps(value)}") for name, value in self.agent_options.items()]
         given = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]
         return [part for option in given for part in option]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import AgentSettings
 
 __all__ = ["FORMATS", "SFTSettings"]
 
@@ -31,6 +33,7 @@ class SFTSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
+    gone = AgentSettings.gone
 
     model: str = _data("smollm2", "'starter', 'smollm2', a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
     chats: str | None = _data(
@@ -54,11 +57,9 @@ class SFTSettings(Settings):
     gpus: int = _data(1, "GPUs; several train with verl, without shared prompts", ge=1)
     seed: int = _data(0, "Seed of the order, the held-out part, the wrong queries and the changed schemas")
 
-    prompt_profile: Literal["short", "full"] = _prompt("short", "short, or full as in the presets hf and medical")
-    table_info_truncate: int = _prompt(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
-    example_values: int = _prompt(0, "Example values per column in the schema", ge=0)
-    show_keys: bool = _prompt(False, "Show primary and foreign keys in the schema")
-    execution_truncate: int = _prompt(72, "Characters of a query result in the prompt", ge=0)
+    agent_options: Mapping[str, Any] = _prompt(
+        dict, "An option of the SQL agents, as in the later run, e.g. prompt_profile=full", metavar="NAME=VALUE"
+    )
     max_model_len: int = _prompt(2048, "Tokens of prompt and reply together; longer turns are left out", ge=1)
 
     epochs: float = _training(2.0, "Passes over the training data", gt=0)

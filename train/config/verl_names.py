@@ -37,7 +37,6 @@ SHARED: dict[str, str] = {
     "steps": "trainer.total_training_steps",
     "tasks_per_step": "data.train_batch_size",
     "group_size": "actor_rollout_ref.rollout.n",
-    "max_turns": "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
     "max_tokens": "data.max_response_length",
     "max_model_len": "actor_rollout_ref.rollout.max_model_len",
     "temperature": "actor_rollout_ref.rollout.temperature",

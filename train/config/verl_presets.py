@@ -52,12 +52,15 @@ BASE: dict[str, Any] = {
 """verl's own settings that all presets share."""
 
 _LARGE: dict[str, Any] = {
-    "max_turns": 3,
-    "prompt_profile": "full",
-    "example_values": 3,
-    "show_keys": True,
-    "table_info_truncate": 8000,
-    "execution_truncate": 2048,
+    "agent_options": {
+        "max_turns": 3,
+        "check_last": True,
+        "prompt_profile": "full",
+        "example_values": 3,
+        "show_keys": True,
+        "table_info_truncate": 2048,
+        "execution_truncate": 2048,
+    },
     "n_runners": 128,
     "rollout_timeout_s": 300.0,
     "step_deadline_s": 1200.0,
@@ -74,8 +77,6 @@ _LARGE: dict[str, Any] = {
 _REFERENCE: dict[str, Any] = {
     **_LARGE,
     "agent_match": "write",
-    "check_last": True,
-    "table_info_truncate": 2048,
     "tasks_per_step": 32,
     "group_size": 4,
     "max_tokens": 2048,
@@ -103,9 +104,12 @@ def _matrix() -> dict[str, dict[str, Any]]:
     return {
         f"qwen3b-turns{turns}-chars{chars}{'-check' if check else ''}": {
             **_QWEN_3B,
-            "max_turns": turns,
-            "table_info_truncate": chars,
-            "execution_truncate": chars,
+            "agent_options": {
+                **_REFERENCE["agent_options"],
+                "max_turns": turns,
+                "table_info_truncate": chars,
+                "execution_truncate": chars,
+            },
             "agent_match": "write|check" if check else "write",
         }
         for turns in (1, 3)
@@ -175,6 +179,7 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
     # The starter policy; it needs no model hub.
     "starter": {
         "model": "starter",
+        "agent_options": {"max_turns": 2, "table_info_truncate": 4000, "execution_truncate": 72},
         "tasks_per_step": 32,
         "n_runners": 256,
         "learning_rate": 5e-5,

@@ -61,14 +61,14 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     change = None
     with suppress(ValueError):  # one validation, or no question that both judged
         change = summarize_change(before, after)
-    match = config.get("agent_match")
+    match, options = config.get("agent_match"), config.get("agent_options") or {}
     agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
         "model": _model_name(str(config.get("model"))),
         "backend": config.get("backend"),
         "context": _context(config),
-        "max_turns": config.get("max_turns"),
+        "max_turns": options.get("max_turns"),
         "agents": match or ", ".join(agents) or "-",
         "before": compute_metrics(_with_calls_of(before, match), breakdowns) if before else None,
         "after": compute_metrics(_with_calls_of(after, match), breakdowns),
@@ -79,7 +79,8 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
 
 def _context(config: Mapping[str, Any]) -> str:
     """The truncation of the schema and of a query's result, in characters: ``2048``, or ``4000 / 72``."""
-    limits = [config.get(name) for name in ("table_info_truncate", "execution_truncate")]
+    options = config.get("agent_options") or {}
+    limits = [options.get(name) for name in ("table_info_truncate", "execution_truncate")]
     return " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None))
 
 

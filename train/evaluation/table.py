@@ -131,7 +131,7 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
     return [
         str(entry["model"]),
         str(entry["context"] or "-"),
-        str(entry["max_turns"]),
+        str(entry["max_turns"] or "-"),
         str(entry["agents"]),
         "-" if before is None else _percent(before),
         _percent(after),

@@ -62,19 +62,19 @@ def check_model(
         count = len({view.domain.database(task) for task in tasks})
         notes.append(
             f"schemas: the prompts leave out tables of {cut:,} of {count:,} "
-            f"databases, and questions about them cannot be answered; raise table_info_truncate "
-            f"({config.table_info_truncate})" + (", or lower example_values" if config.example_values else "")
+            f"databases, and questions about them cannot be answered; raise the agent's option "
+            "table_info_truncate, or lower example_values"
         )
     remedy = "raise max_model_len" if limit == config.max_model_len else "use a model with a longer context"
     if len(lengths) == len(tasks):
         raise ConfigError(
             f"the prompts are longer than the model's context: {min(lengths)} to {max(lengths)} tokens, and it has "
-            f"{limit}; {remedy}, or lower table_info_truncate ({config.table_info_truncate})"
+            f"{limit}; {remedy}, or lower the agent's option table_info_truncate"
         )
     if lengths:
         notes.append(
             f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
-            f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
+            f"{max(lengths)}), so their rollouts fail; {remedy}, or lower the agent's option table_info_truncate"
         )
     return notes
 

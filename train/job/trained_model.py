@@ -76,6 +76,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
         kept.pop("agent_match", None)
         if given.get("agent") != stored.get("agent"):
             kept.pop("runner_python", None)
+            kept.pop("agent_options", None)
     if not kept.get("runner_python"):  # other processes are for speed, and an evaluation chooses its own
         kept.pop("runner_processes", None)
     return {**with_changes(kept, given), "model": str(folder)}

@@ -1,7 +1,7 @@
 """From the settings of agents to their backend and their reward, for the trainer and the runners.
 
-A backend's constructor takes the settings that it has parameters for. A setting that the user changed and the backend
-does not take is an error.
+A backend's constructor takes the settings that it has parameters for. One that the user gave and that means nothing to
+the backend is an error, as is an unknown option of the agent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from groundwire import adapters, rewards
+from groundwire.adapters.unmodified.functions import checked_options, options_of
 from groundwire.domains import Domain
 from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
@@ -28,13 +29,6 @@ _OPTIONS = (
     "agent_input",
     "agent_output",
     "train_model",
-    "max_turns",
-    "check_last",
-    "prompt_profile",
-    "table_info_truncate",
-    "example_values",
-    "show_keys",
-    "execution_truncate",
 )
 """The settings that a backend's constructor may take, as parameters of the same names."""
 
@@ -66,13 +60,17 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
     if objects.get("agent", settings.agent) is not None and settings.backend in adapters.FRAMEWORKS:
         factory = partial(adapters.agent_backend, framework=settings.backend)
     parameters = inspect.signature(factory).parameters
-    if isinstance(settings, RunConfig):
-        _reject_ignored(settings, parameters)
-    options = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
-    if options.get("agent", "") is None:
+    if ignored := [name for name in _OPTIONS if name not in parameters and getattr(settings, name) is not None]:
+        raise ConfigError(f"{flag(ignored[0])} means nothing to backend {settings.backend!r}: leave it out")
+    given = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
+    if given.get("agent", "") is None:
         raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
     try:
-        return factory(**options)
+        if "options" in parameters:
+            options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
+            return factory(**given, options=options)
+        known = options_of(factory, without=_OPTIONS)
+        return factory(**given, **checked_options(factory, settings.backend, _applicable(settings, known), known))
     except MissingPackageError as error:
         remedy = "; if the agent has an environment of its own, give --runner-python PYTHON"
         raise ConfigError(f"{error}{remedy if isinstance(settings, RunConfig) else ''}") from error
@@ -80,12 +78,16 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
         raise ConfigError(str(error)) from error
 
 
-def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
-    preset = preset_settings(config.config, config.trainer)
-    for name in _OPTIONS:
-        usual = preset.get(name, RunConfig.model_fields[name].default)
-        if name not in parameters and getattr(config, name) != usual:
-            raise ConfigError(f"{flag(name)} means nothing to backend {config.backend!r}: leave it out")
+def _applicable(settings: AgentSettings, known: Collection[str]) -> dict[str, Any]:
+    """The options of an agent, without those of a preset that are for others; a trainer has checked a runner's."""
+    usual = settings.agent_options
+    if isinstance(settings, RunConfig):
+        usual = preset_settings(settings.config, settings.trainer).get("agent_options", {})
+    return {
+        name: value
+        for name, value in settings.agent_options.items()
+        if name in known or name not in usual or usual[name] != value
+    }
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:

@@ -12,7 +12,7 @@ from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
-from groundwire.train.cli.options import takes_settings
+from groundwire.train.cli.options import SettingsCommand, takes_settings
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.sft_settings import SFTSettings
 
@@ -21,7 +21,7 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 @takes_settings(None, SFTSettings)
 def main(
     settings: dict[str, Any],
@@ -39,9 +39,13 @@ def main(
     """
     with exit_on_user_error(debug):
         read_env_file()
-        given = {name: value for name, value in settings.items() if value is not None} | parse_overrides(
-            overrides or []
-        )
+        given = {name: value for name, value in settings.items() if value is not None}
+        for name, value in parse_overrides(overrides or []).items():
+            table, _, option = name.partition(".")
+            if table == "agent_options" and option:
+                given[table] = {**given[table], option: value}
+            else:
+                given[name] = value
         checked = SFTSettings(**given)
         setup_logging(debug)
         # Before torch: threads that wait for each other busily take most of the CPU time if the cores are shared.

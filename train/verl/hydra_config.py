@@ -61,10 +61,15 @@ _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_
 _WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _ROUTER = "actor_rollout_ref.rollout.router_config_path"
 _SAMPLER_WORKERS = "trainer.v1.sampler.sampler_kwargs.workers"
+_MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 _FIXED = {
     "algorithm.filter_groups.enable": "sampling_budget replaces groups with equal rewards, in all of verl's modes",
     "trainer.use_v1": "the rollouts run in verl's V1 trainer",
     _SAMPLER_WORKERS: f"give {_WORKERS}, which has the same value",
+    **dict.fromkeys(
+        (f"{_MULTI_TURN}.max_assistant_turns", f"{_MULTI_TURN}.max_user_turns"),
+        "an agent has its own limit of turns, such as --agent-option max_turns=3",
+    ),
 }
 """Settings of verl that cannot be changed, and why."""
 _ESTIMATOR = ESTIMATOR_KEY
@@ -268,10 +273,6 @@ def _count_processors() -> int:
 def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
     """Keys of verl that follow from the run's settings: the value, and what it is."""
     return {
-        "actor_rollout_ref.rollout.multi_turn.max_user_turns": (
-            config.max_turns,
-            "max_turns, for the agent and verl",
-        ),
         "data.max_prompt_length": (config.max_model_len - config.max_tokens, "max_model_len less max_tokens"),
         **{key: (value, f"part of {name} {getattr(config, name)}") for key, (value, name) in loss_keys(config).items()},
     }

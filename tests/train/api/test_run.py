@@ -102,7 +102,14 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
-    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "max_turns": 1, "max_tokens": 1, "n_runners": 16}
+    small = {
+        "tasks_per_step": 2,
+        "group_size": 2,
+        "val_tasks": 1,
+        "agent_options": {"max_turns": 1},
+        "max_tokens": 1,
+        "n_runners": 16,
+    }
     config = resolve("fast", steps=steps, track=track, **small)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
@@ -159,7 +166,7 @@ with exit_on_user_error():
 
 
 def test_dev_prints_every_call_and_triplet_and_writes_nothing(tmp_path: Path) -> None:
-    done = _run("--dev", "--max-turns", "1", "--output-dir", str(tmp_path))
+    done = _run("--dev", "--agent-option", "max_turns=1", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
     first = done.stdout.split(": succeeded, ")[1]
@@ -188,7 +195,7 @@ def _port_in_use() -> socket.socket:
         (("--data-dir", "no/such/folder"), "no/such/folder"),
         (("--model", "no/such/model"), "no/such/model"),
         (("--resume", "no/such/run"), "no/such/run is not a run"),
-        (("--max-turns", "0"), "max_turns is 0"),
+        (("--agent-option", "max_turns=0"), "max_turns is 0"),
         (("--agent-match", "("), "is not a regular expression"),
         (("--agent-match", "nobody"), "matches none of its agents"),
         (("--device", "tpu"), "device is 'tpu', which torch"),
@@ -251,7 +258,12 @@ def test_the_printed_settings_are_json_and_options_override_short_forms(
 def test_a_finished_run_continues_only_with_more_steps(finished: tuple[Path, str], tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
     config = json.loads((run / "config.json").read_text())
-    small = {"max_turns": 1, "max_tokens": 16, "tasks_per_step": 2, "group_size": 2}  # of the further steps
+    small = {
+        "agent_options": {"max_turns": 1},
+        "max_tokens": 16,
+        "tasks_per_step": 2,
+        "group_size": 2,
+    }  # of the further steps
     (run / "config.json").write_text(json.dumps({**config, **small}))
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")

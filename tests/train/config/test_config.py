@@ -20,8 +20,10 @@ from groundwire.train.evaluate import app
         ({"n_runners": -1, "external_store_address": "http://h:1"}, "n_runners is -1; it must be at least 0"),
         ({"val_tasks": -1}, "val_tasks is -1; it must be at least 0"),
         ({"val_every": -1}, "val_every is -1; it must be at least 0"),
-        ({"table_info_truncate": -5}, "table_info_truncate is -5; it must be at least 1"),
-        ({"execution_truncate": -1}, "execution_truncate is -1; it must be at least 0"),
+        (
+            {"max_turns": 3},
+            "max_turns is no setting any more: it is an option of the SQL agents: --agent-option max_turns=VALUE",
+        ),
         ({"val_temperature": -1.0}, r"val_temperature is -1.0; it must be at least 0"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
         ({"group_size": 1}, "group_size is 1; it must be at least 2"),

@@ -42,7 +42,7 @@ def _given(*arguments: str) -> dict[str, Any]:
     return merge_overrides({}, parse_overrides(arguments))
 
 
-PLAIN = [name for name in RunConfig.model_fields if name not in ("judge", "verl")]
+PLAIN = [name for name in RunConfig.model_fields if name not in ("agent_options", "judge", "verl")]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -58,7 +58,9 @@ def test_every_setting_is_an_option_and_a_name(name: str) -> None:
 @pytest.mark.parametrize("preset", [*PRESETS.values(), *VERL_PRESETS.values()])
 def test_every_setting_of_a_preset_can_be_given(preset: dict[str, Any]) -> None:
     names = {name: value for name, value in preset.items() if "." not in name}
-    assert merge_overrides({}, names) == names
+    options = {f"agent_options.{name}": value for name, value in names.get("agent_options", {}).items()}
+    given = {name: value for name, value in names.items() if name != "agent_options"}
+    assert merge_overrides({}, {**given, **options}) == names
 
 
 def test_learning_rates_fit_the_size_of_the_model() -> None:
@@ -79,16 +81,33 @@ def test_the_preset_hf_has_a_learning_rate_for_the_models_size() -> None:
 
 
 def test_a_setting_as_option_and_by_name_is_one_setting() -> None:
-    assert _config("--trainer", "local", "table_info_truncate=6000")["table_info_truncate"] == 6000
     assert _config("--trainer", "local", "--learning-rate", "1e-4")["learning_rate"] == 1e-4
     assert _config("--trainer", "local", "--steps", "3", "steps=3")["steps"] == 3
-    assert _config("--config", "hf", "--no-show-keys")["show_keys"] is False
+    assert _config("--trainer", "local", "--no-keep-best")["keep_best"] is False
+
+
+def test_options_of_the_agent_join_those_of_the_preset() -> None:
+    given = ("--agent-option", "show_keys=false", "--agent-option", "max_turns=5", "agent_options.prompt_profile=short")
+    options = _config("--config", "hf", *given)["agent_options"]
+    assert (options["show_keys"], options["max_turns"], options["prompt_profile"]) == (False, 5, "short")
+    assert options["execution_truncate"] == 2048
+
+
+@pytest.mark.parametrize("given", ["--max-turns=3", "--no-show-keys", "max_turns=3", "keys=true", "--check-last"])
+def test_a_setting_that_is_an_option_of_the_agent_says_so(given: str) -> None:
+    result = _printed("--trainer", "local", given)
+    assert result.exit_code == 2
+    name = {"--max-turns=3": "max_turns", "max_turns=3": "max_turns", "--check-last": "check_last"}.get(
+        given, "show_keys"
+    )
+    assert f"is no setting any more: it is an option of the SQL agents: --agent-option {name}=VALUE" in " ".join(
+        re.sub("[│╭╰─╮╯]", "", result.output).split()
+    )
 
 
 def test_old_names_are_accepted() -> None:
-    config = _config("--trainer", "local", "keys=true", "sample_values=2", "--judge", "swap=true", *JUDGED)
-    assert (config["show_keys"], config["example_values"], config["judge"]["swap_order"]) == (True, 2, True)
-    assert resolve("hf", keys=False, judge={"swap": True}).show_keys is False
+    config = _config("--trainer", "local", "--judge", "swap=true", *JUDGED)
+    assert config["judge"]["swap_order"] is True
 
 
 def test_a_setting_of_the_judge_by_its_name() -> None:
@@ -97,8 +116,8 @@ def test_a_setting_of_the_judge_by_its_name() -> None:
 
 
 def test_a_setting_by_its_name_wins_over_the_presets() -> None:
-    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "show_keys=false")
-    assert (config["learning_rate"], config["group_size"], config["show_keys"]) == (1e-4, 16, False)
+    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "keep_best=false")
+    assert (config["learning_rate"], config["group_size"], config["keep_best"]) == (1e-4, 16, False)
     assert config["max_tokens"] == 512
 
 
@@ -122,7 +141,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
         (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
         (["group_size=true"], "group_size is True; it must be a whole number"),
-        (["show_keys=1"], "show_keys is 1; it must be true or false"),
+        (["keep_best=1"], "keep_best is 1; it must be true or false"),
         (["group_size=4", "group_size=5"], "group_size is given twice"),
         (["group_size=1"], "group_size is 1; it must be at least 2"),
         (["--steps", "4", "steps=3"], "steps=3 but --steps 4: they are one setting, give it once"),
@@ -163,7 +182,8 @@ TOML = """
 config = "hf"
 steps = 7
 track = ["tensorboard"]
-keys = false
+[agent_options]
+show_keys = false
 [judge]
 temperature = 0.5
 [verl]

@@ -240,7 +240,7 @@ def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -
 
 def test_a_run_whose_agent_match_selects_no_agent_stops_at_its_first_step(tmp_path: Path) -> None:
     done = run_program(
-        *("-m", "train.run", "--agent-match", "rewrite", "--max-turns", "1", "--val-tasks", "2", "--ci"),
+        *("-m", "train.run", "--agent-match", "rewrite", "--agent-option", "max_turns=1", "--val-tasks", "2", "--ci"),
         *("--tasks-per-step", "2", "--output-dir", str(tmp_path)),
         environment=_environment(),
     )

@@ -360,13 +360,20 @@ def _trained(folder: Path, **settings: Any) -> RunDir:
 
 
 def test_a_runs_model_is_evaluated_with_the_settings_of_its_run(tmp_path: Path) -> None:
-    run = _trained(tmp_path / "runs", backend="openai-agents", max_turns=3, max_tokens=9, seed=5, val_tasks=1)
+    run = _trained(
+        tmp_path / "runs", backend="openai-agents", agent_options={"max_turns": 3}, max_tokens=9, seed=5, val_tasks=1
+    )
     newest = run.path / "checkpoints" / "step-00010"
     (tmp_path / "latest").symlink_to(run.path)
     for model in (tmp_path / "latest", newest):
         config = evaluation_settings({"model": str(model), "seed": 6})
         assert config.model == str(newest)
-        assert (config.backend, config.max_turns, config.max_tokens, config.seed) == ("openai-agents", 3, 9, 6)
+        assert (config.backend, config.agent_options["max_turns"], config.max_tokens, config.seed) == (
+            "openai-agents",
+            3,
+            9,
+            6,
+        )
         assert config.val_tasks == 0
     done = _evaluate("--model", str(tmp_path / "latest"), "val_tasks=1", "--output-dir", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
@@ -404,7 +411,12 @@ def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evalua
     shutil.copytree(STARTER, saved)
     (run.path / "model").symlink_to(saved)
     config = evaluation_settings({"model": str(run.path)})
-    assert (config.model, config.config, config.max_turns, config.n_runners) == (str(saved), "qwen", 3, 10)
+    assert (config.model, config.config, config.agent_options["max_turns"], config.n_runners) == (
+        str(saved),
+        "qwen",
+        3,
+        10,
+    )
     assert prepare(config).data.validation
 
 

@@ -84,7 +84,7 @@ def _resumed(runs: Path, environment: Mapping[str, str], **settings: Any) -> tup
     """A run of small steps, which a resumed one may have."""
     small = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "val_tasks": 4, "n_runners": 8, "max_tokens": 8}
     if "backend" not in settings:
-        small["max_turns"] = 1
+        small["agent_options"] = {"max_turns": 1}
     config = resolve("fast", **{**small, **settings})
     run = RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict())
     return run, run_program("-m", "train.run", "--resume", str(run.path), environment=environment)
@@ -236,7 +236,18 @@ def test_a_validation_is_named_by_its_temperature(finished: tuple[RunDir, Any]) 
 
 
 def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, environment: dict[str, str]) -> None:
-    asked = ("-m", "train.evaluate", "--tasks", "6", "--n-runners", "6", "--max-turns", "1", "--max-tokens", "8")
+    asked = (
+        "-m",
+        "train.evaluate",
+        "--tasks",
+        "6",
+        "--n-runners",
+        "6",
+        "--agent-option",
+        "max_turns=1",
+        "--max-tokens",
+        "8",
+    )
     asked = (*asked, "--output-dir", str(tmp_path), "--reward")
     done = run_program(*asked, "gone", environment=environment)
     assert done.returncode == 1

@@ -142,7 +142,7 @@ def test_prompts_that_are_all_too_long_are_refused_and_some_are_a_note(model: Pa
 
 def test_schemas_that_are_cut_are_one_note(model: Path, recwarn: pytest.WarningsRecorder) -> None:
     databases = len({task["db_id"] for part in (SPIDER.train, SPIDER.validation) for task in part})
-    [note] = _notes(model, table_info_truncate=333)
+    [note] = _notes(model, agent_options={"table_info_truncate": 333})
     found = re.match(r"schemas: the prompts leave out tables of (\d+) of (\d+) databases", note)
     assert found
     assert 0 < int(found[1]) < int(found[2]) == databases

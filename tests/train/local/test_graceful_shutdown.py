@@ -37,7 +37,7 @@ def _new_run(runs: Path) -> RunDir:
         val_every=2,
         val_every_tasks=12,
         n_runners=16,
-        max_turns=1,
+        agent_options={"max_turns": 1},
         checkpoint_every=10,
     )
     return RunDir.create(runs, backend="langgraph", domain="spider", config=config.to_dict())

@@ -353,7 +353,16 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     pieces.store()
     done = await asyncio.to_thread(
         run,
-        *("-m", "train.run", "--dev", "--llm-proxy", "--max-turns", "1", "--external-store-address", pieces.address),
+        *(
+            "-m",
+            "train.run",
+            "--dev",
+            "--llm-proxy",
+            "--agent-option",
+            "max_turns=1",
+            "--external-store-address",
+            pieces.address,
+        ),
         environment={**os.environ, "AGL_MANAGED_STORE": "0"},
     )
     assert done.returncode == 0, done.stderr
@@ -375,7 +384,7 @@ async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(piec
         n_runners=0,
         steps=1,
         val_tasks=2,
-        max_turns=1,
+        agent_options={"max_turns": 1},
     )
     folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path
     done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
@@ -397,7 +406,7 @@ async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _P
         group_size=2,
         n_runners=0,
         val_tasks=1,
-        max_turns=1,
+        agent_options={"max_turns": 1},
         unresponsive_s=2.0,
     )
     folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path

@@ -214,7 +214,7 @@ def test_a_runner_refuses_judge_options_of_no_use() -> None:
         ({"judge": {"max_usd": 5.0}}, "this runner's judge max_usd is None, and the rollout's is 5.0"),
         ({"judge": {"key": 1}}, "the rollout's judge is {'key': 1}; it has model, base_url, "),
         ({"judge": "x"}, "the rollout's judge is 'x'"),
-        ({"max_turns": 0}, "max_turns is 0; it must be at least 1"),
+        ({"retries": 0}, "unknown setting 'retries'"),
         ("x", "the rollout's settings are 'x'; they must be a table"),
     ],
 )
@@ -226,10 +226,10 @@ def test_settings_of_a_rollout_that_are_the_runners_own_are_refused(settings: An
 
 def test_the_settings_of_a_trainer_with_the_same_options_are_accepted() -> None:
     judge = {"model": "m", "base_url": "http://h/v1", "samples": 3, "temperature": 0.5, "cache": "/on/the/trainer"}
-    config = resolve("fast", reward="executes+rule_judge_hybrid", judge=judge, max_turns=5)
+    config = resolve("fast", reward="executes+rule_judge_hybrid", judge=judge, agent_options={"max_turns": 5})
     own = {**judge, "cache": "/on/the/runner"}
     check = _check(reward="executes+rule_judge_hybrid", judge=JudgeSettings(**own)).for_rollout(config.for_agents())
-    assert (check.settings.max_turns, check.settings.judge.cache) == (5, "/on/the/runner")
+    assert (check.settings.agent_options["max_turns"], check.settings.judge.cache) == (5, "/on/the/runner")
     assert _check().for_rollout(resolve("fast").for_agents()).settings.reward == "spider_exec_match"
     shows = resolve("fast", agent_columns=["hardness", "db_id"])
     assert _check().for_rollout(shows.for_agents()).settings.agent_columns == "hardness,db_id"
@@ -360,13 +360,24 @@ def test_a_trainer_whose_runners_could_not_read_a_database_does_not_start(tmp_pa
         assert f"such as {tmp_path / 'cars' / 'cars.sqlite'}: copy them into it" in str(error.value)
 
 
+def _turns(count: int) -> dict[str, Any]:
+    return {"agent_options": {"max_turns": count}}
+
+
+def test_options_of_an_agent_that_is_not_the_projects_are_the_runners_own() -> None:
+    assert _check().for_rollout(_turns(5)).settings.agent_options == {"max_turns": 5}
+    for own in ({"agent": "os:system", "backend": "custom"}, {"backend": "command"}):
+        with pytest.raises(RequestRefusedError, match=r"this runner's agent_options is {}, .* the same --agent-option"):
+            _check(**own).for_rollout(_turns(5))
+
+
 def test_a_runner_makes_no_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("groundwire.train.rollouts.runner.agent._MAX_AGENTS", 3)
     remote = RemoteRolloutAgent(_check())
-    assert remote._agent_for({"max_turns": 5}) is remote._agent_for({"max_turns": 5})
-    remote._agent_for({"max_turns": 6})
+    assert remote._agent_for(_turns(5)) is remote._agent_for(_turns(5))
+    remote._agent_for(_turns(6))
     with pytest.raises(RequestRefusedError, match="an agent for each of 3 settings and makes no more: start it again"):
-        remote._agent_for({"max_turns": 7})
+        remote._agent_for(_turns(7))
 
 
 def test_the_environment_names_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ async def test_each_turn_on_the_way_to_an_answer_in_prose_is_learned(
 ) -> None:
     domain = get("medical")
     task = domain.load().train[0]
-    settings = SFTSettings(backend=[backend], prompt_profile=profile, later_turns=1.0, augment=0.0)
+    settings = SFTSettings(backend=[backend], agent_options={"prompt_profile": profile}, later_turns=1.0, augment=0.0)
     [question] = make_questions(domain, [task], settings, wrong=True, on_end=lambda: None)
     wrong = next(query.sql for query in question.queries if not query.right)
     source = GoldTurns([question], settings)
@@ -187,7 +187,7 @@ async def test_each_turn_on_the_way_to_an_answer_in_prose_is_learned(
             return Reply(text=task["answer"])
         return Reply(text=used[-1]["content"], tool_calls=used[-1].get("tool_calls") or ())
 
-    given = {"example_values": 0, "show_keys": False, "execution_truncate": 72, "prompt_profile": profile}
+    given = {"example_values": 0, "show_keys": False, "max_turns": 3, "prompt_profile": profile}
     agent = (LangGraphSQLBackend if backend == "langgraph" else OpenAIAgentsSQLBackend)(**given)
     async with ScriptedPolicyServer(replies=reply) as server:
         asked = Question(id="1", text=task["question"], database=domain.database(task), answers=TEXT)
@@ -588,7 +588,7 @@ def test_accepted_rollouts_of_a_run_that_trained_no_such_agent_are_refused(tmp_p
 def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
     tmp_path: Path, starter: tuple[Any, Any]
 ) -> None:
-    config = resolve("fast", show_keys=True, model="starter", max_model_len=300).to_dict()
+    config = resolve("fast", agent_options={"show_keys": True}, model="starter", max_model_len=300).to_dict()
     given = RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=config)
     given.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40 + i % 2, 41) for i in range(12)])
     settings = SFTSettings(rollouts=str(given.path), output_dir=str(tmp_path / "out"), epochs=1.0, val_tasks=2)
@@ -597,7 +597,7 @@ def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
     assert any(line.startswith("execution accuracy of first queries, langgraph") for line in lines)
     [folder] = (tmp_path / "out").iterdir()
     stored = json.loads((folder / "config.json").read_text())["sft"]
-    assert (stored["model"], stored["show_keys"], stored["max_model_len"]) == ("starter", True, 300)
+    assert (stored["model"], stored["agent_options"]["show_keys"], stored["max_model_len"]) == ("starter", True, 300)
     _, tokenizer = starter
     new_policy(tokenizer, width=16, layers=1, heads=2, intermediate=16).save_pretrained(tmp_path / "other")
     tokenizer = copy.deepcopy(tokenizer)

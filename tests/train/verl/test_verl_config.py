@@ -164,14 +164,10 @@ def test_a_shared_setting_has_one_value(name: str, key: str) -> None:
     assert flat_config(config)[key] == getattr(config, name)
 
 
-def test_agent_and_verl_have_the_same_number_of_turns() -> None:
-    key = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
-    config = _resolve("fast", f"{key}=7")
-    assert config.max_turns == 7
-    assert flat_config(config)[key] == 7
-    assert flat_config(_resolve("fast", max_turns=5))[key] == 5
-    with pytest.raises(ConfigError, match="one setting"):
-        _resolve("fast", f"{key}=7", max_turns=5)
+@pytest.mark.parametrize("key", ["max_assistant_turns", "max_user_turns"])
+def test_turns_are_limited_by_the_agent(key: str) -> None:
+    with pytest.raises(ConfigError, match="an agent has its own limit of turns, such as --agent-option max_turns=3"):
+        flat_config(_resolve("fast", f"actor_rollout_ref.rollout.multi_turn.{key}=7"))
 
 
 def test_epochs_become_steps_once_the_tasks_are_known() -> None:
@@ -361,7 +357,6 @@ def test_every_preset_works_with_an_external_store(preset: str) -> None:
         ("actor_rollout_ref.rollout.n=abc", "n is 'abc'; it must be a whole number"),
         ("actor_rollout_ref.rollout.n=2.5", "n is 2.5; it must be a whole number"),
         ("actor_rollout_ref.actor.optim.lr=x", "lr is 'x'; it must be a number"),
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=9", "it is max_turns, for the agent and verl, here 3"),
         ('actor_rollout_ref.rollout.multi_turn={"max_assistant_turns":9}', "is a whole section"),
         ("data.max_prompt_length=99", "it is max_model_len less max_tokens"),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=abc", "is 'abc', less than one trajectory"),

@@ -23,7 +23,6 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.infrastructure import infrastructure_errors
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.failures import failure_scores
-from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RequestRefusedError, UnreadableAnswerError
 from groundwire.train.rollouts.factory import make_backend, make_reward
@@ -239,7 +238,7 @@ class RemoteRolloutAgent:
 
     def __init__(self, check: RequestCheck) -> None:
         self._check = check
-        self._agents: dict[AgentSettings, RolloutAgent] = {}
+        self._agents: dict[str, RolloutAgent] = {}
         self._private_tasks = check.domain.private_tasks()
         self._agent_for({})
 
@@ -265,12 +264,13 @@ class RemoteRolloutAgent:
     def _agent_for(self, given: Any) -> RolloutAgent:
         check = self._check.for_rollout(given)
         settings = check.settings
-        if settings not in self._agents:
+        key = settings.model_dump_json()
+        if key not in self._agents:
             if len(self._agents) >= _MAX_AGENTS:
                 raise RequestRefusedError(
                     f"this runner has an agent for each of {_MAX_AGENTS} settings and makes no more: start it again"
                 )
-            self._agents[settings] = RolloutAgent(
+            self._agents[key] = RolloutAgent(
                 backend=make_backend(settings),
                 domain=check.domain,
                 reward=make_reward(settings, check.domain),
@@ -280,4 +280,4 @@ class RemoteRolloutAgent:
                 check=check,
                 private=self._private_tasks,
             )
-        return self._agents[settings]
+        return self._agents[key]

@@ -19,7 +19,7 @@ from groundwire.domains import Domain, database_folders, is_inside
 from groundwire.domains.task_list import is_file
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.access_token import is_loopback
-from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.config.run_config import SQL_AGENTS, AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.store.wire import AttemptedRollout
 
@@ -31,13 +31,6 @@ MAIN_LLM = "main_llm"
 """The name under which agents that are written for Agent Lightning read the same resource."""
 
 _PER_ROLLOUT = {
-    "max_turns",
-    "check_last",
-    "prompt_profile",
-    "table_info_truncate",
-    "example_values",
-    "show_keys",
-    "execution_truncate",
     "rollout_timeout_s",
     "reward_timeout_s",
     "failures",
@@ -92,6 +85,8 @@ class RequestCheck:
             raise RequestRefusedError(f"the rollout's settings are {given!r:.100}; they must be a table")
         settings = dict(given)
         for name, own in self._own.items():
+            if name == "agent_options" and self.settings.agent is None and self.settings.backend in SQL_AGENTS:
+                continue  # they are numbers and names; those of a user's function may be anything
             if name in settings and name not in _PER_ROLLOUT:
                 self._compare(name, own, settings.pop(name))
         try:
@@ -182,4 +177,4 @@ def _option(name: str) -> str:
     first, _, part = name.partition(" ")
     if part:
         return {"model": "--judge-model", "base_url": "--judge-base-url"}.get(part, f"--judge {part}=VALUE")
-    return f"--{first}"
+    return "--agent-option" if first == "agent_options" else f"--{first}"

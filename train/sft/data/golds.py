@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from groundwire.adapters.sql_agents import prompts
@@ -20,8 +20,6 @@ from groundwire.adapters.sql_agents.toolkit import SQLToolkit
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.tools.schema import table_info
-from groundwire.tools.sql import QueryError, render, run_query
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example, Message, Turn, encode
@@ -100,12 +98,7 @@ def make_questions(
         on_end()
         if not _is_gold(domain, task):
             return None
-        schema = table_info(
-            database,
-            max_chars=settings.table_info_truncate,
-            example_values=settings.example_values,
-            show_keys=settings.show_keys,
-        ).text
+        schema = _toolkit(settings).schema(database)
         answer = "" if gold_is_sql(domain) else str(task["answer"])
         question = Question(str(task["id"]), database, task["question"], gold, schema, answer)
         if wrong or answer:
@@ -186,12 +179,8 @@ def _wrong_queries(rng: random.Random, question: Question, others: list[str], se
 
 
 def _result(question: Question, sql: str, settings: SFTSettings) -> str:
-    """The rows or the error, as :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit` shows them."""
-    try:
-        rows = run_query(question.database, sql, timeout_s=5.0, max_rows=100)
-    except QueryError as error:
-        return f"Error: {error}"[: settings.execution_truncate]
-    return render(rows, max_chars=settings.execution_truncate)
+    """The rows or the error, as the agents show them."""
+    return _toolkit(settings).result(question.database, sql)[0]
 
 
 def _turns(rng: random.Random, question: Question, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
@@ -204,8 +193,21 @@ def _turns(rng: random.Random, question: Question, variant: SchemaVariant, setti
             yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant, settings)
 
 
+def _toolkit(settings: SFTSettings) -> SQLToolkit:
+    """What the agents show. Raises :class:`ConfigError` for an option that none of them has."""
+    known = {field.name for field in fields(SQLToolkit)}
+    if unknown := sorted(settings.agent_options.keys() - known - {"max_turns", "check_last"}):
+        raise ConfigError(
+            f"agent_options: the SQL agents have no option {unknown[0]!r:.60}; they have {', '.join(known)}"
+        )
+    try:
+        return SQLToolkit(**{name: value for name, value in settings.agent_options.items() if name in known})
+    except ValueError as error:
+        raise ConfigError(f"agent_options: {error}") from error
+
+
 def _messages(settings: SFTSettings) -> Messages:
-    return Messages(SQLToolkit(prompt_profile=settings.prompt_profile).prompts)
+    return Messages(_toolkit(settings).prompts)
 
 
 def _write(question: Question, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
@@ -234,7 +236,7 @@ def _text_turns(question: Question, query: Query, variant: SchemaVariant, settin
     system = _system(messages.write("system", variant.text))
     shown = question.question, variant.rename(query.sql), _shown_result(query, variant)
     verdict = prompts.CORRECT if query.right else prompts.INCORRECT
-    verdict = f"VERDICT: {verdict}" if settings.prompt_profile == "full" else verdict
+    verdict = f"VERDICT: {verdict}" if settings.agent_options.get("prompt_profile") == "full" else verdict
     yield Turn([system, _user(messages.write("check", *shown))], _reply(verdict))
     if not query.right:
         message = messages.write("rewrite", *shown, verdict)

@@ -23,10 +23,7 @@ from groundwire.train.sft.data.examples import Example
 
 __all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
 
-_FROM_RUN = (
-    *("model", "domain", "data_dir", "prompt_profile", "table_info_truncate", "example_values", "show_keys"),
-    "max_model_len",
-)
+_FROM_RUN = (*("model", "domain", "data_dir", "agent_options", "max_model_len"),)
 _COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls", "answer", "agent_steps")
 _OTHER_AGENTS = "calls of agents that agent_match does not select"
 _REJECTED = "queries that the agent itself rejected and wrote again"
