@@ -185,7 +185,7 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
 
     (tmp_path / "vllm").mkdir()  # only the server has vLLM
     (tmp_path / "vllm" / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 'once'\n")
-    paths = [str(ROOT / "tests" / "helpers"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FIRST_ROLLOUT", str(tmp_path / "first_rollout"))
     monkeypatch.setenv("ROWS", str(tmp_path / "rows.json"))

@@ -1,9 +1,8 @@
-"""verl's actor and reference policy compute a prompt once for all rows that begin with it.
+"""verl's actor and reference policy compute a prefix once for all rows that begin with it.
 
-The rows of a group share their prompt, and verl computes it for each of them. This engine divides a mini-batch so that
-rows with a long common prefix are in one micro-batch, keeps each shared token once (:mod:`.prompt_tree`), and returns
-log-probabilities and entropies of all tokens, so verl's losses and metrics are unchanged. Shared are only tokens before
-a row's first trained one; rows with equal replies remain different rows.
+This engine divides a mini-batch so that rows with a long common prefix are in one micro-batch, keeps each shared token
+once (:mod:`.tree`), and returns log-probabilities and entropies of all tokens, so verl's losses and metrics are
+unchanged. Shared are only tokens before a row's first trained one; rows with equal replies remain different rows.
 
 Logits are computed only for tokens with a loss, a quarter of the kept ones at an agent's shape. The log-probabilities
 and entropies of other tokens are 0; verl masks them. An update leaves out rows that have no gradient.
@@ -26,10 +25,10 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NonTensorData, TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
-from verl.utils.experimental import torch_functional
 from verl.utils.fsdp_utils import fsdp_version
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
@@ -38,12 +37,11 @@ from verl.workers.utils import losses
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
-from groundwire.train.verl.full_weights import full_weights, has_persistent_buffers
-from groundwire.train.verl.patching import patched
-from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_tree
-from groundwire.train.verl.stored_columns import add_derived_columns
+from groundwire.train.verl.patches import patched
+from groundwire.train.verl.rows import add_derived_columns
+from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches, prefix_tree
 
-__all__ = ["SharedPromptsEngine"]
+__all__ = ["SharedPrefixesEngine"]
 
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
@@ -57,7 +55,7 @@ _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_p
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=ENGINE_VENDOR)
-class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
+class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     """``data`` and ``micro_batch`` are verl's: ``input_ids`` int64 [N, tokens], ``loss_mask`` [N, reply], jagged."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -75,7 +73,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row (0.2 ms a row)."""
-        with super().train_mode(**options), patched(tensordict_utils, "index_select_tensor_dict", _all_rows_at_once):
+        with super().train_mode(**options), patched("tensordict_utils.index_select_tensor_dict", _all_rows_at_once):
             yield
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
@@ -120,21 +118,21 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             or hasattr(model, "peft_config")
             or self._is_offload_param
             or self._qat_enabled
-            or has_persistent_buffers(model)
+            or _has_persistent_buffers(model)
         )
         if as_verl:
             return super().get_per_tensor_param(**options)
-        units = full_weights(self.module)
+        units = _full_weights(self.module)
         return (pair for unit in units for pair in transformer_impl.convert_weight_keys(unit, model).items()), None
 
     def _changes_of_verl(self, data: Any, loss_function: Any) -> ExitStack:
-        """Within the returned context verl takes our micro-batches and our output layer, where prompts are shared."""
+        """Within the returned context verl takes our micro-batches and our output layer, where prefixes are shared."""
         stack = ExitStack()
         if self._shares(data):
             prepare = partial(_prepare_micro_batches, trained=_rows_with_gradient(data, loss_function))
-            stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: prepare))
-            stack.enter_context(patched(torch_functional, "FusedLinearForPPO", self._of_used_tokens))
-            stack.enter_context(patched(losses, "no_padding_2_padding", lambda _: _padded_replies))
+            stack.enter_context(patched("transformer_impl.prepare_micro_batches", lambda _: prepare))
+            stack.enter_context(patched("torch_functional.FusedLinearForPPO", self._of_used_tokens))
+            stack.enter_context(patched("losses.no_padding_2_padding", lambda _: _padded_replies))
         return stack
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,7 +140,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         if (kept := tensordict_utils.get_non_tensor_data(micro_batch, _KEPT, None)) is not None:
             device = inputs["input_ids"].device
-            tree = PromptTree(*(tensor.to(device) for tensor in kept.tree))
+            tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
             for name in ("input_ids", "position_ids", "shift_labels"):
                 inputs[name] = inputs[name][:, tree.keep]
             inputs["attention_mask"] = tree_block_mask(tree.end[None])
@@ -196,7 +194,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
 class _Kept(NamedTuple):
     """What a micro-batch computes of its rows' tokens; on the CPU, before the first pass waits for the GPU."""
 
-    tree: PromptTree
+    tree: PrefixTree
     used: Tensor
     """int64 [K]: the kept tokens whose next one has a loss; the first token if there is none, for a gradient of 0"""
 
@@ -254,7 +252,7 @@ class _MicroBatches(Sized):
 
 
 def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Kept:
-    tree = prompt_tree(prompts, lengths)
+    tree = prefix_tree(prompts, lengths)
     # A reply's mask is at the end of its row, and the token before has the label.
     positions = zip(torch.tensor(lengths).cumsum(0).tolist(), masks, strict=True)
     used = torch.cat([torch.nonzero(mask)[:, 0] + (end - len(mask) - 1) for end, mask in positions])
@@ -311,6 +309,31 @@ def _prompts_masks_and_lengths(data: Any) -> tuple[list[Tensor], list[Tensor], l
         prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
         lengths.append(len(ids))
     return prompts, masks, lengths
+
+
+def _full_weights(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The parameters of each unit of an FSDP 1 model by their names in the model; all ranks must iterate.
+
+    verl gathers each layer, divides it again, and then gathers each of its tensors alone. A unit's tensors are freed when
+    the next one is asked for. Their dtype is that of the optimizer's weights.
+    """
+    # The outermost unit is first: FSDP makes the first unit that it gathers the root of the others.
+    units = {_unwrapped(name): unit for name, unit in module.named_modules() if isinstance(unit, FullyShardedDataParallel)}
+    for prefix, unit in units.items():
+        inner = tuple(f"{other}." for other in units if len(other) > len(prefix))
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+            parameters = unit.named_parameters(prefix=prefix, remove_duplicate=False)
+            own = ((_unwrapped(name), parameter) for name, parameter in parameters)
+            yield {name: parameter.detach() for name, parameter in own if not name.startswith(inner)}
+
+
+def _has_persistent_buffers(module: nn.Module) -> bool:
+    """Whether a checkpoint of ``module`` has tensors that are no parameters."""
+    return any(set(part._buffers) - part._non_persistent_buffers_set for part in module.modules())
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "")
 
 
 def _nested(rows: list[Tensor]) -> Tensor:

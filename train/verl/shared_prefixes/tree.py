@@ -1,7 +1,6 @@
-"""Rows with common prompts as one row that holds each prompt once: which tokens stay, and which rows go together.
+"""Rows with common prefixes as one row that holds each prefix once: which tokens stay, and which rows go together.
 
-The rows of a group share their prompt, the turns of a rollout begin alike, and so do all prompts about one database.
-Rows in the order of their prompts form a tree, of any depth: each row continues a first part of the row before it.
+Rows in the order of their prompts form a tree of any depth: each row continues a first part of the row before it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PromptTree", "micro_batches", "prompt_tree"]
+__all__ = ["PrefixTree", "micro_batches", "prefix_tree"]
 
 
-class PromptTree(NamedTuple):
+class PrefixTree(NamedTuple):
     """``T`` tokens of a micro-batch's rows, one row after the other, of which ``U`` are kept."""
 
     keep: Tensor
@@ -26,11 +25,19 @@ class PromptTree(NamedTuple):
     """int64 [U]: the index after the last kept token that attends to each, for ``tree_block_mask``"""
 
 
-def prompt_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PromptTree:
+def prefix_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PrefixTree:
     """The tree of rows of ``lengths`` tokens, which begin with ``prompts`` (int64 [P] each, on a CPU).
 
     Any order of the rows is right; the order of :func:`micro_batches` keeps the fewest tokens. Everything after a
     prompt is kept, and so is the last token that a prompt shares: its label may be another one in each row.
+
+    The rows ``p q r x`` and ``p q r s y`` with prompts ``p q r`` and ``p q r s`` share ``p q``::
+
+        kept tokens   0 p   1 q   2 r   3 x   4 r   5 s   6 y
+        expand        0 1 2 3  and  0 1 4 5 6
+        end           7     7     4     4     7     7     7
+
+    ``p`` and ``q`` are seen up to the end, the first row's ``r`` and ``x`` only up to 4, where the second row begins.
     """
     keep: list[Tensor] = []
     expand: list[Tensor] = []
@@ -44,12 +51,14 @@ def prompt_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PromptTree
         keep.append(torch.arange(first + shared, first + length))
         starts.append((shared, kept))
         first, kept = first + length, kept + new
+    # Backwards, since a token is seen by the rows after its own as long as they share its position: a row that shares
+    # fewer tokens begins anew from there on, and ends what came before it at these positions.
     end = torch.empty(kept, dtype=torch.long)
     ends_at = torch.full((max(lengths),), kept)  # by position: the first kept token that does not descend from it
     for (shared, start), length in zip(reversed(starts), reversed(lengths), strict=True):
         end[start : start + length - shared] = ends_at[shared:length]
         ends_at[shared:] = start
-    return PromptTree(torch.cat(keep), torch.cat(expand), end)
+    return PrefixTree(torch.cat(keep), torch.cat(expand), end)
 
 
 def micro_batches(
@@ -61,7 +70,8 @@ def micro_batches(
     """
     batches: list[list[int]] = []
     tokens = 0
-    ids = [prompt.numpy().astype(">i8").tobytes() for prompt in prompts]  # ordered as the numbers, and faster
+    # In the order of their prompts neighbours share most. Big-endian bytes are ordered as the numbers, and faster.
+    ids = [prompt.numpy().astype(">i8").tobytes() for prompt in prompts]
     for row in sorted(range(len(ids)), key=ids.__getitem__):
         added = lengths[row] - (_shared(prompts[batches[-1][-1]], prompts[row]) if batches else 0)
         if not batches or tokens + added > most_tokens:

@@ -1,0 +1,277 @@
+"""What is replaced in verl 0.9.1 and in Ray, where they have no setting for it, and why: :data:`PATCHES` is all of it.
+
+:func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list has a digest of
+each function's source, so :func:`changed_functions` says which of them another version of verl or Ray has changed.
+Subclasses (samplers, engine, client, load balancer, trainer's actor) rely on methods that are in :data:`EXTENDED`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from groundwire.train.config.verl_names import OWN_ESTIMATOR
+from groundwire.train.verl.rows import PADDED_COLUMNS, read_columns
+from groundwire.train.verl.shared_prefixes.balance import divide_rows
+
+__all__ = ["EXTENDED", "PATCHES", "Patch", "changed_functions", "patch", "patch_trainer", "patched"]
+
+
+class Patch(NamedTuple):
+    """A function or class of verl or Ray that is replaced."""
+
+    where: str
+    """The module in which the name is looked up, as verl or Ray does it."""
+    defined: str
+    """Where its source is, from ``site-packages`` on: ``FILE:NAME``."""
+    digest: str
+    """Of the source; "" if only its existence matters."""
+    why: str
+
+
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+PATCHES: Mapping[str, Patch] = {
+    # In the process of verl's trainer, from the creation of the manager on (patch_trainer).
+    "trainer_base.PPOTrainer._balance_batch": Patch(
+        _TRAINER,
+        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._balance_batch",
+        "6036c24b205d",
+        "verl divides rows among GPUs by length alone, whatever trainer.balance_batch is, and so each group among all",
+    ),
+    "trainer_base.get_seqlen_balanced_partitions": Patch(
+        _TRAINER,
+        "verl/utils/seqlen_balancing.py:get_seqlen_balanced_partitions",
+        "f8f2c027ffb6",
+        "during _balance_batch: its order is replaced afterwards, and computing it takes time for each row",
+    ),
+    "trainer_base.PPOTrainer._compute_old_log_prob": Patch(
+        _TRAINER,
+        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_old_log_prob",
+        "47e705af8fb4",
+        "with bypass_mode it reads a column and writes it under another name, which our rows have from the start",
+    ),
+    "trainer_base.PPOTrainer._compute_advantage": Patch(
+        _TRAINER,
+        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_advantage",
+        "723b42cbdaf4",
+        "it reads six columns to compute advantages, which our rows have from the start",
+    ),
+    "trainer_base.compute_advantage_for_multi_trajectories": Patch(
+        _TRAINER,
+        "verl/trainer/ppo/v1/utils.py:compute_advantage_for_multi_trajectories",
+        "46c7a2240d72",
+        "during _compute_advantage, which also measures how far sampler and trainer differ: ours returns the rows' own",
+    ),
+    "padding_utils.construct_minimal_padding_template": Patch(
+        "verl.trainer.ppo.padding_utils",
+        "verl/trainer/ppo/padding_utils.py:construct_minimal_padding_template",
+        "8da2149e76c4",
+        "a row of padding copies the columns of another, and ours with a value per token then have the wrong length",
+    ),
+    # In verl's workers, during a mini-batch (shared_prefixes.engine).
+    "tensordict_utils.index_select_tensor_dict": Patch(
+        "verl.utils.tensordict_utils",
+        "verl/utils/tensordict_utils.py:index_select_tensor_dict",
+        "64f3112457ed",
+        "it copies a mini-batch row by row, also where that is the whole batch in its order",
+    ),
+    "transformer_impl.prepare_micro_batches": Patch(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "verl/workers/engine/utils.py:prepare_micro_batches",
+        "786b212905c6",
+        "it divides rows by length; ours keeps rows with a common prefix together, and leaves out those without gradient",
+    ),
+    "torch_functional.FusedLinearForPPO": Patch(
+        "verl.utils.experimental.torch_functional",
+        "verl/utils/experimental/torch_functional.py:FusedLinearForPPO",
+        "79a8adf00701",
+        "it computes logits for every token; ours for those with a loss",
+    ),
+    "losses.no_padding_2_padding": Patch(
+        "verl.workers.utils.losses",
+        "verl/workers/utils/padding.py:no_padding_2_padding",
+        "c37d19e7d9c3",
+        "it slices row by row, and the GPU stops for each row",
+    ),
+    # In the process that starts the run, around Ray's start (ray_job).
+    "ray.init": Patch(
+        "ray",
+        "ray/_private/worker.py:init",
+        "",
+        "verl calls it; what follows puts the run's keys where its processes find them, and not into runtime_env",
+    ),
+    "state.next_job_id": Patch(
+        "ray._private.state",
+        "ray/_private/state.py:next_job_id",
+        "9b7e6485a183",
+        "the first job of each Ray has number 1, and verl names the socket for the weights in /tmp after it "
+        "(verl/workers/rollout/vllm_rollout/vllm_rollout.py): two runs on one host would wait for each other",
+    ),
+}
+EXTENDED: Mapping[str, str] = {
+    "verl/trainer/main_ppo.py:TaskRunnerV1.run": "ffed4efa9d54",
+    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer.sample": "b7c288f4eb85",
+    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer._wait_for_next_poll": "2a2b9e7c1cb9",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.forward_backward_batch": "5e839f106665",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.get_per_tensor_param": "d5eab48fadf1",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_inputs": "2652efd0aee1",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_outputs": "384ab09aab7b",
+    "verl/workers/rollout/llm_server.py:LLMServerClient._acquire_server": "c349eb1ca92b",
+    "verl/workers/rollout/llm_server.py:LLMServerClient._release_server": "48e478734cf6",
+    "verl/workers/rollout/router.py:GlobalRequestLoadBalancer.acquire_server": "d5735874a960",
+}
+"""Methods that subclasses override or call, and the digests of their sources."""
+
+
+def patch(name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace ``name``, one of :data:`PATCHES`, by what ``wrap`` makes of it. The result puts it back."""
+    owner: Any = importlib.import_module(PATCHES[name].where)
+    *classes, attribute = name.split(".")[1:]
+    for class_name in classes:
+        owner = getattr(owner, class_name)
+    original = getattr(owner, attribute)
+    setattr(owner, attribute, wrap(original))
+    return lambda: setattr(owner, attribute, original)
+
+
+@contextmanager
+def patched(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """:func:`patch` inside of the block."""
+    undo = patch(name, wrap)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def changed_functions() -> list[str]:
+    """The functions of both lists whose source is not that of the versions that this project was made for."""
+    digests = {entry.defined: entry.digest for entry in PATCHES.values()} | dict(EXTENDED)
+    return [defined for defined, digest in digests.items() if digest and source_digest(defined) != digest]
+
+
+def source_digest(defined: str) -> str:
+    """The digest of a source (:attr:`Patch.defined`); "" if there is none. Nothing is imported."""
+    file, _, name = defined.partition(":")
+    package, _, rest = file.partition("/")
+    spec = importlib.util.find_spec(package)
+    path = Path(next(iter((spec and spec.submodule_search_locations) or [""]))) / rest
+    if not path.is_file():
+        return ""
+    source = path.read_text()
+    node: Any = ast.parse(source)
+    for part in name.split("."):
+        node = next((inner for inner in node.body if getattr(inner, "name", "") == part), None)
+        if node is None:
+            return ""
+    lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+    return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
+
+
+# -- What verl's trainer does in its own process
+
+
+def patch_trainer(*, shared_prefixes: bool) -> None:
+    """verl's trainer in this process takes old log-probabilities and advantages from the rows from now on.
+
+    Its workers read only the columns that they use (:func:`.rows.read_columns`). With ``shared_prefixes`` their engine is
+    :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
+    """
+
+    def limit_columns(batch: Any, config: Any) -> None:
+        from verl.trainer.ppo.utils import need_critic
+
+        if not need_critic(config):  # a critic reads all columns
+            batch.fields = read_columns(derived=shared_prefixes)
+
+    patch("trainer_base.PPOTrainer._compute_old_log_prob", partial(_old_log_prob_of_rows, limit_columns))
+    patch("trainer_base.PPOTrainer._compute_advantage", partial(_advantage_of_rows, limit_columns))
+    patch("padding_utils.construct_minimal_padding_template", _short_padding)
+    if shared_prefixes:
+        patch("trainer_base.PPOTrainer._balance_batch", _groups_together)
+
+
+def _old_log_prob_of_rows(limit_columns: Callable[[Any, Any], None], verls: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        limit_columns(batch, self.config)
+        return batch if _bypasses(self.config) else verls(self, batch, metrics)
+
+    return compute_old_log_prob
+
+
+def _advantage_of_rows(limit_columns: Callable[[Any, Any], None], verls: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's also measures how far sampler and trainer differ, so it runs after a pass for log-probabilities."""
+        if self.config.algorithm.adv_estimator != OWN_ESTIMATOR:
+            return verls(self, batch, metrics)
+        if _bypasses(self.config):
+            return batch
+        import transfer_queue
+
+        rows = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"]
+        )
+        advantages = rows["advantages"].to_padded_tensor(0.0)
+
+        def of_rows(data: Any, **_: Any) -> Any:
+            """Those of the rows, float32 [rows, tokens], without the tokens that verl has rejected."""
+            data.batch["advantages"] = data.batch["returns"] = advantages * data.batch["response_mask"]
+            return data
+
+        with patched("trainer_base.compute_advantage_for_multi_trajectories", lambda _: of_rows):
+            batch = verls(self, batch, metrics)
+        limit_columns(batch, self.config)
+        return batch
+
+    return compute_advantage
+
+
+def _bypasses(config: Any) -> bool:
+    """Whether the sampler's log-probabilities are the old ones in this step."""
+    correction = config.algorithm.get("rollout_correction")
+    return bool(correction and correction.get("bypass_mode"))
+
+
+def _short_padding(verls: Callable[..., Any]) -> Callable[..., Any]:
+    def construct_minimal_padding_template(*arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A row of one token without a loss."""
+        import torch
+
+        row, tag = verls(*arguments)
+        row.update({name: torch.zeros(1) for name in PADDED_COLUMNS if name in row})
+        return row, tag
+
+    return construct_minimal_padding_template
+
+
+def _groups_together(verls: Callable[..., Any]) -> Callable[..., Any]:
+    def balance_batch(
+        self: Any, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **options: Any
+    ) -> Any:
+        """verl's, which first adds the rows of padding, with another order of the rows."""
+        from verl.utils.seqlen_balancing import log_seqlen_unbalance
+
+        with patched("trainer_base.get_seqlen_balanced_partitions", lambda _: _in_order):
+            batch = verls(self, batch, metrics, logging_prefix, **options)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        if ranks > 1:
+            rows_of_ranks = divide_rows(batch.keys, batch.tags, ranks)
+            lengths = [tag["seq_len"] for tag in batch.tags]
+            metrics.update(log_seqlen_unbalance(lengths, rows_of_ranks, logging_prefix))
+            batch.reorder([row for rows in rows_of_ranks for row in rows])
+        return batch
+
+    return balance_batch
+
+
+def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """Parts of equal size, with the rows in their order."""
+    size = len(costs) // k_partitions
+    return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
