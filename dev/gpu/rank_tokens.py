@@ -23,9 +23,9 @@ from groundwire import domains
 from groundwire.domains import DataError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.verl.prefix_hashes import prefix_hashes
-from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
-from groundwire.train.verl.rank_balance import divide_rows
+from groundwire.train.verl.shared_prefixes.balance import divide_rows
+from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
+from groundwire.train.verl.shared_prefixes.tree import micro_batches, prefix_tree
 
 _ROWS, _REPLY, _MICRO_BATCH = 8, 42, 32768
 
@@ -35,7 +35,7 @@ def _kept(prompts: list[torch.Tensor]) -> int:
     rows = [prompt for prompt in prompts for _ in range(_ROWS)]
     lengths = [len(prompt) + _REPLY for prompt in rows]
     batches = micro_batches(rows, lengths, _MICRO_BATCH)
-    trees = (prompt_tree([rows[row] for row in batch], [lengths[row] for row in batch]) for batch in batches)
+    trees = (prefix_tree([rows[row] for row in batch], [lengths[row] for row in batch]) for batch in batches)
     return sum(len(tree.keep) for tree in trees)
 
 
@@ -55,18 +55,18 @@ def _fullest_servers(prompts: list[torch.Tensor], servers: int) -> dict[str, int
     """While all groups of the step are open."""
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    from groundwire.train.verl.prompt_router import PromptRouter
+    from groundwire.train.verl.shared_prefixes.routing import PrefixRouter
 
     handles: dict[str, Any] = dict.fromkeys(map(str, range(servers)))
     verl = GlobalRequestLoadBalancer(handles)
     verls = [verl.acquire_server(str(group))[0] for group in range(len(prompts))]
-    router = PromptRouter(handles, {})
+    router = PrefixRouter(handles, {})
     ours = [router.acquire_server(str(group), prompt.tolist())[0] for group, prompt in enumerate(prompts)]
 
     def fullest(chosen: list[str]) -> int:
         parts = ([prompt for prompt, each in zip(prompts, chosen, strict=True) if each == name] for name in handles)
         ordered = (sorted(part, key=torch.Tensor.tolist) for part in parts)
-        return max(len(prompt_tree(part, list(map(len, part))).keep) for part in ordered)
+        return max(len(prefix_tree(part, list(map(len, part))).keep) for part in ordered)
 
     return {"verl's": fullest(verls), "ours": fullest(ours)}
 

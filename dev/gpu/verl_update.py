@@ -87,11 +87,11 @@ def _engine(name: str, folder: str) -> Any:
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import FSDPEngineWithLMHead
 
-    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+    from groundwire.train.verl.shared_prefixes.engine import SharedPrefixesEngine
 
     options = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     shares, liger = _ENGINES[name]
-    engine_class = SharedPromptsEngine if shares else FSDPEngineWithLMHead
+    engine_class = SharedPrefixesEngine if shares else FSDPEngineWithLMHead
     engine = engine_class(
         model_config=HFModelConfig(
             path=folder,

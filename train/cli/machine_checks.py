@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groundwire.tools.terminal import installed_version
-from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
+from groundwire.train.verl.launch import peft_problem
 
 __all__ = [
     "VERSION_SETS",

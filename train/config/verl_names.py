@@ -16,7 +16,7 @@ __all__ = [
     "OWN_ESTIMATOR",
     "RUN_NAMES",
     "SHARED",
-    "SHARED_PROMPTS",
+    "SHARED_PREFIXES",
     "loss_keys",
     "with_published_names",
     "with_run_names",
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 ENGINE_VENDOR = "groundwire"
-"""The name under which verl finds :mod:`groundwire.train.verl.shared_prompts`. Any other gives verl's own engine."""
+"""The name under which verl finds the engine for shared prefixes. Any other gives verl's own."""
 
-SHARED_PROMPTS = "groundwire.train.verl.shared_prompts"
-"""The module that verl's workers import (``external_lib``) to compute each prompt once."""
+SHARED_PREFIXES = "groundwire.train.verl.shared_prefixes.engine"
+"""The module that verl's workers import (``external_lib``) to compute each shared prefix once."""
 
 OWN_ESTIMATOR = "groundwire"
 """The advantage estimator with which verl takes over the advantages that :mod:`groundwire.train.verl` computes."""

@@ -3,7 +3,7 @@
 verl creates one in its trainer's process, calls :meth:`RolloutManager.generate_sequences` with prompts, and takes
 finished groups from TransferQueue (``verl/trainer/main_ppo.py``, ``verl/trainer/ppo/v1/``). Here the prompts become
 rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them. verl's trainer is
-unchanged but for three methods (:mod:`.rank_balance`, :mod:`.stored_columns`).
+unchanged but for what :mod:`.patches` lists.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Any, ClassVar
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
+from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PREFIXES
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.old_logprobs import OldLogprobs
-from groundwire.train.verl.rank_balance import keep_groups_together
+from groundwire.train.verl.patches import patch_trainer
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.rollout_workers import RolloutWorkers, load_tokenizer, run_config
-from groundwire.train.verl.stored_columns import use_stored_columns
+from groundwire.train.verl.rollout_workers import RolloutWorkers, WorkerProcesses, load_tokenizer, run_config
 from groundwire.train.verl.transfer_queue import TransferQueueRows
-from groundwire.train.verl.worker_processes import WorkerProcesses
 
 __all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
@@ -67,10 +65,7 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        shared_prompts = _shares_prompts(config)
-        use_stored_columns(derive=shared_prompts)
-        if shared_prompts:
-            keep_groups_together()
+        patch_trainer(shared_prefixes=_shares_prefixes(config))
         number = config.actor_rollout_ref.rollout.agent.num_workers
         processes, cls.processes = cls.processes or WorkerProcesses(number), None
 
@@ -127,11 +122,11 @@ class RolloutManager:
             section.ppo_mini_batch_size = prompts
 
 
-def _shares_prompts(verl: Any) -> bool:
-    """Whether verl's workers have the engine of :mod:`.shared_prompts`; Megatron, for example, has its own."""
+def _shares_prefixes(verl: Any) -> bool:
+    """Whether verl's workers have the engine of :mod:`.shared_prefixes.engine`; Megatron, for example, has its own."""
     actor_rollout = verl.actor_rollout_ref
     return (
-        actor_rollout.model.external_lib == SHARED_PROMPTS
+        actor_rollout.model.external_lib == SHARED_PREFIXES
         and {actor_rollout.actor.strategy, actor_rollout.ref.strategy} <= {"fsdp", "fsdp2"}
         and os.environ.get("VERL_ENGINE_VENDOR") == ENGINE_VENDOR
     )

@@ -19,7 +19,7 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
-from groundwire.train.verl.prompt_affinity import PromptAffinity
+from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
 __all__ = ["VerlEngine"]
 
@@ -28,7 +28,7 @@ class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
     ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``. ``interrupted``: verl ends requests to
-    change the weights, and for that waits for their first token. ``together``: see :class:`.PromptAffinity`.
+    change the weights, and for that waits for their first token. ``together``: see :class:`.RouteKeys`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class VerlEngine:
         self._final_only = server == "vllm" and not interrupted
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self._client, self._timer, self._server = client, timer, server
-        self._affinity = PromptAffinity(together)
+        self._route_keys = RouteKeys(together)
         self._running = set[Future[Completion]]()
         self._closed = False
 
@@ -93,7 +93,7 @@ class VerlEngine:
             # SGLang refuses a seed.
             **({"seed": sampling.seed} if sampling.seed is not None and self._server == "vllm" else {}),
         }
-        key = self._affinity.key(sampling.session or str(id(params)), prompt_ids)
+        key = self._route_keys.key(sampling.session or str(id(params)), prompt_ids)
         try:
             with self._timer.busy("sampling"):
                 output = await self._client.generate(key, prompt_ids=list(prompt_ids), sampling_params=params)

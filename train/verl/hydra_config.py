@@ -30,7 +30,7 @@ from groundwire.train.config.verl_names import (
     OWN_ESTIMATOR,
     RUN_NAMES,
     SHARED,
-    SHARED_PROMPTS,
+    SHARED_PREFIXES,
     loss_keys,
 )
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
@@ -180,11 +180,11 @@ def flat_config(
     if model is not None:
         flat[SHARED["model"]] = model
     if not plain.get("actor_rollout_ref.rollout.full_determinism"):  # only verl's own router knows it
-        flat[_ROUTER] = str(Path(__file__).with_name("router.yaml"))
+        flat[_ROUTER] = str(Path(__file__).parent / "shared_prefixes" / "router.yaml")
     if not uses_npu(config):
         flat |= without_flash_attn(plain)
         if flat.get(_ATTENTION) == "groundwire_varlen":
-            flat["actor_rollout_ref.model.external_lib"] = SHARED_PROMPTS
+            flat["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
     flat |= {_in_model_config(key): value for key, value in overrides.items()}
     if other_estimator(config) is None:
         flat[_ESTIMATOR] = OWN_ESTIMATOR

@@ -1,8 +1,8 @@
 """What is replaced in verl 0.9.1 and in Ray, where they have no setting for it, and why: :data:`PATCHES` is all of it.
 
-:func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list has a digest of
-each function's source, so :func:`changed_functions` says which of them another version of verl or Ray has changed.
-Subclasses (samplers, engine, client, load balancer, trainer's actor) rely on methods that are in :data:`EXTENDED`.
+:func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list has
+a digest of each function's source, so :func:`changed_functions` says which of them another version has changed. The
+methods that our subclasses of verl's classes override are in :data:`EXTENDED`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PATCHES: Mapping[str, Patch] = {
         "verl.workers.engine.fsdp.transformer_impl",
         "verl/workers/engine/utils.py:prepare_micro_batches",
         "786b212905c6",
-        "it divides rows by length; ours keeps rows with a common prefix together, and leaves out those without gradient",
+        "it divides rows by length; ours keeps common prefixes together, and leaves out rows without a gradient",
     ),
     "torch_functional.FusedLinearForPPO": Patch(
         "verl.utils.experimental.torch_functional",
@@ -117,7 +117,7 @@ PATCHES: Mapping[str, Patch] = {
 }
 EXTENDED: Mapping[str, str] = {
     "verl/trainer/main_ppo.py:TaskRunnerV1.run": "ffed4efa9d54",
-    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer.sample": "b7c288f4eb85",
+    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer.sample": "93761c3e79ef",
     "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer._wait_for_next_poll": "2a2b9e7c1cb9",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.forward_backward_batch": "5e839f106665",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.get_per_tensor_param": "d5eab48fadf1",
@@ -171,7 +171,8 @@ def source_digest(defined: str) -> str:
         node = next((inner for inner in node.body if getattr(inner, "name", "") == part), None)
         if node is None:
             return ""
-    lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+    first = min(line.lineno for line in [node, *node.decorator_list])
+    lines = source.splitlines()[first - 1 : node.end_lineno]
     return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
 
 
@@ -181,8 +182,8 @@ def source_digest(defined: str) -> str:
 def patch_trainer(*, shared_prefixes: bool) -> None:
     """verl's trainer in this process takes old log-probabilities and advantages from the rows from now on.
 
-    Its workers read only the columns that they use (:func:`.rows.read_columns`). With ``shared_prefixes`` their engine is
-    :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
+    Its workers read only the columns that they use (:func:`.rows.read_columns`). With ``shared_prefixes`` their engine
+    is :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
     """
 
     def limit_columns(batch: Any, config: Any) -> None:

@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
-
-from groundwire.train.verl.patching import patched
 
 __all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "ray_job", "read_variables"]
 
@@ -59,7 +58,10 @@ def ray_job(run: str) -> Iterator[None]:
     """The Ray that starts inside of the block has its own job number, and the variables of ``run`` on all hosts."""
     import ray
 
-    with _unique_number(), patched(ray, "init", lambda init: _with_variables(init, run)):
+    from groundwire.train.verl.patches import patched  # not in Ray's processes, which import this module first
+
+    variables = partial(_with_variables, run)
+    with patched("ray.init", variables), patched("state.next_job_id", _unique_number):
         try:
             yield
         finally:
@@ -70,7 +72,7 @@ def ray_job(run: str) -> Iterator[None]:
                     _internal_kv_del(run.encode(), namespace=_NAMESPACE)
 
 
-def _with_variables(init: Callable[..., Any], run: str) -> Callable[..., Any]:
+def _with_variables(run: str, init: Callable[..., Any]) -> Callable[..., Any]:
     def started(*arguments: Any, **options: Any) -> Any:
         context = init(*arguments, **options)
         from ray.experimental.internal_kv import _internal_kv_put
@@ -82,27 +84,14 @@ def _with_variables(init: Callable[..., Any], run: str) -> Callable[..., Any]:
     return started
 
 
-@contextmanager
-def _unique_number() -> Iterator[None]:
-    """Use this process's id as the number of the first Ray job that starts inside the block.
-
-    verl 0.9 transfers weights to vLLM through a socket in ``/tmp`` that is named after the Ray job, and the first job
-    of every Ray has number 1: two runs on one host would use the same socket and wait for each other forever.
-    """
+def _unique_number(next_job_id: Callable[[], Any]) -> Callable[[], Any]:
+    """This process's id as the number of the first job, which has number 1 in every Ray."""
     import ray
-    from ray._private import state
 
-    if not hasattr(state, "next_job_id"):  # another version of Ray: keep its number
-        yield
-        return
     first, unique = ray.JobID.from_int(1), ray.JobID.from_int(os.getpid())
 
-    def numbered(next_job_id: Callable[[], Any]) -> Callable[[], Any]:
-        def unique_job_id() -> Any:
-            job_id = next_job_id()
-            return unique if job_id == first else job_id
+    def unique_job_id() -> Any:
+        job_id = next_job_id()
+        return unique if job_id == first else job_id
 
-        return unique_job_id
-
-    with patched(state, "next_job_id", numbered):
-        yield
+    return unique_job_id

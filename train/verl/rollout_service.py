@@ -38,8 +38,8 @@ from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import to_row
-from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
+from groundwire.train.verl.rows import TrainingRow, training_rows
 from groundwire.train.verl.step_metrics import StepMetrics
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 

@@ -1,4 +1,6 @@
-"""verl's samplers: they learn at once that all rollouts have ended, and report the rollout service's metrics.
+"""The classes of verl's that this project extends in the trainer's process: its samplers, and the actor itself.
+
+The samplers learn at once that all rollouts have ended, and report the rollout service's metrics.
 
 verl loads a sampler by name (``trainer.v1.sampler.custom_sampler``) and logs the metrics that it returns, so figures of
 dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged. verl creates its sampler
@@ -10,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from groundwire.train.verl.agent_loop_manager import RolloutManager
-from groundwire.train.verl.worker_processes import WorkerProcesses
+from groundwire.train.verl.rollout_workers import WorkerProcesses
 
-__all__ = ["AsyncSampler", "SyncSampler"]
+__all__ = ["AsyncSampler", "SyncSampler", "TaskRunner"]
 
 
 class _ReportingSampler:
@@ -55,3 +58,15 @@ class AsyncSampler(_ReportingSampler, ReplayBufferAsync):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, poll_interval=0.0)
+
+
+class TaskRunner(TaskRunnerV1.__ray_actor_class__):
+    """verl's actor, for ``run_ppo``. Before Ray kills the job's processes, it ends what the rollout processes run."""
+
+    def run(self, config: Any) -> None:
+        """Train until verl ends; the last rollouts are then written, and the copies of databases removed."""
+        try:
+            super().run(config)
+        finally:
+            if self.agent_loop_manager is not None:
+                self.agent_loop_manager.stop()

@@ -19,68 +19,12 @@ from typing import Any, Generic, TypeVar
 
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.verl.credit_assignment import TrainingRow
-from groundwire.train.verl.prefix_hashes import prefix_hashes
+from groundwire.train.verl.rows import TrainingRow, row_fields, row_tag
 
-__all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
+__all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer"]
 
 T = TypeVar("T")
 _MAX_WRITE_S = 300.0  # a write takes milliseconds, and verl's trainer waits for a lost one without end
-
-
-def row_tag(row: TrainingRow) -> dict[str, Any]:
-    """The tag of a row: what verl's sampler and :func:`.rank_balance.divide_rows` know of it."""
-    return {
-        "status": "success",
-        "prompt_len": len(row.prompt_ids),
-        "response_len": len(row.response_ids),
-        "seq_len": len(row.prompt_ids) + len(row.response_ids),
-        "global_steps": row.step,
-        "min_global_steps": row.first_version,
-        "max_global_steps": row.last_version,
-        "has_gradient": row.has_gradient,
-        "prefix_hashes": prefix_hashes(row.prompt_ids),
-    }
-
-
-def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
-    """A row's fields under verl's names (``verl/trainer/ppo/v1/agent_loop_tq.py``); ``source`` groups verl's metrics.
-
-    Tensors are int64 [tokens], but log-probabilities, ``rm_scores``, advantages and returns float32 [response tokens].
-    The reward is at the last token. The old log-probabilities are the sampler's, until verl computes others. Rows have
-    no advantages if verl computes them.
-    """
-    import torch
-
-    prompts = torch.tensor(row.prompt_ids, dtype=torch.int64)
-    responses = torch.tensor(row.response_ids, dtype=torch.int64)
-    mask = torch.tensor(row.mask, dtype=torch.int64)
-    scores = torch.zeros(len(row.response_ids), dtype=torch.float32)
-    scores[-1] = row.reward
-    logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
-    advantages = {}
-    if row.advantages is not None:
-        values = torch.tensor(row.advantages, dtype=torch.float32) * mask
-        advantages = {"advantages": values, "returns": values}
-    return {
-        "prompts": prompts,
-        "responses": responses,
-        "input_ids": torch.cat([prompts, responses]),
-        "position_ids": torch.arange(len(prompts) + len(responses)),
-        "response_mask": mask,
-        "loss_mask": mask,
-        "rollout_log_probs": logprobs,
-        "old_log_probs": logprobs,
-        **advantages,
-        "rm_scores": scores,
-        "multi_modal_inputs": {},
-        "uid": row.uid,
-        "session_id": row.session,
-        "num_turns": row.turns,
-        "data_source": source,
-        # verl reads "acc" as accuracy and counts missing rollouts as 0, which infrastructure failures are not.
-        "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
-    }
 
 
 class WriteCoalescer(Generic[T]):

@@ -81,6 +81,7 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
 
 def test_two_processes_that_share_prompts_learn_what_verls_engine_learns(on_cpu: None) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "train" / "verl"), *sys.path])}
-    program = [sys.executable, *launcher, str(TESTS / "shared_prompts_on_two.py")]
+    tests = ROOT / "tests" / "train" / "verl" / "shared_prefixes"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+    program = [sys.executable, *launcher, str(TESTS / "shared_prefixes_on_two.py")]
     subprocess.run(program, check=True, timeout=300, env=environment)

@@ -25,8 +25,8 @@ from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.run import app
 from groundwire.train.verl import hydra_config
-from groundwire.train.verl.checks import check
 from groundwire.train.verl.hydra_config import check_context_length, compose, flat_config
+from groundwire.train.verl.launch import check
 from groundwire.train.verl.rollout_workers import run_config
 
 KEYS = set(json.loads((ROOT / "tests" / "data" / "verl_0_9_1_keys.json").read_text()))
@@ -114,7 +114,7 @@ def test_verl_finds_the_engine_with_shared_prompts_unless_another_is_asked_for(m
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_ENGINE_VENDOR",
     )
     chosen = flat_config(_resolve())
-    assert found(chosen[library]).name == "groundwire.train.verl.shared_prompts"
+    assert found(chosen[library]).name == "groundwire.train.verl.shared_prefixes.engine"
     assert chosen[vendor] == ENGINE_VENDOR
     own = "groundwire.train.policy.attention"  # makes the attention without padding, and no engine
     assert flat_config(_resolve("fast", f"{library}={own}"))[library] == own

@@ -18,8 +18,8 @@ from programs import ROOT
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.store.rollout import Outcome, Rollout
-from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
-from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
+from groundwire.train.verl.rows import TrainingRow, row_fields, training_rows
+from groundwire.train.verl.transfer_queue import WriteCoalescer
 
 CASES = json.loads((ROOT / "tests" / "data" / "verl_0_9_1_groups.json").read_text())
 

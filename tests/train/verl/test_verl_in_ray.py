@@ -29,7 +29,7 @@ pytest.importorskip("transfer_queue", exc_type=ImportError)
 
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # noqa: E402
 
-from groundwire.train.verl.task_runner import TaskRunner  # noqa: E402
+from groundwire.train.verl.samplers import TaskRunner  # noqa: E402
 
 REPLY = [70, 71, 72]
 REWARDS = itertools.cycle((1.0, 0.0))
@@ -185,7 +185,8 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
 
     (tmp_path / "vllm").mkdir()  # only the server has vLLM
     (tmp_path / "vllm" / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 'once'\n")
-    paths = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers"), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    tests = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
+    paths = [*tests, str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FIRST_ROLLOUT", str(tmp_path / "first_rollout"))
     monkeypatch.setenv("ROWS", str(tmp_path / "rows.json"))

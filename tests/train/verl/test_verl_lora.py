@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
-from groundwire.train.verl.checks import peft_problem
-from groundwire.train.verl.launch import link_newest_model, merge_adapters
+from groundwire.train.verl.launch import link_newest_model, merge_adapters, peft_problem
 
 RANK, ALPHA = 4, 8
 ADAPTED = "self_attn.q_proj"

@@ -26,7 +26,7 @@ from groundwire.adapters import Endpoint, Question
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import SHARED_PROMPTS
+from groundwire.train.config.verl_names import SHARED_PREFIXES
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl import agent_loop_manager, rollout_workers, transfer_queue
@@ -111,8 +111,10 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
         rollout_worker=lambda: LocalActor(RolloutWorker()),
     )
     monkeypatch.setattr(RolloutManager, "processes", processes)
-    monkeypatch.setattr(agent_loop_manager, "use_stored_columns", lambda **_: None)  # it changes verl's trainer
-    _module(monkeypatch, "groundwire.train.verl.llm_client", KeyedClient=lambda client: client)  # a class of verl's
+    monkeypatch.setattr(agent_loop_manager, "patch_trainer", lambda **_: None)  # it changes verl's trainer
+    _module(
+        monkeypatch, "groundwire.train.verl.shared_prefixes.routing", KeyedClient=lambda client: client
+    )  # a class of verl's
     return made
 
 
@@ -131,7 +133,7 @@ def test_workers_derive_columns_only_with_the_engine_that_does(
     settings: dict[str, str], vendor: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
-    values = {"model.external_lib": SHARED_PROMPTS, "actor.strategy": "fsdp", "ref.strategy": "fsdp", **settings}
+    values = {"model.external_lib": SHARED_PREFIXES, "actor.strategy": "fsdp", "ref.strategy": "fsdp", **settings}
     sections: dict[str, Any] = {}
     for key, value in values.items():
         section, name = key.split(".")

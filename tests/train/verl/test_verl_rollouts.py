@@ -41,12 +41,11 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
-from groundwire.train.verl.credit_assignment import TrainingRow
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.metrics import write_metrics
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.transfer_queue import row_tag
+from groundwire.train.verl.rows import TrainingRow, row_tag
 
 END = 0
 

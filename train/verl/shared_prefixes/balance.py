@@ -1,8 +1,8 @@
 """Divides a step's rows among the GPUs so that rows with a common prompt stay together.
 
-verl divides rows by their lengths alone, which spreads each group over all GPUs. Each GPU would
-then compute almost every prompt. Groups often share most of their prompts, too: two questions about one database differ in
-the last tokens. The tags of the rows say so (:mod:`.prefixes`).
+verl divides rows by their lengths alone, which spreads each group over all GPUs, and each of them would compute almost
+every prompt. Groups often share most of their prompts, too: two questions about one database differ in the last
+tokens. The tags of the rows say so (:mod:`.prefixes`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: i
         b: 2 rows, prompt of 90 tokens:   90 + 2 * 10 = 110
         c: 2 rows, prompt of 70 tokens:   70 + 2 * 10 =  90, of which 64 are also the first tokens of b
 
-    b and c together are 110 + 90 - 64 = 136 tokens. In a step with more groups they would be one unit; here they cost more
-    than a quarter of a rank's work, and are placed one by one. a is first, on rank 0, and b on rank 1, which alone has
-    room for c: 140 and 136 tokens.
+    b and c together are 110 + 90 - 64 = 136 tokens. In a step with more groups they would be one unit; here they cost
+    more than a quarter of a rank's work, and are placed one by one. a is first, on rank 0, and b on rank 1, which alone
+    has room for c: 140 and 136 tokens.
     """
     groups = _groups(keys, tags)
     places = [_Rank(room=len(keys) // ranks) for _ in range(ranks)]
@@ -89,7 +89,8 @@ class _Group:
 
     def divided(self, first: int) -> tuple[_Group, _Group]:
         """The first rows, and the others."""
-        return tuple(_Group(rows, self._tags, self.common) for rows in (self.rows[:first], self.rows[first:]))  # type: ignore[return-value]
+        rows, tags, common = self.rows, self._tags, self.common
+        return _Group(rows[:first], tags, common), _Group(rows[first:], tags, common)
 
 
 def _groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[_Group]:
@@ -113,10 +114,10 @@ def _cost(groups: Sequence[_Group]) -> int:
 
 
 def _units(groups: list[_Group], most: float) -> list[list[_Group]]:
-    """Groups that begin alike together, unless they cost more than ``most``: those are told apart by longer prefixes.
+    """Groups that begin alike together, unless they cost more than ``most``: then longer prefixes tell them apart.
 
-    With hashes ``a b c``, ``a b d`` and ``a e`` (each letter a prefix that is longer than the one before), all three are a
-    unit, if they are cheap enough; else the first two are one, and the third another.
+    With the hashes ``a b c``, ``a b d`` and ``a e`` (each letter that of a longer prefix) all three are a unit, if they
+    are cheap enough; else the first two are one, and the third is another.
     """
     if len(groups) == 1 or _cost(groups) <= most:
         return [groups]

@@ -314,11 +314,12 @@ def _prompts_masks_and_lengths(data: Any) -> tuple[list[Tensor], list[Tensor], l
 def _full_weights(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The parameters of each unit of an FSDP 1 model by their names in the model; all ranks must iterate.
 
-    verl gathers each layer, divides it again, and then gathers each of its tensors alone. A unit's tensors are freed when
-    the next one is asked for. Their dtype is that of the optimizer's weights.
+    verl gathers each layer, divides it again, and then gathers each of its tensors alone. A unit's tensors are freed
+    when the next one is asked for. Their dtype is that of the optimizer's weights.
     """
     # The outermost unit is first: FSDP makes the first unit that it gathers the root of the others.
-    units = {_unwrapped(name): unit for name, unit in module.named_modules() if isinstance(unit, FullyShardedDataParallel)}
+    modules = ((_unwrapped(name), unit) for name, unit in module.named_modules())
+    units = {name: unit for name, unit in modules if isinstance(unit, FullyShardedDataParallel)}
     for prefix, unit in units.items():
         inner = tuple(f"{other}." for other in units if len(other) > len(prefix))
         with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):

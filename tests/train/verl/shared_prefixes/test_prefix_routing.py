@@ -11,18 +11,18 @@ import pytest
 pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
-from test_rank_balance import about_databases
+from test_prefix_balance import about_databases
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, _resolve_router_class
 
 from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import flat_config
-from groundwire.train.verl.prompt_router import PromptRouter
+from groundwire.train.verl.shared_prefixes.routing import PrefixRouter
 
 PATH = "actor_rollout_ref.rollout.router_config_path"
 
 
-def made(servers: int) -> PromptRouter:
-    return PromptRouter({str(server): f"handle {server}" for server in range(servers)}, {})
+def made(servers: int) -> PrefixRouter:
+    return PrefixRouter({str(server): f"handle {server}" for server in range(servers)}, {})
 
 
 def distinct(prompts: list[list[int]]) -> int:
@@ -86,7 +86,7 @@ def test_without_a_prompt_and_after_a_server_has_left_the_least_busy_server_is_t
 def test_verl_finds_it_by_the_file_of_the_configuration() -> None:
     config = resolve("starter", trainer="verl", model="starter")
     file = Path(flat_config(config)[PATH])
-    assert _resolve_router_class(OmegaConf.load(file).router_class) is PromptRouter
+    assert _resolve_router_class(OmegaConf.load(file).router_class) is PrefixRouter
     fixed = resolve(
         "starter", trainer="verl", model="starter", verl={"actor_rollout_ref.rollout.full_determinism": True}
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_shared_prompts import engine_settings, nested, some_rows
+from test_prefix_engine import engine_settings, nested, some_rows
 from verl.utils import tensordict_utils
 from verl.utils.distributed import initialize_global_process_group
 from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, TrainingWorkerConfig
@@ -22,9 +22,8 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
 from groundwire.train.config.verl_names import ENGINE_VENDOR
-from groundwire.train.verl.credit_assignment import TrainingRow
-from groundwire.train.verl.shared_prompts import SharedPromptsEngine
-from groundwire.train.verl.transfer_queue import row_fields
+from groundwire.train.verl.rows import TrainingRow, row_fields
+from groundwire.train.verl.shared_prefixes.engine import SharedPrefixesEngine
 
 ROWS = 24
 """Of each process, in two mini-batches."""
@@ -85,7 +84,7 @@ def worker_of(strategy: str, vendor: str) -> Any:
         settings["optimizer_config"] = FSDPOptimizerConfig(total_training_steps=2, lr=1e-3, weight_decay=0.0)
         worker = TrainingWorker(config=TrainingWorkerConfig(model_type="language_model", **settings))
         worker.reset()
-    assert isinstance(worker.engine, SharedPromptsEngine) == (vendor == ENGINE_VENDOR)
+    assert isinstance(worker.engine, SharedPrefixesEngine) == (vendor == ENGINE_VENDOR)
     config = FSDPActorConfig(
         strategy=strategy, rollout_n=4, ppo_mini_batch_size=6, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=True
     )

@@ -14,7 +14,7 @@ pytest.importorskip("verl")
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from groundwire.train.verl.llm_client import KeyedClient
+from groundwire.train.verl.shared_prefixes.routing import KeyedClient
 
 
 class Remote:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from groundwire.train.verl.prompt_affinity import PromptAffinity, rollouts_together
+from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys, rollouts_together
 
 
 class _Balancer:
@@ -26,7 +26,7 @@ class _Balancer:
 @pytest.mark.parametrize("servers", [1, 2, 8])
 @pytest.mark.parametrize(("groups", "group_size"), [(64, 8), (128, 8), (12, 8), (4, 16), (1, 64)])
 def test_every_server_gets_its_share_of_a_step(servers: int, groups: int, group_size: int) -> None:
-    affinity, balancer = PromptAffinity(rollouts_together(groups, group_size, servers)), _Balancer(servers)
+    affinity, balancer = RouteKeys(rollouts_together(groups, group_size, servers)), _Balancer(servers)
     rng = random.Random(0)
     for step in range(3):  # of the same questions
         before = Counter(balancer.requests)
@@ -40,7 +40,7 @@ def test_every_server_gets_its_share_of_a_step(servers: int, groups: int, group_
 
 
 def test_a_group_has_one_server_and_a_rollout_stays_there() -> None:
-    affinity, balancer = PromptAffinity(rollouts_together(64, 8, 2)), _Balancer(2)
+    affinity, balancer = RouteKeys(rollouts_together(64, 8, 2)), _Balancer(2)
     for step in range(2):
         servers = defaultdict[int, set[int]](set)
         for group in range(64):
@@ -53,6 +53,6 @@ def test_a_group_has_one_server_and_a_rollout_stays_there() -> None:
 
 
 def test_without_other_servers_a_rollout_has_a_key_of_its_own_or_shares_it_with_its_group() -> None:
-    affinity = PromptAffinity(1)
+    affinity = RouteKeys(1)
     assert len({affinity.key(f"{number}", (1, 2)) for number in range(10)}) == 10
     assert affinity.key("0", (9,)) == affinity.key("0", (1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from groundwire.train.verl.prefix_hashes import prefix_hashes
-from groundwire.train.verl.prompt_tree import prompt_tree
-from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together
+from groundwire.train.verl.patches import patch_trainer
+from groundwire.train.verl.shared_prefixes.balance import divide_rows
+from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
+from groundwire.train.verl.shared_prefixes.tree import prefix_tree
 
 Tag = dict[str, Any]
 
@@ -33,7 +35,7 @@ def computed_tokens(rows: list[int], keys: list[str], tags: list[Tag]) -> int:
     """The tokens that one GPU keeps of its rows."""
     numbers = {name: number for number, name in enumerate(sorted({key.partition("_")[0] for key in keys}))}
     prompts = [torch.full((tags[row]["prompt_len"],), numbers[keys[row].partition("_")[0]]) for row in rows]
-    return len(prompt_tree(prompts, [tags[row]["seq_len"] for row in rows]).keep) if rows else 0
+    return len(prefix_tree(prompts, [tags[row]["seq_len"] for row in rows]).keep) if rows else 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -90,7 +92,7 @@ def about_databases(
 
 def kept_tokens(part: list[int], tags: list[Tag], prompts: list[list[int]]) -> int:
     part = sorted(part, key=prompts.__getitem__)
-    return len(prompt_tree([torch.tensor(prompts[row]) for row in part], [tags[row]["seq_len"] for row in part]).keep)
+    return len(prefix_tree([torch.tensor(prompts[row]) for row in part], [tags[row]["seq_len"] for row in part]).keep)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -145,7 +147,10 @@ def test_verls_trainer_orders_its_rows_so(
     trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", exc_type=ImportError)
     from transfer_queue import KVBatchMeta
 
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", trainer_base.PPOTrainer._balance_batch)
+    padding = "verl.trainer.ppo.padding_utils.construct_minimal_padding_template"
+    monkeypatch.setattr(padding, pkgutil.resolve_name(padding))  # which puts it back, and these:
+    for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage"):
+        monkeypatch.setattr(trainer_base.PPOTrainer, method, getattr(trainer_base.PPOTrainer, method))
     trainer = SimpleNamespace(
         actor_rollout_wg=SimpleNamespace(_dispatch_info={"actor": list(range(ranks))}),
         tokenizer=SimpleNamespace(eos_token_id=0),
@@ -161,7 +166,7 @@ def test_verls_trainer_orders_its_rows_so(
         return max(computed_tokens(part.tolist(), batch.keys, batch.tags) for part in parts), metrics
 
     verls, _ = most_tokens()
-    keep_groups_together()
+    patch_trainer(shared_prefixes=True)
     ours, metrics = most_tokens()
     assert (ours, verls) == (expected, without)
     assert metrics["global_seqlen/balanced_min"] > 0.9 * metrics["global_seqlen/balanced_max"]

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
-from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
-from groundwire.train.verl.stored_columns import add_derived_columns
+from groundwire.train.verl.rows import add_derived_columns
+from groundwire.train.verl.shared_prefixes.tree import micro_batches, prefix_tree
 
 SHAPE = LlamaConfig(
     vocab_size=60,
@@ -100,7 +100,7 @@ def test_a_tree_has_the_log_probabilities_and_gradients_of_separate_rows(seed):
     lengths = [len(row) for row in rows]
     order = [row for batch in micro_batches(prompts, lengths, 10_000) for row in batch]
     assert sorted(order) == list(range(len(rows)))
-    tree = prompt_tree([prompts[row] for row in order], [lengths[row] for row in order])
+    tree = prefix_tree([prompts[row] for row in order], [lengths[row] for row in order])
     assert len(tree.keep) < 0.7 * len(tree.expand)
     ids = torch.cat([rows[row] for row in order])
     assert torch.equal(ids[tree.keep][tree.expand], ids)
@@ -130,7 +130,7 @@ def test_micro_batches_hold_each_row_once_and_at_most_the_given_tokens(seed):
         assert len(batches) >= least
         assert all(batches)
         for batch in batches:
-            kept = len(prompt_tree([prompts[row] for row in batch], [lengths[row] for row in batch]).keep)
+            kept = len(prefix_tree([prompts[row] for row in batch], [lengths[row] for row in batch]).keep)
             assert kept <= 60 or len(batch) == 1
     assert len(batches) == len(prompts)
 
@@ -141,7 +141,7 @@ def test_a_group_costs_one_prompt_and_its_replies():
     prompts = [prompt for prompt in torch.randint(50_000, (64, 886), generator=generator) for _ in range(8)]
     lengths = [928] * len(prompts)
     batches = micro_batches(prompts, lengths, 32768)
-    kept = sum(len(prompt_tree([prompts[i] for i in batch], [928] * len(batch)).keep) for batch in batches)
+    kept = sum(len(prefix_tree([prompts[i] for i in batch], [928] * len(batch)).keep) for batch in batches)
     assert (sum(lengths), kept) == (475_136, 64 * (885 + 8 * 43))
     assert len(batches) == 3
 
@@ -150,14 +150,14 @@ def test_verl_finds_this_engine_for_the_policy_only(monkeypatch):
     pytest.importorskip("verl")
     from verl.workers.engine import EngineRegistry
 
-    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+    from groundwire.train.verl.shared_prefixes.engine import SharedPrefixesEngine
 
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     monkeypatch.setenv("VERL_ENGINE_VENDOR", ENGINE_VENDOR)
     found = {(model, EngineRegistry.get_engine_cls(model, "fsdp")) for model in ("language_model", "value_model")}
-    assert [model for model, engine in found if engine is SharedPromptsEngine] == ["language_model"]
+    assert [model for model, engine in found if engine is SharedPrefixesEngine] == ["language_model"]
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
-    assert EngineRegistry.get_engine_cls("language_model", "fsdp") is SharedPromptsEngine.__base__
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp") is SharedPrefixesEngine.__base__
 
 
 @pytest.fixture
@@ -183,10 +183,10 @@ def make_engines(folder, strategy):
     """verl's own engine and this one over the same weights."""
     from verl.workers.engine import FSDPEngineWithLMHead
 
-    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+    from groundwire.train.verl.shared_prefixes.engine import SharedPrefixesEngine
 
     made = []
-    for engine_class in (FSDPEngineWithLMHead, SharedPromptsEngine):
+    for engine_class in (FSDPEngineWithLMHead, SharedPrefixesEngine):
         engine = engine_class(**engine_settings(folder, strategy))
         engine.initialize()
         made.append(engine)
@@ -208,7 +208,7 @@ def engine_settings(folder, strategy):
             use_remove_padding=True,
             fused_kernel_options={"impl_backend": "torch"},
             override_config={"attn_implementation": VARLEN, "model_config": {}},
-            external_lib="groundwire.train.verl.shared_prompts",
+            external_lib="groundwire.train.verl.shared_prefixes.engine",
         ),
         "engine_config": FSDPEngineConfig(
             strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
@@ -350,7 +350,7 @@ def test_values_of_replies_are_those_of_verls_function_for_them():
     pytest.importorskip("verl")
     from verl.workers.utils.padding import no_padding_2_padding
 
-    from groundwire.train.verl.shared_prompts import _padded_replies
+    from groundwire.train.verl.shared_prefixes.engine import _padded_replies
 
     rows, replies = [torch.arange(length) for length in (9, 4, 12)], [torch.arange(length) for length in (3, 1, 11)]
     data, results = ppo_batch(rows, replies, [1.0, 1.0, 1.0]), []
@@ -401,7 +401,7 @@ def test_rows_with_advantages_of_zero_are_left_out_where_they_have_no_gradient(e
     for got, wanted in zip(gradients["ours"], gradients["verl"], strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
     assert any(torch.count_nonzero(each) for each in gradients["verl"]) == (zeros != "all")
-    everything = len(prompt_tree(*_sorted(prompts, rows)).keep)
+    everything = len(prefix_tree(*_sorted(prompts, rows)).keep)
     left_out = mode != "cispo" and not config.use_kl_loss
     assert (sum(tokens["ours"]) < 0.6 * everything) == left_out
     if zeros == "all" and left_out:
@@ -410,12 +410,12 @@ def test_rows_with_advantages_of_zero_are_left_out_where_they_have_no_gradient(e
 
 def test_every_gpu_has_as_many_micro_batches_if_few_rows_have_a_gradient(engines, monkeypatch):
     engines("fsdp")  # the platform of verl's functions
-    from groundwire.train.verl import shared_prompts
+    from groundwire.train.verl.shared_prefixes import engine as shared_prefixes
 
     prompts, replies = some_rows(2)
     data = verl_batch([torch.cat(pair) for pair in zip(prompts, replies, strict=True)], replies)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda number, **_: number.fill_(3))  # another GPU has three
-    parts, rows = shared_prompts._prepare_micro_batches(data, None, trained=[5])
+    parts, rows = shared_prefixes._prepare_micro_batches(data, None, trained=[5])
     assert len(parts) == len(rows) == 3
     assert all(len(part) == len(each) > 0 for part, each in zip(parts, rows, strict=True))
     assert 5 in [row for each in rows for row in each]

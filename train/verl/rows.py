@@ -1,0 +1,221 @@
+"""A trajectory as verl stores it: a row under ``{uid}_{session}_{index}`` (prompt, rollout, trajectory).
+
+verl's estimators know no calls, so the advantages are those of :func:`.training_items`, as for the local trainer. Rows
+have them, and the sampler's log-probabilities as the old ones, from the start. verl's trainer would read some columns
+and write them as others, while the GPUs wait (:mod:`.patches`). Its workers would read all columns, and each costs time
+for each row: they read half of them, and derive what follows from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from groundwire.adapters.tracing import LLMCall
+from groundwire.train.algorithms.credit import Credit, Truncated, training_items
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "PADDED_COLUMNS",
+    "TrainingRow",
+    "add_derived_columns",
+    "read_columns",
+    "row_fields",
+    "row_tag",
+    "training_rows",
+]
+
+PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
+"""Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
+_READ = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")
+"""What a pass for log-probabilities or an update needs of a row, if the row has it."""
+_DERIVED = ("prompts", "responses", "position_ids", "loss_mask")
+"""What verl's engine also reads; all of it follows from the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRow:
+    """One trajectory as verl stores it. All lists but ``prompt_ids`` have the length of ``response_ids``."""
+
+    key: str
+    uid: str
+    session: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+    advantages: list[float] | None
+    """Those that the tokens are trained with; None if verl computes them."""
+    logprobs: list[float]
+    reward: float
+    turns: int
+    """LLM calls of the whole rollout."""
+    first_version: int
+    last_version: int
+    """Versions of the weights at the first and at the last sampled token."""
+    step: int
+    teaches: bool = False
+    """Whether it has a gradient because the rewards of its group differ, not only the costs of its calls."""
+    info: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether an advantage is not 0. Rows whose advantages verl computes are taken to have one."""
+        return self.advantages is None or any(self.advantages)
+
+
+def training_rows(
+    rollouts: Sequence[tuple[int, Rollout, float]],
+    *,
+    uid: str,
+    step: int,
+    credit: Credit | None = "broadcast",
+    discount: float = 1.0,
+    scale: bool = True,
+    truncated: Truncated = "train",
+    call_cost: float = 0.0,
+    agent_match: str | None = None,
+    least: float = 0.0,
+) -> list[TrainingRow]:
+    """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
+
+    A rollout without a call that is trained has none. Trained are the free calls of the agents that ``agent_match``
+    selects: verl's workers compute log-probabilities over the whole vocabulary, and those of a constrained call are
+    over the tokens that its grammar allows. ``least`` is the least reward of the run. Without ``credit`` the rows carry
+    no advantages and train all these calls.
+    """
+    mode = credit or "broadcast"
+    config = RunConfig(
+        credit=mode,
+        scale_rewards=scale,
+        truncated=truncated,
+        call_cost=call_cost,
+        agent_match=agent_match,
+        credit_discount=0.9 if mode == "discount" and discount == 1 else discount,
+    )
+    scored = [replace(result, outcome=replace(result.outcome, reward=reward)) for _, result, reward in rollouts]
+    rows: list[TrainingRow] = []
+    for group in training_items(scored, config, least=least, constrained=False):
+        if credit:
+            group.record()
+        for (session, result, _), trained in zip(rollouts, group.rollouts, strict=True):
+            # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
+            # index.
+            items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
+            for index, item in enumerate(items):
+                versions = [_weights_versions(call, step) for call in item.trajectory.calls]
+                rows.append(
+                    TrainingRow(
+                        key=f"{uid}_{session}_{index}",
+                        uid=uid,
+                        session=session,
+                        prompt_ids=item.trajectory.prompt_ids,
+                        response_ids=item.trajectory.response_ids,
+                        mask=item.mask,
+                        advantages=item.advantages if credit else None,
+                        logprobs=item.trajectory.logprobs,
+                        reward=trained.reward,
+                        turns=len(result.trained_calls(agent_match)),
+                        first_version=min(first for first, _ in versions),
+                        last_version=max(last for _, last in versions),
+                        step=step,
+                        teaches=group.teaches and (credit is None or any(item.advantages)),
+                        info={name: float(value) for name, value in result.outcome.reward_components.items()},
+                    )
+                )
+    return rows
+
+
+def row_tag(row: TrainingRow) -> dict[str, Any]:
+    """The tag of a row: what verl's sampler and :func:`.divide_rows` know of it."""
+    return {
+        "status": "success",
+        "prompt_len": len(row.prompt_ids),
+        "response_len": len(row.response_ids),
+        "seq_len": len(row.prompt_ids) + len(row.response_ids),
+        "global_steps": row.step,
+        "min_global_steps": row.first_version,
+        "max_global_steps": row.last_version,
+        "has_gradient": row.has_gradient,
+        "prefix_hashes": prefix_hashes(row.prompt_ids),
+    }
+
+
+def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
+    """A row's fields under verl's names (``verl/trainer/ppo/v1/agent_loop_tq.py``); ``source`` groups verl's metrics.
+
+    Tensors are int64 [tokens], but log-probabilities, ``rm_scores``, advantages and returns float32 [response tokens].
+    The reward is at the last token. The old log-probabilities are the sampler's, until verl computes others. Rows have
+    no advantages if verl computes them.
+    """
+    import torch
+
+    prompts = torch.tensor(row.prompt_ids, dtype=torch.int64)
+    responses = torch.tensor(row.response_ids, dtype=torch.int64)
+    mask = torch.tensor(row.mask, dtype=torch.int64)
+    scores = torch.zeros(len(row.response_ids), dtype=torch.float32)
+    scores[-1] = row.reward
+    logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
+    advantages = {}
+    if row.advantages is not None:
+        values = torch.tensor(row.advantages, dtype=torch.float32) * mask
+        advantages = {"advantages": values, "returns": values}
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses]),
+        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": logprobs,
+        "old_log_probs": logprobs,
+        **advantages,
+        "rm_scores": scores,
+        "multi_modal_inputs": {},
+        "uid": row.uid,
+        "session_id": row.session,
+        "num_turns": row.turns,
+        "data_source": source,
+        # verl reads "acc" as accuracy and counts missing rollouts as 0, which infrastructure failures are not.
+        "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
+    }
+
+
+def read_columns(*, derived: bool) -> list[str]:
+    """The columns that a worker reads; ``derived``: its engine calls :func:`add_derived_columns`."""
+    return [*_READ, *(() if derived else _DERIVED)]
+
+
+def add_derived_columns(data: Any) -> None:
+    """Add the columns that a worker did not read: each is jagged, int64 [rows, tokens] or [rows, reply's tokens]."""
+    import torch
+
+    if "loss_mask" in data:
+        return
+    ids, mask = data["input_ids"], data["response_mask"]
+    lengths, replies = ids.offsets().diff(), mask.offsets().diff()
+    position = torch.arange(len(ids.values())) - ids.offsets()[:-1].repeat_interleave(lengths)
+    of_reply = position >= (lengths - replies).repeat_interleave(lengths)
+    data["prompts"] = _jagged(ids.values()[~of_reply], lengths - replies)
+    data["responses"] = _jagged(ids.values()[of_reply], replies)
+    data["position_ids"] = _jagged(position, lengths)
+    data["loss_mask"] = mask
+
+
+def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    import torch
+
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
+    """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
+    last = call.weights_version if call.weights_version is not None else max(0, step - 1)
+    first = call.first_weights_version if call.first_weights_version is not None else last
+    return first, last
