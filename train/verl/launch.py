@@ -63,8 +63,6 @@ def check(config: RunConfig, data: TaskData) -> None:
             "credit, credit_discount and call_cost have no effect",
             file=sys.stderr,
         )
-    if problem := patch_problem():
-        print(f"warning: {problem}", file=sys.stderr)
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed, plan = compose_for_run(config, data, "RUN_DIR")
@@ -89,6 +87,8 @@ def check(config: RunConfig, data: TaskData) -> None:
         from verl.utils.device import auto_set_device
     except ImportError as error:
         raise ConfigError(f"verl cannot be imported: {error}. groundwire doctor lists what is missing") from error
+    if problem := patch_problem():
+        print(f"warning: {problem}", file=sys.stderr)
     auto_set_device(composed)
     try:
         validate_config(
@@ -100,7 +100,7 @@ def check(config: RunConfig, data: TaskData) -> None:
 
 def patch_problem() -> str:
     """What is to be said about an installed verl or Ray that differs where this project replaces a function of it."""
-    if importlib.util.find_spec("verl") is None or not (changed := changed_functions()):
+    if not (changed := changed_functions()):
         return ""
     return (
         f"verl {installed_version('verl')} differs from verl 0.9.1, for which this project is made, in what it "

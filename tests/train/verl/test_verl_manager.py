@@ -30,7 +30,7 @@ from groundwire.train.config.verl_names import SHARED_PREFIXES
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl import agent_loop_manager, rollout_workers, transfer_queue
-from groundwire.train.verl.agent_loop_manager import RolloutManager, _shares_prompts, minibatch_prompts
+from groundwire.train.verl.agent_loop_manager import RolloutManager, _shares_prefixes, minibatch_prompts
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
@@ -138,7 +138,7 @@ def test_workers_derive_columns_only_with_the_engine_that_does(
     for key, value in values.items():
         section, name = key.split(".")
         sections[section] = SimpleNamespace(**{name: value})
-    assert _shares_prompts(SimpleNamespace(actor_rollout_ref=SimpleNamespace(**sections))) == expected
+    assert _shares_prefixes(SimpleNamespace(actor_rollout_ref=SimpleNamespace(**sections))) == expected
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
