@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from groundwire.adapters.sql_agents.prompts import extract_sql
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
@@ -21,16 +23,20 @@ from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_domain, resolve_path
+from groundwire.train.local.update.rows import make_rows
+from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.decoding.decoder import check_supported
+from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.sft.accuracy import first_query_accuracy
-from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
-from groundwire.train.sft.data.examples import Example
+from groundwire.train.policy.types import Sampling
+from groundwire.train.sft.data.examples import Example, encode
+from groundwire.train.sft.data.golds import Question, write_turns
 from groundwire.train.sft.data.load import Data, Groups, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
-from groundwire.train.sft.trainer import SFTTrainer
+from groundwire.train.sft.trainer import Examples, SFTTrainer, Step, make_steps
 
 __all__ = ["run"]
 
@@ -95,7 +101,9 @@ def _stopped(folder: Path) -> CommandError:
     return CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130)
 
 
-def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
+def _finish(
+    trainer: SFTTrainer, data: Data, val_rows: Sequence[Examples], folder: Path, left_out: int
+) -> Iterator[str]:
     """Write the model, its loss and accuracy, and the summary."""
     settings = trainer.settings
     trainer.save_model(folder / "model")
@@ -106,7 +114,7 @@ def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Pa
         yield f"held-out loss: {summary['held_out_loss']:.4f}"
     if data.questions:
         with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
-            accuracy = first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end=on_end)
+            accuracy = _first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end=on_end)
         summary |= {"held_out": len(data.questions), "first_query_accuracy": accuracy}
         for backend, share in accuracy.items():
             yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
@@ -115,7 +123,7 @@ def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Pa
         yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path) -> None:
+def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], folder: Path) -> None:
     with _reporting(folder) as report:
 
         def on_step(metrics: dict[str, Any]) -> None:
@@ -215,9 +223,9 @@ class _Reader:
         self.left_out += len(examples) - len(found)
         return found
 
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
+    def rows(self, examples: Sequence[Example]) -> list[Examples]:
         """The examples that fit, packed."""
-        return make_rows(self.fitting(examples), self._row_tokens)
+        return make_rows(self.fitting(examples), tokens=self._row_tokens)
 
     def examples(self) -> Iterator[Example]:
         """The examples of the whole training."""
@@ -289,6 +297,50 @@ def _with_absolute_paths(settings: SFTSettings) -> SFTSettings:
     names = ("model", "chats", "rollouts", "data_dir")
     paths = {name: resolve_path(getattr(settings, name)) for name in names}
     return settings.model_copy(update={**paths, "domain": resolve_domain(settings.domain)})
+
+
+def _first_query_accuracy(
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    settings: SFTSettings,
+    *,
+    on_end: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The share of questions whose greedy first query has the gold query's rows, for each agent.
+
+    A prompt that is too long counts as wrong.
+    """
+    engine = LocalEngine(model, tokenizer, max_model_len=settings.max_model_len)
+    right = dict.fromkeys(settings.backend, 0.0)
+    try:
+        futures = []
+        for question in questions:
+            for backend, example in zip(
+                settings.backend, encode(tokenizer, write_turns(question, settings)), strict=True
+            ):
+                sampling = Sampling(temperature=0.0, max_tokens=settings.max_tokens)
+                try:
+                    futures.append((question, backend, engine.submit(example.prompt_ids, sampling)))
+                except ContextLengthError:
+                    on_end()
+        for question, backend, future in futures:
+            sql = _query(future.result().text, backend)
+            right[backend] += execution_match(sql, question.gold, question.database).score
+            on_end()
+    finally:
+        engine.close()
+    return {backend: round(count / max(1, len(questions)), 4) for backend, count in right.items()}
+
+
+def _query(reply: str, backend: str) -> str:
+    if backend == "langgraph":
+        return extract_sql(reply)
+    _, calls = FORMATS["hermes"].parse(reply, frozenset(["query_database_by_sql"]))
+    try:
+        return str(json.loads(calls[0]["function"]["arguments"])["sql"])
+    except (LookupError, TypeError, ValueError):
+        return ""
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json
 from groundwire.tools.startup import child_python_path
@@ -25,7 +28,7 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example
 from groundwire.train.verl.hydra_config import INSTALL, count_devices, without_flash_attn
 
-__all__ = ["check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
+__all__ = ["TokenDataset", "check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
 
 _MIN_RATE = 0.05
 _LOG_POLL_S = 1.0
@@ -94,7 +97,7 @@ def verl_settings(
         "optim.betas": [0.9, 0.98],
         "data.train_files": str((folder / "verl" / "train.parquet").resolve()),
         "data.val_files": str((folder / "verl" / "held_out.parquet").resolve()),
-        "data.custom_cls.path": "pkg://groundwire.train.sft.verl_dataset",
+        "data.custom_cls.path": "pkg://groundwire.train.sft.several_gpus",
         "data.custom_cls.name": "TokenDataset",
         "data.train_batch_size": batch,
         "data.max_length": settings.max_model_len,
@@ -121,18 +124,37 @@ def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:
     import pyarrow.parquet as pq
 
     ids = pa.list_(pa.int32())
-    schema = pa.schema({"prompt_ids": ids, "reply_ids": ids})
+    schema = pa.schema({"prompt_ids": ids, "response_ids": ids})
     file.parent.mkdir(parents=True, exist_ok=True)
     count = tokens = 0
     with pq.ParquetWriter(file, schema) as writer:
         for batch in _batches(examples, 1024):
             columns = {
                 "prompt_ids": [each.prompt_ids for each in batch],
-                "reply_ids": [each.reply_ids for each in batch],
+                "response_ids": [each.response_ids for each in batch],
             }
             writer.write_table(pa.table(columns, schema=schema))
             count, tokens = count + len(batch), tokens + sum(map(len, batch))
     return count, tokens
+
+
+class TokenDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """What verl reads, without padding: ``input_ids``, ``position_ids`` and ``loss_mask``, int64 [tokens]."""
+
+    def __init__(self, parquet_files: Any, **_: Any) -> None:
+        import pyarrow.parquet as pq
+
+        files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
+        self._table = pq.read_table(files)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        prompt, reply = (self._table[name][index].as_py() for name in ("prompt_ids", "response_ids"))
+        ids = torch.tensor(prompt + reply)
+        mask = torch.tensor([0] * len(prompt) + [1] * len(reply))
+        return {"input_ids": ids, "position_ids": torch.arange(len(ids)), "loss_mask": mask}
 
 
 def _batches(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +16,46 @@ from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
+from groundwire.train.local.update.rows import Row, forward_batches
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.sft.batches import Row, Step, forwards, prefetch
+from groundwire.train.sft.data.examples import Example
 
-__all__ = ["SFTTrainer"]
+__all__ = ["Examples", "SFTTrainer", "Step", "make_steps"]
+
+Examples = Row[Example]
+"""A row of packed examples."""
 
 _MIN_RATE = 0.05
 """The learning rate at the end, as a share of the highest one."""
+
+
+class Step(NamedTuple):
+    """One optimizer step."""
+
+    rows: list[Examples]
+    progress: float
+    """The share of the whole training that comes before it."""
+    groups: int
+    """Groups of turns up to its end, since the start of the training."""
+
+
+def make_steps(groups: Iterable[list[Examples]], tokens_per_step: int, *, first: int, total: int) -> Iterator[Step]:
+    """Steps of about ``tokens_per_step`` tokens; a group of rows is never divided.
+
+    ``groups`` begin with the group of number ``first`` of ``total``.
+    """
+    rows: list[Examples] = []
+    begin = end = first
+    for group in groups:
+        if rows and sum(row.length for row in (*rows, *group)) > tokens_per_step:
+            yield Step(rows, begin / total, end)
+            rows, begin = [], end
+        rows = rows + group
+        end += 1
+    if rows:
+        yield Step(rows, begin / total, end)
 
 
 class SFTTrainer:
@@ -57,7 +89,7 @@ class SFTTrainer:
         """
         self.model.train()
         before, began, limit = self.seconds, time.monotonic(), self.settings.time_limit_s
-        for step in prefetch(steps):
+        for step in _ahead(steps):
             progress = max(step.progress, self.seconds / limit if limit else 0.0)
             if progress >= 1:
                 break
@@ -71,7 +103,7 @@ class SFTTrainer:
         self.model.eval()
 
     @torch.no_grad()
-    def loss(self, rows: Sequence[Row]) -> float:
+    def loss(self, rows: Sequence[Examples]) -> float:
         """The mean loss of a token of ``rows``."""
         self.model.eval()
         total = sum(row.targets for row in rows)
@@ -96,7 +128,7 @@ class SFTTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.groups, self.seconds = state["step"], state["groups"], state["seconds"]
 
-    def _update(self, rows: list[Row], progress: float) -> dict[str, float]:
+    def _update(self, rows: list[Examples], progress: float) -> dict[str, float]:
         settings, targets = self.settings, sum(row.targets for row in rows)
         rate = self.learning_rate * min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
         rate *= _MIN_RATE + (1 - _MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -114,16 +146,26 @@ class SFTTrainer:
             "loss": round(summed / targets, 4),
             "grad_norm": round(float(norm), 4),
             "learning_rate": rate,
-            "tokens": sum(row.tokens for row in rows),
+            "tokens": sum(row.length for row in rows),
             "targets": targets,
         }
 
-    def _forwards(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        return forwards(rows, self.tokens_per_forward, one_row=self.one_row)
+    def _forwards(self, rows: Sequence[Examples]) -> Iterator[list[Examples]]:
+        return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
-    def _loss(self, rows: list[Row]) -> torch.Tensor:
+    def _loss(self, rows: list[Examples]) -> torch.Tensor:
         """The summed loss of the rows' targets."""
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)
         return F.cross_entropy(logits.float(), packed.targets, reduction="sum")
+
+
+def _ahead(steps: Iterable[Step]) -> Iterator[Step]:
+    """The same steps; another thread makes the next one while one is trained."""
+    iterator = iter(steps)
+    with ThreadPoolExecutor(1, thread_name_prefix="sft-steps") as pool:
+        following = pool.submit(next, iterator, None)
+        while (step := following.result()) is not None:
+            following = pool.submit(next, iterator, None)
+            yield step

@@ -36,22 +36,20 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.update.packing import pack, packed_logits
+from groundwire.train.local.update.rows import make_rows
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.model import load_policy, new_policy
-from groundwire.train.sft.batches import make_rows, make_steps
-from groundwire.train.sft.data.chats import read_chats
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import GoldTurns, answer_turns, check_golds, make_questions, write_turns
-from groundwire.train.sft.data.load import _first_question, _split
+from groundwire.train.sft.data.load import _first_question, _split, read_chats
 from groundwire.train.sft.data.rollouts import accepted_rollouts
-from groundwire.train.sft.data.schema_variants import make_variant
-from groundwire.train.sft.data.wrong_queries import wrong_query
+from groundwire.train.sft.data.variants import make_variant, wrong_query
 from groundwire.train.sft.run import run
 from groundwire.train.sft.several_gpus import check_gpus, read_steps, verl_settings, write_examples
-from groundwire.train.sft.trainer import SFTTrainer
+from groundwire.train.sft.trainer import SFTTrainer, make_steps
 
 SCHEMA = (
     "CREATE TABLE singer ( Singer_ID int , Name text , Age int , primary key ( Singer_ID ) )\n"
@@ -276,15 +274,15 @@ def test_packing_changes_no_loss(starter: tuple[Any, Any]) -> None:
     schema = [rng.randrange(5, 200) for _ in range(40)]
     examples = [Example([*schema, *rng.sample(range(5, 99), 8)], rng.sample(range(5, 99), 5)) for _ in range(5)]
     examples.append(Example(rng.sample(range(5, 99), 20), [7, 8, 9]))
-    rows = make_rows(examples, 150)
+    rows = make_rows(examples, tokens=150)
     assert sum(row.targets for row in rows) == 28
-    assert sum(row.tokens for row in rows) < sum(map(len, examples))
+    assert sum(row.length for row in rows) < sum(map(len, examples))
     packed = pack([(row.prefix, row.branches) for row in rows])
     together = F.cross_entropy(packed_logits(model, packed), packed.targets, reduction="sum").item()
     alone = 0.0
     for each in examples:
-        logits = model(torch.tensor([each.prompt_ids + each.reply_ids])).logits[0, len(each.prompt_ids) - 1 : -1]
-        alone += F.cross_entropy(logits, torch.tensor(each.reply_ids), reduction="sum").item()
+        logits = model(torch.tensor([each.prompt_ids + each.response_ids])).logits[0, len(each.prompt_ids) - 1 : -1]
+        alone += F.cross_entropy(logits, torch.tensor(each.response_ids), reduction="sum").item()
     assert together == pytest.approx(alone, rel=1e-5)
 
 
@@ -292,8 +290,8 @@ def test_a_reply_ends_as_a_sampled_one_does(starter: tuple[Any, Any]) -> None:
     _, tokenizer = starter
     turn = Turn([{"role": "user", "content": "x"}], {"role": "assistant", "content": "SELECT 1"})
     [example] = encode(tokenizer, [turn])
-    assert example.reply_ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(example.reply_ids[:-1]) == "SELECT 1"
+    assert example.response_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(example.response_ids[:-1]) == "SELECT 1"
     assert tokenizer.decode(example.prompt_ids).endswith("assistant\n")
 
 
@@ -307,7 +305,7 @@ def test_a_run_learns_and_is_continued_at_the_same_place(
 
     def steps(tokenizer: Any, first: int) -> Any:
         groups = (source.turns(source.groups(number)[0], number) for number in range(first, 6))
-        return make_steps((make_rows(encode(tokenizer, each), 2048) for each in groups), 1, first=first, total=6)
+        return make_steps((make_rows(encode(tokenizer, each), tokens=2048) for each in groups), 1, first=first, total=6)
 
     losses: list[dict[str, Any]] = []
     model, tokenizer = load_policy(STARTER)
@@ -372,9 +370,9 @@ def test_each_reply_of_a_chat_is_learned_after_the_prompt_that_would_be_served(
     body = {"messages": [USER, *ANSWERS[:-1]], "tools": [TOOL]}
     served = parse_request(body, served="")
     assert tokenizer.decode(last.prompt_ids) == render(tokenizer, served.template_messages, tools=served.tools)
-    assert tokenizer.decode(last.reply_ids[:-1]) == "Four."
+    assert tokenizer.decode(last.response_ids[:-1]) == "Four."
     called = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
-    assert tokenizer.decode(first.reply_ids[:-1]).strip() == called
+    assert tokenizer.decode(first.response_ids[:-1]).strip() == called
 
 
 def test_arguments_of_tools_reach_the_template_as_the_server_gives_them(starter: tuple[Any, Any]) -> None:
@@ -391,7 +389,7 @@ def test_arguments_of_tools_reach_the_template_as_the_server_gives_them(starter:
         "m.tool_calls }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     [example] = encode(tokenizer, [Turn([USER], CALL, [TOOL])])
-    assert tokenizer.decode(example.reply_ids[:-1]) == '{"a": 1}'
+    assert tokenizer.decode(example.response_ids[:-1]) == '{"a": 1}'
 
 
 def _line(reply: dict[str, Any]) -> str:
@@ -505,7 +503,7 @@ def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Pa
     replies = {number: [] for number in (0, 1, 2)}
     for number, found in replies.items():
         tasks, _ = accepted_rollouts(given, min_reward=0.9, per_task=number)
-        found += [[each.reply_ids for each in examples] for examples in tasks]
+        found += [[each.response_ids for each in examples] for examples in tasks]
     assert replies == {0: [[[5], [7], [8]], [[7]]], 1: [[[5]], [[7]]], 2: [[[5], [7]], [[7]]]}
     with pytest.raises(ConfigError, match=r"reward of at least 3: the highest reward of 6 is 2"):
         accepted_rollouts(given, min_reward=3.0, per_task=1)

@@ -257,7 +257,7 @@ class GRPO:
             metrics["difference"] = float((tokens.logprobs.exp() - tokens.old.exp()).abs().mean())
         return loss, metrics
 
-    def _evaluate(self, rows: list[Row]) -> _Tokens:
+    def _evaluate(self, rows: list[Row[WeightedItem]]) -> _Tokens:
         """One forward pass."""
         device = self.parameters[0].device
         one_row = self.model.config._attn_implementation == TREE

@@ -1,14 +1,30 @@
-"""Trajectories packed into rows, and rows into forward passes of a bounded size."""
+"""Prompts with replies packed into rows, and rows into forward passes of a bounded size: of the update, and of SFT."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from groundwire.train.algorithms.credit import TrainingItem
 from groundwire.train.local.update.packing import Branch
 
 __all__ = ["Row", "WeightedItem", "forward_batches", "make_rows"]
+
+
+class _Packable(Protocol):
+    """A prompt and what follows it; ``mask`` is 1 for a token of ``response_ids`` that is trained."""
+
+    @property
+    def prompt_ids(self) -> list[int]: ...
+    @property
+    def response_ids(self) -> list[int]: ...
+    @property
+    def mask(self) -> list[int]: ...
+
+
+Item = TypeVar("Item", bound=_Packable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,40 +36,53 @@ class WeightedItem(TrainingItem):
     penalty: float
     """Of each trained token in the KL and entropy terms."""
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The trajectory's."""
+        return self.trajectory.prompt_ids
+
+    @property
+    def response_ids(self) -> list[int]:
+        """The trajectory's."""
+        return self.trajectory.response_ids
+
 
 @dataclass(frozen=True)
-class Row:
-    """Trajectories that are packed after a shared prefix."""
+class Row(Generic[Item]):
+    """Items that are packed after a shared prefix of their prompts."""
 
     prefix: list[int]
-    items: list[WeightedItem]
+    items: list[Item]
 
     @property
     def branches(self) -> list[Branch]:
         """The items' tokens after the prefix, with the masks of their targets."""
         start = len(self.prefix)
         return [
-            (
-                item.trajectory.prompt_ids[start:] + item.trajectory.response_ids,
-                [0] * (len(item.trajectory.prompt_ids) - start) + item.mask,
-            )
+            (item.prompt_ids[start:] + item.response_ids, [0] * (len(item.prompt_ids) - start) + item.mask)
             for item in self.items
         ]
 
     @property
     def length(self) -> int:
         """The number of tokens."""
-        return len(self.prefix) + sum(len(item.trajectory) - len(self.prefix) for item in self.items)
+        start = len(self.prefix)
+        return start + sum(len(item.prompt_ids) + len(item.response_ids) - start for item in self.items)
+
+    @property
+    def targets(self) -> int:
+        """The number of trained tokens."""
+        return sum(sum(item.mask) for item in self.items)
 
 
-def make_rows(items: Sequence[WeightedItem], *, branches: int, tokens: int) -> list[Row]:
+def make_rows(items: Sequence[Item], *, tokens: int, branches: int = sys.maxsize) -> list[Row[Item]]:
     """Rows of at most ``branches`` items and ``tokens`` tokens; a longer item has a row of its own.
 
-    Sorting puts trajectories with long common prefixes next to each other.
+    Sorting puts items with long common prefixes next to each other.
     """
-    rows: list[Row] = []
-    for item in sorted(items, key=lambda item: item.trajectory.prompt_ids):
-        prompt = item.trajectory.prompt_ids
+    rows: list[Row[Item]] = []
+    for item in sorted(items, key=lambda item: item.prompt_ids):
+        prompt = item.prompt_ids
         if rows and len(rows[-1].items) < branches:
             shared = _common_prefix(rows[-1].prefix, prompt)
             longer = Row(rows[-1].prefix[:shared], [*rows[-1].items, item])
@@ -65,11 +94,15 @@ def make_rows(items: Sequence[WeightedItem], *, branches: int, tokens: int) -> l
     return rows
 
 
-def forward_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
-    """Batches of rows of similar length, of at most ``tokens`` ids with padding; a longer row is a batch by itself."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: row.length):
-        if batch and row.length * (len(batch) + 1) > tokens:
+def forward_batches(rows: Sequence[Row[Item]], tokens: int, *, padded: bool = True) -> Iterator[list[Row[Item]]]:
+    """Batches of at most ``tokens`` ids; a longer row is a batch by itself.
+
+    ``padded`` rows are as long as the longest of their batch, so rows of similar length are put together.
+    """
+    batch: list[Row[Item]] = []
+    for row in sorted(rows, key=lambda row: row.length) if padded else rows:
+        size = row.length * (len(batch) + 1) if padded else sum(each.length for each in [*batch, row])
+        if batch and size > tokens:
             yield batch
             batch = []
         batch.append(row)

@@ -31,10 +31,15 @@ class Example:
     """A reply to learn, as token ids, after its prompt."""
 
     prompt_ids: list[int]
-    reply_ids: list[int]
+    response_ids: list[int]
+
+    @property
+    def mask(self) -> list[int]:
+        """Every token of the reply is learned."""
+        return [1] * len(self.response_ids)
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.reply_ids)
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:

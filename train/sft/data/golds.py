@@ -23,8 +23,7 @@ from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example, Message, Turn, encode
-from groundwire.train.sft.data.schema_variants import SchemaVariant, identifiers, make_variant
-from groundwire.train.sft.data.wrong_queries import wrong_query
+from groundwire.train.sft.data.variants import SchemaVariant, identifiers, make_variant, wrong_query
 
 __all__ = ["GoldTurns", "Question", "answer_turns", "check_golds", "gold_is_sql", "make_questions", "write_turns"]
 

@@ -1,23 +1,28 @@
-"""Other versions of a schema, against learning the databases by heart: order, fewer tables, other spellings.
+"""Wrong queries that resemble a gold query, and other versions of a schema: order, fewer tables, other spellings.
 
-A version changes the text of the prompt and the names in the queries alike. The spelling of all names changes in one
-way (case, a prefix, camel case), so that a question still fits its names.
+Other versions are against learning the databases by heart. One changes the text of the prompt and the names in the
+queries alike. The spelling of all names changes in one way (case, a prefix, camel case), so that a question still fits
+its names.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from groundwire.tools.schema import RESERVED
 
-__all__ = ["SchemaVariant", "identifiers", "make_variant"]
+__all__ = ["SchemaVariant", "identifiers", "make_variant", "wrong_query"]
 
 _TABLE = re.compile(r"CREATE TABLE (\S+|\"[^\"]*\") \( (.*) \)")
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|`[^`]*`|[A-Za-z_]\w*|\s+|.", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_SWAPS = {"avg": "max", "max": "min", "min": "sum", "sum": "avg", "desc": "ASC", "asc": "DESC", ">": "<", "<": ">"}
+_SWAPS |= {"and": "OR", "or": "AND", ">=": ">", "<=": "<", "distinct": "", "count": "sum", "intersect": "UNION"}
+_QUERY_TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|\w+|[<>=!]+|\s+|.", re.DOTALL)
+_CLAUSE = re.compile(r"\s+(?:WHERE|LIMIT|ORDER BY|GROUP BY|HAVING|AND|EXCEPT|INTERSECT|UNION)\s.*", re.I | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,31 @@ def make_variant(rng: random.Random, schema: str, used: Iterable[str], *, augmen
     if len({new.lower() for new in names.values()}) < len(names):  # two names would become one
         return SchemaVariant(text, {})
     return SchemaVariant("\n".join(_rename_line(line, names) for line in text.split("\n")), names)
+
+
+def wrong_query(rng: random.Random, gold: str, names: Sequence[str], others: Sequence[str]) -> str:
+    """Another query than ``gold``: with another name or operator, without a clause, or of another question.
+
+    ``names`` are those of the schema, ``others`` the golds of other questions about the database. The result of the
+    query can still be the right one: compare it.
+    """
+    for _ in range(8):
+        tokens = _QUERY_TOKEN.findall(gold)
+        kind = rng.randrange(5)
+        if kind == 0 and others:
+            changed = rng.choice(others)
+        elif kind == 1:
+            changed = _CLAUSE.sub("", gold, count=1)
+        elif kind == 2:
+            changed = "".join(_SWAPS.get(token.lower(), token) for token in tokens)
+        else:
+            places = [i for i, token in enumerate(tokens) if token in names]
+            if places and names:
+                tokens[rng.choice(places)] = rng.choice(names) if kind == 3 else rng.choice(("id", "name", "date"))
+            changed = "".join(tokens)
+        if changed.split() != gold.split():
+            return changed
+    return "SELECT 1"
 
 
 def identifiers(schema: str) -> set[str]:
