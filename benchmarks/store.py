@@ -90,56 +90,75 @@ def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
     queue.put(asyncio.run(_run_rollouts(url, runners, batches)))
 
 
-async def _run_rollouts(url: str, runners: int, batches: bool) -> tuple[int, float]:
+async def _run_rollouts(url: str, runners: int, ours: bool) -> tuple[int, float]:
     from agentlightning import LightningStoreClient
 
     from groundwire.tools.http.access_token import access_token
-    from groundwire.train.store.client import StoreClient
+    from groundwire.train.store.remote import RemoteStore
 
-    with_token = url.replace("://", f"://x:{access_token()}@")
-    client = StoreClient(url) if batches else LightningStoreClient(with_token)
-    if isinstance(client, StoreClient):
+    client: Any = RemoteStore(url) if ours else LightningStoreClient(url.replace("://", f"://x:{access_token()}@"))
+    if ours:
         await client.start()
+    rollout = _rollout if ours else _their_rollout
     started = time.perf_counter()
 
     async def run(worker: str) -> int:
         count = 0
         while time.perf_counter() < started + SECONDS:
-            await _rollout(client, worker, batches)
+            await rollout(client, worker)
             count += 1
         return count
 
     counts = await asyncio.gather(*(run(f"{os.getpid()}-{n}") for n in range(runners)))
     seconds = time.perf_counter() - started
-    await client.close()
+    await (client.stop() if ours else client.close())
     return sum(counts), seconds
 
 
-async def _rollout(store: Any, worker: str, batches: bool) -> Any:
-    await store.enqueue_rollout({"question": "?"})
-    attempted = await store.dequeue_rollout(worker)
-    pair = (attempted.rollout_id, attempted.attempt.attempt_id)
-    if batches:
-        numbers = await store.get_many_span_sequence_ids([pair] * SPANS)
-        await store.add_many_spans([_span(pair, number) for number in numbers])
-    else:
-        for _ in range(SPANS):
-            await store.add_span(_span(pair, await store.get_next_span_sequence_id(*pair)))
-    await store.update_attempt(*pair, status="succeeded")
-    return attempted
+async def _rollout(store: Any, worker: str) -> Any:
+    from groundwire.train.store.rollout import Rollout
+
+    await store.enqueue([Rollout(task={"question": "?"})])
+    [rollout] = await store.dequeue(1, worker)
+    pair = (rollout.rollout_id, rollout.attempts[-1].attempt_id)
+    numbers = await store.reserve_sequence_ids([pair] * SPANS)
+    await store.add_annotations([_span(pair, number) for number in numbers])
+    await store.end_attempt(*pair, None, failed=False)
+    return rollout
 
 
 def _span(pair: tuple[str, str], number: int) -> Any:
-    from agentlightning.types import Span, SpanCoreFields, TraceStatus
+    from groundwire.adapters.tracing.spans import SpanRecord
 
-    fields = SpanCoreFields(
+    return SpanRecord(
         name="call",
+        rollout_id=pair[0],
+        attempt_id=pair[1],
+        sequence_id=number,
         attributes={"payload": PAYLOAD},
-        status=TraceStatus(status_code="OK"),
         start_time=time.time(),
         end_time=time.time(),
     )
-    return Span.from_core_fields(fields, rollout_id=pair[0], attempt_id=pair[1], sequence_id=number)
+
+
+async def _their_rollout(store: Any, worker: str) -> None:
+    from agentlightning.types import Span, SpanCoreFields, TraceStatus
+
+    await store.enqueue_rollout({"question": "?"})
+    attempted = await store.dequeue_rollout(worker)
+    pair = (attempted.rollout_id, attempted.attempt.attempt_id)
+    for _ in range(SPANS):
+        number = await store.get_next_span_sequence_id(*pair)
+        fields = SpanCoreFields(
+            name="call",
+            attributes={"payload": PAYLOAD},
+            status=TraceStatus(status_code="OK"),
+            start_time=time.time(),
+            end_time=time.time(),
+        )
+        span = Span.from_core_fields(fields, rollout_id=pair[0], attempt_id=pair[1], sequence_id=number)
+        await store.add_span(span)
+    await store.update_attempt(*pair, status="succeeded")
 
 
 def history() -> None:
@@ -150,17 +169,17 @@ def history() -> None:
 
 
 async def _fill() -> None:
-    from groundwire.train.store.backends.sqlite import SqliteLightningStore
+    from groundwire.train.store.lightning_store import LightningStore
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
-        store = SqliteLightningStore(path)
+        store = LightningStore(path)
         print(f"\n{'rollouts':>10}{'RSS MB':>10}{'file MB':>10}{'rollout ms':>12}{'spans ms':>10}{'queue ms':>10}")
         for mark in range(1, MARKS + 1):
-            rollout_ms = await _cpu_ms(lambda: _rollout(store, "w", True), times=HISTORY // MARKS)
-            last = await _rollout(store, "w", True)
-            spans_ms = await _cpu_ms(lambda id=last.rollout_id: store.query_spans(id))  # type: ignore[misc]
-            queue_ms = await _cpu_ms(lambda: store.query_rollouts(status_in=["queuing", "running"]))
+            rollout_ms = await _cpu_ms(lambda: _rollout(store, "w"), times=HISTORY // MARKS)
+            last = await _rollout(store, "w")
+            spans_ms = await _cpu_ms(lambda id=last.rollout_id: store.get(id))  # type: ignore[misc]
+            queue_ms = await _cpu_ms(lambda: store.unfinished("run"))
             rss, size = psutil.Process().memory_info().rss >> 20, path.stat().st_size >> 20
             done = mark * HISTORY // MARKS
             record(f"durable store, {done:,} rollouts of {SPANS} spans: resident memory", rss, unit="MB")

@@ -26,9 +26,9 @@ def free_port() -> int:
 def store(path: str, port: int) -> None:
     """The command ``train.store``, with a shorter interval between scans for unresponsive runners."""
     from groundwire.train.store.__main__ import main
-    from groundwire.train.store.backends.sqlite import SqliteLightningStore
+    from groundwire.train.store.sqlite import SqliteStore
 
-    SqliteLightningStore.__init__.__kwdefaults__["scan_s"] = 0.2
+    SqliteStore.__init__.__kwdefaults__["scan_s"] = 0.2
     main(path=Path(path), memory=False, mongo=None, port=port, host="127.0.0.1")
 
 

@@ -127,16 +127,16 @@ def test_a_kill_and_a_stop_are_counted_and_are_no_faults(tmp_path: Path) -> None
 
 def forgetful_store(path: str, port: int) -> None:
     """The store, which acknowledges every 50th span without storing it."""
-    from groundwire.train.store.backends.sqlite import SqliteLightningStore
+    from groundwire.train.store.sqlite import SqliteStore
 
-    spans = itertools.count(1)
-    store_spans = SqliteLightningStore.add_many_spans
+    numbers = itertools.count(1)
+    store_rows = SqliteStore.add_span_rows
 
-    async def forget(self: SqliteLightningStore, added: Any) -> Any:
-        kept = [span for span in added if next(spans) % 50]
-        return added if not kept else [*await store_spans(self, kept), *(span for span in added if span not in kept)]
+    def forget(self: SqliteStore, rollout_id: str, attempt_id: str, spans: Any) -> list[str]:
+        store_rows(self, rollout_id, attempt_id, [span for span in spans if next(numbers) % 50])
+        return [span["span_id"] for span in spans]
 
-    SqliteLightningStore.add_many_spans = forget  # type: ignore[method-assign]
+    SqliteStore.add_span_rows = forget  # type: ignore[method-assign]
     external_processes.store(path, port)
 
 

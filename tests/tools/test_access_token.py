@@ -16,11 +16,12 @@ from programs import Program, run, until
 
 from groundwire.tools.http.access_token import TokenError, access_token, check_listen, given_token, token_for
 from groundwire.train.job.prepare import check_store_settings
-from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.server import bind, serve
+from groundwire.train.store.http_server import bind, serve
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.sqlite import MEMORY
 
 GIVEN = "a-token-of-several-machines"
 
@@ -140,7 +141,7 @@ async def test_agent_lightnings_client_and_exporter_work_with_the_token_in_their
         span.end()
         return OTLPSpanExporter(endpoint=endpoint).export([span])  # type: ignore[list-item]
 
-    async with serve(SqliteLightningStore(MEMORY), bind("127.0.0.1", 0), token=GIVEN) as url:
+    async with serve(LightningStore(MEMORY), bind("127.0.0.1", 0), token=GIVEN) as url:
         theirs = LightningStoreClient(url.replace("://", f"://x:{GIVEN}@"), retry_delays=())
         ours = StoreClient(url, token=GIVEN)
         attempted = await theirs.start_rollout({"n": 1})
