@@ -199,7 +199,7 @@ async def test_after_its_retries_the_judge_abstains(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="busy")) as server:
         with pytest.raises(JudgeAbstainedError, match=r"answered 503: .*busy.* \(asked 4 times\)"):
             await judged(settings(server, tmp_path))
-        assert len(server.requests) == 2
+        assert len(server.requests) == 4
 
 
 async def test_permanent_failures_are_not_retried_and_show_no_key(
