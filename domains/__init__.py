@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from groundwire.domains._private import PrivateTasks
 from groundwire.domains._registry import check, get, names
 from groundwire.domains._types import (
     Breakdowns,
     DataError,
     Domain,
+    PrivateTasks,
     Task,
     TaskData,
     as_domain,

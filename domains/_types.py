@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from groundwire.domains._private import PrivateTasks
 from groundwire.tools.errors import UserError
 from groundwire.tools.plugins import PluginError
+from groundwire.tools.sql import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.text import is_damaged, valid_texts
 from groundwire.tools.types import AnswerKind
 
-__all__ = [
-    "HOOKS",
-    "Breakdowns",
-    "DataError",
-    "Domain",
-    "Task",
-    "TaskData",
-    "as_domain",
-    "database_folders",
-    "is_inside",
-    "load_split",
-]
+
+class PrivateTasks:
+    """Private copies of tasks, for the rollouts of a runner. ``database`` returns the path of a task's database."""
+
+    def __init__(self, database: Callable[[Mapping[str, Any]], str]) -> None:
+        self._database = database
+        self._copies = DatabaseCopies()
+        self._seen = DatabaseStates()
+
+    @asynccontextmanager
+    async def copy_of(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
+        """The task with a copy in place of its database, and the copy's path; empty if it has none.
+
+        Raises ``OSError`` at the start if the copy cannot be made.
+        """
+        database = self._database(task)
+        if not os.path.isfile(database):  # noqa: ASYNC240 - as cheap as a dict
+            yield task, database
+            return
+        copy = await asyncio.to_thread(self._copies.take, database)
+        reusable = True
+        try:
+            yield {name: copy.path if value == database else value for name, value in task.items()}, copy.path
+        except asyncio.CancelledError:  # the agent's thread runs on
+            reusable = False
+            raise
+        finally:
+            self._copies.give_back(copy, reusable=reusable)
+
+    def remember(self, tasks: Iterable[Mapping[str, Any]]) -> None:
+        """Note the state of the databases of ``tasks``, for :meth:`warning`."""
+        self._seen.update(DatabaseStates.of({self._database(task) for task in tasks} - {""}))
+
+    def warning(self) -> str:
+        """A message that names the databases that were changed since they were remembered or copied; else empty."""
+        return DatabaseStates({**self._copies.originals, **self._seen}).warning()
+
+    def close(self) -> None:
+        """Remove the copies."""
+        self._copies.close()
+
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.

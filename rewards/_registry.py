@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from groundwire.rewards._compose import combine, parse
@@ -16,11 +17,9 @@ from groundwire.rewards._types import Reward, UnusableRewardError
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 from groundwire.tools.binding import is_async
 from groundwire.tools.loading import load_object
-from groundwire.tools.plugins import Registry
+from groundwire.tools.plugins import Registry, hookimpl
 
-__all__ = ["check", "get", "names", "notes"]
-
-_registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="groundwire.rewards._builtin")
+_registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin=__name__)
 names = _registry.names
 
 
@@ -89,3 +88,14 @@ def _bind_judge(reward: Any, judge: JudgeSettings | None) -> Reward:
 
 def _takes_judge(reward: Any) -> bool:
     return "judge" in inspect.signature(reward).parameters
+
+
+@hookimpl
+def register_rewards(register: Callable[[str, str], None]) -> None:
+    """Execution match of Spider and BIRD made safe to train on, also on variants of the database; a judge for prose."""
+    for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
+        register(name, f"groundwire.rewards.bird:{name}")
+    register("executes", "groundwire.rewards._variants:executes")
+    register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
+    register("spider_exec_match", "groundwire.rewards.spider:spider_exec_match")
+    register("spider_test_suite", "groundwire.rewards.spider:spider_test_suite")

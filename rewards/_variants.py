@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,21 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from groundwire.rewards._types import METRIC, RewardError, judges_sql
 from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.types import AgentStep
 from groundwire.tools.variants import NoVariantsError, variants_of
-
-__all__ = [
-    "OfTraining",
-    "SqlAnswer",
-    "has_gold_query",
-    "has_variants",
-    "in_training",
-    "judged_on_variants",
-    "on_variants",
-    "sql_answer",
-    "training",
-    "unchecked_of",
-    "without_variants",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -163,3 +150,13 @@ def has_variants(reward: Any) -> bool:
     """Whether ``reward``, or a term of it, is :func:`judged_on_variants`."""
     inner = inspect.unwrap(reward)
     return any(getattr(each, _VARIANTS, False) for each in (reward, inner, getattr(inner, "func", None)))
+
+
+def executed(steps: Sequence[AgentStep]) -> bool:
+    """Whether at least one tool call succeeded."""
+    return any(step["kind"] == "tool" and step["ok"] for step in steps)
+
+
+async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+    """1.0 if :func:`executed`, else 0.0."""
+    return float(executed(steps))

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import json
 import os
 import re
 import reprlib
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from groundwire.tools.text import valid_text
-
-__all__ = ["MAX_BYTES", "first_error", "parse_json", "read_bytes", "read_json", "shorten_repr"]
 
 MAX_BYTES = 64 << 20
 """Size of the largest JSON or settings file that is read: its values may take twenty times the memory."""
@@ -85,3 +87,39 @@ def shorten_repr(value: Any) -> str:
 
 _shortener = reprlib.Repr()
 _shortener.maxlevel, _shortener.maxstring, _shortener.maxother, _shortener.maxlong = 2, 80, 80, 40
+
+
+_LOCK, _UNLOCKED = ".lock", ".unlocked"
+
+
+class TemporaryFolder:
+    """An empty folder whose name begins with ``prefix``; it exists until :meth:`remove` or the end of the process.
+
+    Removes those of the same ``prefix`` whose processes were killed. Raises ``OSError`` if it cannot be made.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        _remove_abandoned(prefix)
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix)
+        self.path = Path(self._folder.name)
+        # The file gets its final name with the lock, so no other process finds it without one.
+        self._lock = (self.path / _UNLOCKED).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / _UNLOCKED).rename(self.path / _LOCK)
+
+    def remove(self) -> None:
+        """Remove the folder and everything in it."""
+        self._folder.cleanup()
+        self._lock.close()
+
+
+def _remove_abandoned(prefix: str) -> None:
+    """Remove the folders of ``prefix`` that no process uses: the end of a process frees its lock."""
+    # Not Path.glob, which may raise for the folder of another user.
+    for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix}*", _LOCK)):
+        try:
+            with open(lock, "r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
+        except OSError:  # in use, another user's, or removed meanwhile
+            continue

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 import groundwire
+from groundwire.tools.errors import CommandError
 from groundwire.tools.secrets import mask_secrets
-
-__all__ = ["PACKAGE", "child_python_path", "fast_import", "freeze_objects", "setup_logging", "silence_libraries"]
 
 PACKAGE = Path(groundwire.__file__).parent
 """The folder of the package ``groundwire``."""
@@ -88,3 +87,22 @@ def freeze_objects() -> None:
     gc.freeze()
     young, *others = gc.get_threshold()
     gc.set_threshold(max(young, _YOUNG_OBJECTS), *others)
+
+
+def read_env_file() -> None:
+    """Set the variables of ``.env``, if there is one; a variable that the environment has stays as it is.
+
+    Raises :class:`groundwire.tools.errors.CommandError` for a file that cannot be read.
+    """
+    file = Path(".env")
+    if not file.is_file():
+        return
+    from dotenv import dotenv_values
+
+    try:
+        found = dotenv_values(file)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{file.absolute()} cannot be read ({error}): save it as UTF-8 text") from error
+    for name, value in found.items():
+        if value is not None and "\0" not in value:
+            os.environ.setdefault(name, value)

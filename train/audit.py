@@ -16,8 +16,8 @@ from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.rewards import has_variants, in_training, without_variants
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
-from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.errors import exit_on_user_error, missing_layer
 from groundwire.tools.http.access_token import TokenError, token_for
-from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
 from groundwire.train.cli.machine_checks import (
     Check,

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
-from groundwire.tools.startup import setup_logging
+from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.rewards import Reward, declared_range, in_training
-from groundwire.rewards.scoring import Score, map_concurrently, score
-from groundwire.tools.env_file import read_env_file
+from groundwire.rewards.audit import Score, map_concurrently, score
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
-from groundwire.tools.startup import setup_logging
+from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.dev import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.evaluation import Endpoint

@@ -25,11 +25,10 @@ import typer
 from groundwire import adapters, domains, rewards
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.startup import fast_import, setup_logging
+from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.cli.options import AgentOptions

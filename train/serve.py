@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.http.access_token import token_place
-from groundwire.tools.startup import setup_logging
+from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.api.serving import start_server
 

@@ -11,21 +11,73 @@ Databases of validation and test tasks are looked for in ``test_database`` first
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sqlite3
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
 from pydantic import TypeAdapter
 
 from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task
-from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, check_readable
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
-from groundwire.tools.files import first_error
+from groundwire.tools.files import first_error, read_bytes
+
+CACHE = user_cache_path("groundwire", appauthor=False) / "spider"
+_MAX_BYTES = 64 << 20
+_MAX_STEPS = 10_000
+"""Thousands of SQLite's virtual machine steps that a script may take: some seconds."""
+_DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
+
+
+def build(script: Path) -> Path:
+    """The SQLite file that ``script`` makes, named after the script's folder.
+
+    Raises :class:`DataError` if the script fails or makes no table.
+    """
+    db_id = script.parent.name
+    try:
+        text = read_bytes(script, max_bytes=_MAX_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{script} cannot be read ({error}); copy or download it again.") from error
+    # Named like its origin, which tells apart a database of both folders.
+    folder = CACHE / hashlib.sha256(text.encode()).hexdigest()[:32] / script.parent.parent.name / db_id
+    target = folder / f"{db_id}.sqlite"
+    if not target.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            part = Path(name) / "part.sqlite"
+            try:
+                _run(text, part)
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                raise DataError(
+                    f"{script} makes no SQLite database: {error}; repair it, or add {db_id}.sqlite."
+                ) from error
+            os.replace(part, target)
+    return target.resolve()
+
+
+def _run(text: str, target: Path) -> None:
+    """Run the script. It can reach no other file, and ends after a limit."""
+    steps = iter(range(_MAX_STEPS))
+    connection = sqlite3.connect(target, isolation_level=None)
+    try:
+        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK)
+        connection.set_progress_handler(lambda: next(steps, None) is None, 100_000)
+        connection.executescript(text)
+        if not connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]:
+            raise sqlite3.DatabaseError("it creates no table")
+    finally:
+        connection.close()
+
 
 BUNDLED = Path(__file__).parent / "bundled"
 _DATABASE_FOLDERS = ("database", "test_database")
@@ -102,7 +154,7 @@ class SpiderDomain(SqlDomain):
         """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""
         folder, _ = self.folder(data_dir)
         scripts = [script for name in _DATABASE_FOLDERS for script in (folder / name).glob("*/schema.sql")]
-        built = [schema_files.build(script) for script in scripts if _file_in(script.parent) is None]
+        built = [build(script) for script in scripts if _file_in(script.parent) is None]
         return [folder, *(folder / name for name in _DATABASE_FOLDERS), *built]
 
 
@@ -206,7 +258,7 @@ def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str])
     if found := next((file for place in places if (file := _file_in(place))), None):
         return str(found.resolve())
     script = next((file for place in places if (file := place / "schema.sql").is_file()), None)
-    return None if script is None else str(schema_files.build(script))
+    return None if script is None else str(build(script))
 
 
 def _file_in(place: Path) -> Path | None:

@@ -236,7 +236,7 @@ def _leaks(golds: list[str], prompt: Any, *, copies: int = 1, **columns: Any) ->
             LLMCall(rollout_id="r", attempt_id="a", sequence=n, messages_json=json.dumps([{"content": text}]))
             for n, text in enumerate(texts)
         ]
-        return SimpleNamespace(request=SimpleNamespace(task=task), calls=calls[::-1], untrainable=[])
+        return SimpleNamespace(task=task, calls=calls[::-1], untrainable=[])
 
     return gold_in_prompts([result(task) for task in tasks for _ in range(copies)], view)
 

@@ -12,7 +12,7 @@ from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, 
 
 from groundwire import domains
 from groundwire.domains import DataError
-from groundwire.domains.spider import loader, schema_files
+from groundwire.domains.spider import loader
 from groundwire.domains.spider.prepare import prepare
 from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.tools.sql import run_query
@@ -206,7 +206,7 @@ def test_validation_finds_its_databases_in_test_database_first_and_training_in_d
 
 
 def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_files, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(loader, "CACHE", tmp_path / "cache")
     folder = make_spider(tmp_path / "spider")
     (folder / "database/pets/pets.sqlite").rename(folder / "database/pets/pets.db")
     (folder / "database/cars/cars.sqlite").unlink()
@@ -223,7 +223,7 @@ def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: py
         "CREATE TABLE car (maker); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
         "INSERT INTO car SELECT i FROM n;"
     )
-    monkeypatch.setattr(schema_files, "_MAX_STEPS", 3)
+    monkeypatch.setattr(loader, "_MAX_STEPS", 3)
     assert "makes no SQLite database: interrupted" in refusal(folder)
 
 

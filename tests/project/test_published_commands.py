@@ -19,8 +19,8 @@ from spider_folder import make_spider
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError
+from groundwire.tools.startup import read_env_file
 from groundwire.train import run
 from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError

@@ -17,8 +17,7 @@ from groundwire.domains import DataError
 from groundwire.domains.prepare import app
 from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS
 from groundwire.rewards import RewardError
-from groundwire.rewards.bird.metrics import efficiency, exec_match, soft_match
-from groundwire.rewards.bird.official_rules import efficiency_reward, r_ves, time_ratio
+from groundwire.rewards.bird import efficiency, efficiency_reward, exec_match, r_ves, soft_match, time_ratio
 
 bird = domains.get("bird")
 VERDICTS = json.loads((ROOT / "tests" / "data" / "bird_verdicts.json").read_text())

@@ -33,7 +33,7 @@ def register() -> Iterator[Any]:
 
 def test_the_built_in_rewards_are_registered() -> None:
     assert {"executes", "rule_judge_hybrid", "spider_exec_match", "spider_test_suite"} <= set(rewards.names())
-    from groundwire.rewards.spider.execution_match import spider_exec_match
+    from groundwire.rewards.spider import spider_exec_match
 
     assert rewards.get("spider_exec_match") is spider_exec_match
 
@@ -149,7 +149,7 @@ async def _two(task: Any, answer: str) -> float:
         (lambda task, answer, steps: 1.0, "reward 'mine' is not an async function; write it as: async def reward"),
         (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, steps\)"),
         ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
-        ("groundwire.rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
+        ("groundwire.rewards._variants:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
     ],
 )
 def test_an_unusable_reward_is_a_one_line_error(value: Any, message: str, register: Any) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from groundwire.tools.temporary_folder import TemporaryFolder
+from groundwire.tools.files import TemporaryFolder
 
 PREFIX = "groundwire-test-"
 OTHER = """
 import sys
-from groundwire.tools.temporary_folder import TemporaryFolder
+from groundwire.tools.files import TemporaryFolder
 folder = TemporaryFolder(sys.argv[1])
 (folder.path / "file").write_text("x")
 print(folder.path, flush=True)

@@ -2,7 +2,7 @@
 
 An agent's SQL is untrusted and often wrong, and a policy in training exploits every gap. So SQLite itself refuses
 everything but reads (:mod:`groundwire.tools.sql.connections`), a query that could take very long or much memory runs
-in a process of its own (:mod:`groundwire.tools.sql._query_worker`), and an error message tells the agent how to
+in a process of its own (:mod:`groundwire.tools.sql.query`), and an error message tells the agent how to
 continue (:mod:`groundwire.tools.sql.errors`).
 """
 

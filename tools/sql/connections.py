@@ -8,7 +8,7 @@ SQLite itself enforces the limits; the text of a query is never inspected:
 - A progress handler checks a deadline at the jumps of SQLite's program. Before SQLite 3.41 it does not run while a
   query is planned, so the authorizer checks the deadline too.
 - Both come late for functions of long values and for a plan that repeats an expression many times. Such a query must
-  run in a process that can be killed (:mod:`groundwire.tools.sql._query_worker`). A connection of the caller's own
+  run in a process that can be killed (:mod:`groundwire.tools.sql.query`). A connection of the caller's own
   process is ``inline``: it has lower limits and accepts only functions that are known to be fast. Ordinary queries
   pass; any other query gets a :class:`NeedsProcessError`.
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.sql.connections import signature
-from groundwire.tools.temporary_folder import TemporaryFolder
 
 __all__ = ["DatabaseCopies", "DatabaseCopy", "DatabaseStates"]
 

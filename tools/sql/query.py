@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import marshal
 import os
+import resource
+import signal
 import sqlite3
 import threading
 import time
@@ -19,23 +21,13 @@ from groundwire.tools.sql import connections
 from groundwire.tools.sql.errors import (
     DatabaseError,
     NotAllowedError,
+    QueryError,
     QueryTimeoutError,
     SqlError,
     query_error,
     timeout_error,
 )
-from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
-
-__all__ = [
-    "MAX_JUDGED_BYTES",
-    "MAX_JUDGED_ROWS",
-    "QueryResult",
-    "is_sqlite",
-    "render",
-    "run_here",
-    "run_query",
-    "workers",
-]
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
 MAX_JUDGED_ROWS, MAX_JUDGED_BYTES = 250_000, 4_000_000
 """The largest result that is compared with another: twenty times the largest of Spider. As Python objects the bytes are
@@ -44,7 +36,7 @@ _MAGIC = b"SQLite format 3\0"
 _SIGNAL_CHECK_S = 0.1
 _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
-workers = WorkerPool("groundwire.tools.sql._query_worker", size=max(8, os.cpu_count() or 1), max_idle=2)
+workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or 1), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 
@@ -257,3 +249,29 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
     elif result.truncated:
         parts.append("... and more rows")
     return f"{header}[{', '.join(parts)}]"
+
+
+# A query normally ends at its deadline by SQLite's own check, which lets the process live.
+_KILL_FACTOR, _KILL_MARGIN_S = 1.1, 0.05
+# Of each temporary file. A sort can write a gigabyte in a second, and deleting the file takes a part of that time.
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Answer the queries that arrive."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error instead
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = _MAX_FILE_BYTES if hard_limit == resource.RLIM_INFINITY else min(_MAX_FILE_BYTES, hard_limit)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
+    answer_requests(_answer, descriptor, parent)
+
+
+def _answer(request: bytes) -> bytes:
+    path, sql, max_rows, max_bytes, timeout_s = marshal.loads(request)  # noqa: S302 - from our parent
+    answer: tuple[Any, ...]
+    with time_limit(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S):
+        try:
+            answer = None, *run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)
+        except QueryError as error:
+            answer = type(error).__name__, str(error)
+        return marshal.dumps(answer)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from cachetools import LRUCache
 from platformdirs import user_cache_path
 
+from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.sql import DatabaseError, connections
-from groundwire.tools.temporary_folder import TemporaryFolder
 from groundwire.tools.variants.build import GoldsJob, GoldsSource, build_of, read_source
 
 __all__ = ["CACHE", "NoVariantsError", "variants_of"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import CommandError
-from groundwire.tools.layers import check_trainer
+from groundwire.tools.errors import CommandError, check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir

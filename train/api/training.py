@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
-from groundwire.tools.errors import CommandError
+from groundwire.tools.errors import CommandError, check_trainer
 from groundwire.tools.files import read_json
-from groundwire.tools.layers import check_trainer
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner

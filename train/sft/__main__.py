@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
-from groundwire.tools.startup import fast_import, setup_logging
+from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.cli.options import SettingsCommand, takes_settings
 from groundwire.train.config.overrides import parse_overrides

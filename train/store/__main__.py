@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.http.access_token import access_token, check_listen, given_token
+from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version
 
 __all__ = ["app"]

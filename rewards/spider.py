@@ -24,10 +24,13 @@ import asyncio
 import hashlib
 import json
 import os
+import re
+import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,14 +46,6 @@ from groundwire.rewards._variants import (
     sql_answer,
     training,
 )
-from groundwire.rewards.spider.official_rules import (
-    ComparisonTimeoutError,
-    Rows,
-    first_statement,
-    normalise,
-    order_matters,
-    same_result,
-)
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
@@ -62,15 +57,122 @@ from groundwire.tools.sql import (
 )
 from groundwire.tools.types import AgentStep
 
-__all__ = [
-    "MatchResult",
-    "execution_match",
-    "gold_rows",
-    "reads_table",
-    "spider_exec_match",
-    "spider_test_suite",
-    "training_match",
-]
+Row = tuple[Any, ...]
+Rows = Sequence[Row]
+
+# Tokens as sqlparse finds them, so that DISTINCT inside one is not taken for the word: comments, names in backticks or
+# brackets, strings (in which \' is an escaped quote, unlike in SQLite), longer words.
+_TOKEN = re.compile(
+    r"""
+      (?:--|\#\ )[^\r\n]* | /\*.*?\*/
+    | `(?:``|[^`])*` | (?<![\w\])])\[[^\]\[]+\]
+    | '(?:[^'\\]|''|\\'?)*' | "(?:[^"\\]|""|\\"?)*"
+    | \w[$\#\w]*
+    | ;
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_THIS_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+
+
+def normalise(sql: str, keep_distinct: bool = False) -> str:
+    """The query without blanks inside operators, without DISTINCT, in the year 2020 (rules 1, 2 and 4)."""
+    sql = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
+    if not keep_distinct and "distinct" in sql.lower():
+        sql = _TOKEN.sub(lambda match: "" if match[0].lower() == "distinct" else match[0], sql)
+    return _THIS_YEAR.sub("2020", sql)
+
+
+def first_statement(sql: str) -> str:
+    """The text up to the first semicolon that ends a statement (rule 2)."""
+    for match in _TOKEN.finditer(sql) if ";" in sql else ():
+        # SQLite knows that a semicolon inside CREATE TRIGGER does not end the statement.
+        if match[0] == ";" and sqlite3.complete_statement(sql[: match.end()]):
+            return sql[: match.end()]
+    return sql
+
+
+def order_matters(gold: str) -> bool:
+    """Rule 3: the normalised gold contains ``order by``, with one space."""
+    return "order by" in gold.lower()
+
+
+class ComparisonTimeoutError(Exception):
+    """The columns could not be matched before the deadline."""
+
+
+def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) -> bool:
+    """Whether some order of the columns makes the results equal, as lists or as multisets of rows (rules 7 to 10).
+
+    ``deadline`` is a time of :func:`time.perf_counter`. Raises :class:`ComparisonTimeoutError` after it.
+    """
+    if not gold and not predicted:
+        return True
+    if len(gold) != len(predicted) or len(gold[0]) != len(predicted[0]):
+        return False
+    if len(gold[0]) == 1:
+        return gold == predicted if ordered else Counter(gold) == Counter(predicted)
+    if not _pass_quick_rejection(gold, predicted, ordered):
+        return False
+    if ordered:
+        # Each column of one result must equal a column of the other; equality is transitive, so counting is enough.
+        return Counter(zip(*gold, strict=True)) == Counter(zip(*predicted, strict=True))
+    return Counter(gold) == Counter(predicted) or _columns_can_be_matched(gold, predicted, deadline)
+
+
+def _pass_quick_rejection(gold: Rows, predicted: Rows, ordered: bool) -> bool:
+    """Rule 8. It also decides results: 10 and 10.0 are equal, but sort differently in a row with 1."""
+    if gold == predicted and repr(gold) == repr(predicted):
+        return True
+    ours, theirs = map(_sorted_row, gold), map(_sorted_row, predicted)
+    return list(ours) == list(theirs) if ordered else set(ours) == set(theirs)
+
+
+def _sorted_row(row: Row) -> Row:
+    return tuple(sorted(row, key=lambda value: str(value) + str(type(value))))
+
+
+def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> bool:
+    """Choose a predicted column for each gold column by backtracking; a choice is kept while the rows so far agree.
+
+    Equal columns are tried once, or ``SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`` would take 10^10 attempts.
+    """
+    targets, sources = list(zip(*gold, strict=True)), list(zip(*predicted, strict=True))
+    target_counts = [Counter(column) for column in targets]
+    source_counts = [Counter(column) for column in sources]
+    candidates = [[s for s, count in enumerate(source_counts) if count == target] for target in target_counts]
+    if not all(candidates):
+        return False
+    # The columns with the fewest candidates first.
+    order = sorted(range(len(targets)), key=lambda t: len(candidates[t]))
+    wanted = [targets[t] for t in order]
+    chosen: list[int] = []
+
+    def choices() -> Iterator[int]:
+        tried: set[tuple[Any, ...]] = set()
+        for source in candidates[order[len(chosen)]]:
+            if source not in chosen and sources[source] not in tried:
+                tried.add(sources[source])
+                yield source
+
+    stack = [choices()]
+    while stack:
+        if time.perf_counter() > deadline:
+            raise ComparisonTimeoutError("the results were not compared by the deadline")
+        del chosen[len(stack) - 1 :]
+        source = next(stack[-1], None)
+        if source is None:
+            stack.pop()
+            continue
+        chosen.append(source)
+        depth = len(chosen)
+        if Counter(zip(*wanted[:depth], strict=True)) != Counter(zip(*(sources[s] for s in chosen), strict=True)):
+            continue
+        if depth == len(wanted):
+            return True
+        stack.append(choices())
+    return False
+
 
 _VIRTUAL_TABLES = "SELECT 1 FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL %' LIMIT 1"
 File = tuple[str, int, int, int]

@@ -1,1 +1,0 @@
-"""Rewards for text-to-SQL: execution match by the official rules."""
