@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from groundwire import domains
-from groundwire.domains import Breakdowns, Domain, Task
+from groundwire.domains import Breakdowns, Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
-from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
@@ -27,7 +26,6 @@ __all__ = [
     "first_and_last",
     "paired_changes",
     "read_answers",
-    "read_pass_rates",
     "read_speed",
     "settings_changes",
     "summarize_change",
@@ -106,18 +104,6 @@ def _with_calls_of(rows: Rows, agent_match: str | None) -> Rows:
 def final_rows(run: RunDir) -> Rows:
     """The rows of a run's last full validation. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`."""
     return first_and_last(run)[1]
-
-
-def read_pass_rates(run: RunDir, tasks: Iterable[Task], columns: Iterable[str]) -> PassRates:
-    """The pass rates of the tasks in the run's rollouts so far, without files that cannot be read.
-
-    Tasks with the same values in these columns are a class.
-    """
-    columns = list(columns)
-    rates = PassRates({str(task["id"]): "/".join(str(task.get(column)) for column in columns) for task in tasks})
-    for rows in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
-        rates.add_rows(rows)
-    return rates
 
 
 def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:

@@ -23,13 +23,13 @@ from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
+from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts, starter_limits
-from groundwire.train.evaluation.run_reader import read_pass_rates
 from groundwire.train.evaluation.stop_reasons import (
     FailedSteps,
     failed_by_policy,
@@ -45,9 +45,7 @@ from groundwire.train.evaluation.validation import (
     validation_temperatures,
 )
 from groundwire.train.local.checkpoint_writer import CheckpointWriter
-from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
-from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.local.update.grpo import GRPO, check_state
 from groundwire.train.local.update.lora import add_adapters, check_rank, merged_weights
 from groundwire.train.local.update.memory_plan import settings_for_model
@@ -111,7 +109,7 @@ class LocalTrainer:
             callback.on_note(note)
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
-        self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
+        self._schedule = TaskSchedule.of(data.train, config, run, domain.breakdowns)
         self._health = HealthRules(run.metrics())
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
@@ -177,8 +175,7 @@ class LocalTrainer:
         rows = list(map(to_row, results))
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
-        if self._pass_rates is not None:
-            self._pass_rates.add_rows(rows)
+        self._schedule.add_rows(rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
             line = self._update(step, results, groups, generated)
@@ -202,19 +199,18 @@ class LocalTrainer:
     def _sample(self, step: int) -> list[Rollout]:
         """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""
         config = self.config
-        groups = training_groups(self.data.train, config, step, self._pass_rates)
+        groups = self._schedule.groups(step)
         if config.sampling_budget == 1:
             requests = [request for group in groups for request in group]
             return self._collect(f"step {step}", requests, config.step_deadline_s)
-        wanted = config.tasks_per_step
-        first = groups_to_start(self.run.metrics(), wanted=wanted, most=max_groups(self.data.train, config))
+        first = self._schedule.groups_to_start(self.run.metrics())
         self.callback.on_phase_start(f"step {step}", first * config.group_size)
         results = self.runtime.call(
             lambda collector: sample_groups(
                 collector,
                 groups,
                 first=first,
-                wanted=wanted,
+                wanted=config.tasks_per_step,
                 teaches=lambda results: any(group.teaches for group in self._training_items(results)),
                 deadline_s=config.step_deadline_s,
                 on_end=self.callback.on_rollout_end,

@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from groundwire import domains
+from groundwire.domains import Task
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PREFIXES
-from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.patches import patch_trainer
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
@@ -51,7 +53,9 @@ class RolloutManager:
             run=self.run,
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == OWN_ESTIMATOR else None,
-            curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
+            schedule=TaskSchedule.of(
+                _training_tasks(self.run), self.config, self.run, domains.get(self.config.domain).breakdowns
+            ),
         )
 
     @classmethod
@@ -120,6 +124,14 @@ class RolloutManager:
         prompts = minibatch_prompts(rows, updates, group_size=n, devices=trainer.nnodes * trainer.n_gpus_per_node)
         for section in (self._verl.actor_rollout_ref.actor, self._verl.critic):
             section.ppo_mini_batch_size = prompts
+
+
+def _training_tasks(run: RunDir) -> list[Task]:
+    """The tasks that were written for verl."""
+    import pyarrow.parquet as pq
+
+    column = pq.read_table(run.path / "tasks" / "train.parquet", columns=["task"])["task"]
+    return [json.loads(task) for task in column.to_pylist()]
 
 
 def _shares_prefixes(verl: Any) -> bool:

@@ -23,6 +23,7 @@ from groundwire import domains
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import Credit
 from groundwire.train.algorithms.health import step_figures
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -38,7 +39,6 @@ from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import to_row
-from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.rows import TrainingRow, training_rows
 from groundwire.train.verl.step_metrics import StepMetrics
 from groundwire.train.verl.transfer_queue import TransferQueueRows
@@ -89,9 +89,9 @@ class RolloutService:
         run: RunDir,
         pad_id: int,
         credit: Credit | None,
-        curriculum: Curriculum | None = None,
+        schedule: TaskSchedule | None = None,
     ) -> None:
-        self._curriculum = curriculum
+        self._schedule = schedule
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
         self._drawn = defaultdict[int, Counter[str]](Counter)  # groups of each task, by step
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
@@ -115,8 +115,10 @@ class RolloutService:
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
         self.check()
-        if self._curriculum is not None and prompts[0].partition == "train":
-            prompts = [replace(prompt, task=self._curriculum.draw(prompt.step)) for prompt in prompts]
+        # verl's loader says how many tasks a step begins with, and its sampler when one is replaced. Which tasks these
+        # are is up to the schedule, the same as the local trainer's.
+        if self._schedule is not None and prompts[0].partition == "train":
+            prompts = [replace(prompt, task=self._schedule.draw(prompt.step)) for prompt in prompts]
         # A validation that runs as many rollouts as several training steps has the time of those steps.
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
@@ -263,8 +265,8 @@ class RolloutService:
         with self._lock:
             self._counts[partition].update(counts)
             self._results[partition] += settled
-        if training and scored and self._curriculum is not None:
-            self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
+        if training and scored and self._schedule is not None:
+            self._schedule.add(str(prompt.task["id"]), [reward for _, _, reward in scored])
         if finished:
             await self._queue.put(rows, partition)
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")

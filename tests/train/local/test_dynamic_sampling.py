@@ -12,12 +12,11 @@ from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.domains import TaskData
-from groundwire.train.algorithms.curriculum import PassRates
+from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
 
@@ -127,7 +126,7 @@ def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str) -> 
 
 def test_without_a_budget_the_tasks_of_a_step_are_as_before() -> None:
     def ids(step: int, **settings: Any) -> list[str]:
-        groups = training_groups(TASKS, RunConfig(tasks_per_step=6, group_size=2, **settings), step)
+        groups = TaskSchedule(TASKS, RunConfig(tasks_per_step=6, group_size=2, **settings)).groups(step)
         return [str(group[0].task["id"]) for group in groups]
 
     assert ids(1) == ["t04", "t06", "t19", "t11", "t08", "t05"]

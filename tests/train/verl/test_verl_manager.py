@@ -23,13 +23,14 @@ from transformers import AutoTokenizer
 
 from groundwire import domains
 from groundwire.adapters import Endpoint, Question
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import SHARED_PREFIXES
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.verl import agent_loop_manager, rollout_workers, transfer_queue
+from groundwire.train.verl import agent_loop_manager, launch, rollout_workers, transfer_queue
 from groundwire.train.verl.agent_loop_manager import RolloutManager, _shares_prefixes, minibatch_prompts
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rollout_workers import RolloutWorker
@@ -196,6 +197,11 @@ def _config(run: RunDir, **settings: Any) -> Any:
     )
 
 
+def _write_tasks(run: RunDir, tasks: list[Any]) -> None:
+    (run.path / "tasks").mkdir()
+    launch._write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
+
+
 def _until(queue: _TransferQueue, partition: str, uids: list[str]) -> list[str]:
     deadline = time.monotonic() + 30
     while any(queue.tags.get((partition, uid), {}).get("status") in (None, "running") for uid in uids):
@@ -213,6 +219,10 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     answers = [f"{sql} {tokenizer.eos_token}" for sql in (str(right["query"]), "SELECT 1 WHERE 0")]
     replies = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in answers]
     client, config = _Client(itertools.cycle(replies)), _config(run)
+    _write_tasks(run, [right, other])
+    # The schedule says which task is the first of step 3, whatever verl's loader has sent.
+    first = TaskSchedule([right, other], RunConfig()).draw(3)
+    solved = "u" if first is right else "v"
     frozen = gc.get_freeze_count()
     made = RolloutManager.create(config, client)
     try:
@@ -237,9 +247,9 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     assert (figures["rollouts/ended_total"], figures["rollouts/groups_total"]) == (8, 2)
     assert (figures["rollouts/old_logprobs_recomputed"], figures["rollouts/entropy"]) == (1.0, 0.5)
     for row in rows:  # the first answer is right for the first question alone
-        assert float(row["rm_scores"][-1]) == float(row["uid"] == "u" and row["responses"].tolist() == replies[0])
+        assert float(row["rm_scores"][-1]) == float(row["uid"] == solved and row["responses"].tolist() == replies[0])
     assert sum(float(row["rm_scores"][-1]) for row in rows) == 8 * figures["rollouts/reward_mean"]
-    for row in rows[:4]:
+    for row in rows[:4] if solved == "u" else rows[4:]:
         assert bool(row["advantages"][0] > 0) == bool(row["rm_scores"][-1])
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 3  # 3 * n = 12
     [line] = [json.loads(text) for text in (run.path / "rollouts.jsonl").read_text().splitlines()]
@@ -270,6 +280,7 @@ def test_a_step_has_as_many_updates_as_set_however_many_rows_it_has(
 def test_a_mini_batch_that_the_user_set_is_kept(queue: _TransferQueue, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     config = _config(run, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": 99})
+    _write_tasks(run, [{"id": "t", "question": "?"}])
     made = RolloutManager.create(config, _Client(iter([])))
     try:
         made.start_sampling()

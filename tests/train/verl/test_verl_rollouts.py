@@ -26,12 +26,11 @@ from no_data import NoData
 from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
 from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.algorithms.curriculum import PassRates
+from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.credits import row_credits
-from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import calls_and_json, to_lark
 from groundwire.train.policy.types import Sampling
@@ -41,7 +40,6 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
-from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.metrics import write_metrics
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
@@ -176,7 +174,7 @@ class _Setup:
 def _service(
     tmp_path: Path,
     backend: Any,
-    curriculum: Curriculum | None = None,
+    schedule: TaskSchedule | None = None,
     reward: Reward = _right,
     **settings: Any,
 ) -> Iterator[_Setup]:
@@ -197,7 +195,7 @@ def _service(
             run=run,
             pad_id=END,
             credit=config.credit,
-            curriculum=curriculum,
+            schedule=schedule,
         )
         yield _Setup(service, queue, servers, run)
 
@@ -281,7 +279,7 @@ def test_both_trainers_ask_with_the_same_seeds(tmp_path: Path, monkeypatch: pyte
         made.service.submit(prompts)
         made.until_done(2)
     config = RunConfig(group_size=4, tasks_per_step=2)
-    local = training_groups([prompt.task for prompt in prompts], config, 4)
+    local = TaskSchedule([prompt.task for prompt in prompts], config).groups(4)
     assert sorted((request.group, request.sampling["seed"]) for request in sent) == sorted(
         (request.group, request.sampling["seed"]) for group in local for request in group
     )
@@ -563,7 +561,7 @@ def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> N
     for task in tasks[1:]:
         for _ in range(4):
             rates.add(task["id"], [1.0] * 8)
-    with _service(tmp_path, _Backend(), curriculum=Curriculum(tasks, rates, seed=0)) as made:
+    with _service(tmp_path, _Backend(), schedule=TaskSchedule(tasks, RunConfig(), rates)) as made:
         made.servers.answers = itertools.repeat("wrong")
         made.service.submit([_prompt(f"u{step}", step=step) for step in range(20)])
         made.until_done(20)
