@@ -162,9 +162,8 @@ def check_journal(journal: Iterator[Any], conn: sqlite3.Connection, tally: Tally
     """Everything that the store has acknowledged is in its file."""
     rollouts = {row[0] for row in conn.execute("SELECT rollout_id FROM rollouts")}
     spans = set(conn.execute("SELECT rollout_id, attempt_id, span_id FROM spans"))
-    statuses = {
-        row[:2]: row[2] for row in conn.execute("SELECT rollout_id, attempt_id, body ->> 'status' FROM attempts")
-    }
+    attempts = "SELECT rollout_id, value ->> 'attempt_id', value ->> 'status' FROM rollouts, json_each(attempts)"
+    statuses = {row[:2]: row[2] for row in conn.execute(attempts)}
     for kind, *key in journal:
         tally.add(f"acknowledged: {kind}")
         if kind == "rollout" and key[0] not in rollouts:

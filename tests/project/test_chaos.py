@@ -33,10 +33,9 @@ def _faults(found: Tally) -> dict[str, int]:
 def store_file() -> Iterator[sqlite3.Connection]:
     conn = sqlite3.connect(":memory:")
     conn.executescript(
-        "CREATE TABLE rollouts (rollout_id); INSERT INTO rollouts VALUES ('r');"
         "CREATE TABLE spans (rollout_id, attempt_id, span_id); INSERT INTO spans VALUES ('r', 'a', 's');"
-        "CREATE TABLE attempts (rollout_id, attempt_id, body);"
-        """INSERT INTO attempts VALUES ('r', 'a', '{"status": "succeeded"}');"""
+        "CREATE TABLE rollouts (rollout_id, attempts);"
+        """INSERT INTO rollouts VALUES ('r', '[{"attempt_id": "a", "status": "succeeded"}]');"""
     )
     yield conn
     conn.close()
