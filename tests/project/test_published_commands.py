@@ -166,10 +166,15 @@ def settings_of(*arguments: str) -> dict[str, Any]:
 
 
 def _presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("qwen", "fast", "llama", "npu"):
+    for name in ("qwen", "fast", "llama"):
         lines = configured("--trainer", "verl", name, "--diff").splitlines()
         other = [line for line in lines if line.startswith("model: ")]
         assert bool(other) == (name in ("fast", "llama")), name
+
+
+def _npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (("npu",), ("--config", "npu"), ("--trainer", "verl", "--config", "npu")):
+        assert "the preset npu is gone, as it never ran on an Ascend device" in refused(*arguments)
 
 
 def _active_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +280,7 @@ def _agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WALK: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "python train_sql_agent.py qwen": _presets,
+    "python train_sql_agent.py npu": _npu,
     "--active-agent write": _active_agent,
     "python train_sql_agent.py fast": _fast,
     "--ci-fast": _ci_fast,
@@ -311,11 +317,16 @@ def test_every_command_of_an_accuracy_is_a_preset_with_its_model() -> None:
     assert len(rows) == 4
     for model, preset in rows:
         assert VERL_PRESETS[preset]["model"].endswith(f"/{model}")
-    for preset in re.findall(r"`python -m train.run (qwen3b-[\w-]+)`", PAGE):
-        turns, chars, check = re.fullmatch(r"qwen3b-turns(\d)-chars(\d+)(-check)?", preset).groups()  # type: ignore[union-attr]
-        config = resolve(preset, trainer="verl")
-        assert (config.agent_options["max_turns"], config.agent_options["table_info_truncate"]) == (
-            int(turns),
-            int(chars),
-        )
-        assert config.agent_match == ("write|check" if check else "write")
+
+
+def test_the_experiments_with_3b_are_options_which_their_former_names_name() -> None:
+    command = PAGE[PAGE.index("    python -m train.run qwen3b --trainer verl") :]
+    command = command[: command.index("\n\n")].replace("\\\n", "")
+    options = set(shlex.split(command)[8:])  # after --data-dir ~/spider
+    for preset in ("qwen3b-turns1-chars4096-check", "qwen3b-turns1-chars4096"):
+        for arguments in ((preset,), ("--trainer", "verl", preset), ("--config", preset)):
+            message = refused(*arguments)
+            _, found, given = message.partition(f"the preset {preset} is now qwen3b ")
+            assert found
+            without_check = set() if "check" in preset else {"--agent-match", "write|check"}
+            assert set(shlex.split(given)) == options - without_check

@@ -326,6 +326,6 @@ def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
 def _differences(config: RunConfig) -> list[str]:
     if config.trainer != "verl":
         return differences(config)
-    from groundwire.train.verl.hydra_config import count_devices, flat_config, uses_npu
+    from groundwire.train.verl.hydra_config import count_gpus, flat_config
 
-    return differences(config, flat_config(config, n_gpus=max(1, count_devices(npu=uses_npu(config)))))
+    return differences(config, flat_config(config, n_gpus=max(1, count_gpus())))

@@ -18,7 +18,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import TABLES, flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
 __all__ = ["AgentOptions", "SettingsCommand", "given_settings", "takes_settings", "with_preset"]
 
@@ -125,8 +125,8 @@ def with_preset(settings: Mapping[str, Any], arguments: Iterable[str]) -> tuple[
     arguments, presets = list(arguments), {*PRESETS, *VERL_PRESETS}
     if not arguments or arguments[0] not in presets:
         if arguments and "=" not in arguments[0]:
-            known = ", ".join(sorted(name for name in presets if "-" not in name))  # without qwen3b's variants
-            raise ConfigError(f"{not_a_pair(arguments[0])}, and not a preset: {known}")
+            not_known = f"{not_a_pair(arguments[0])}, and not a preset: {', '.join(sorted(presets))}"
+            raise ConfigError(removed_preset(arguments[0]) or not_known)
         return dict(settings), arguments
     if settings.get("config") not in (None, arguments[0]):
         raise ConfigError(f"{arguments[0]} but --config {settings['config']}: give one preset")

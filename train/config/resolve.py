@@ -11,7 +11,7 @@ from groundwire.train.config.overrides import reject_verl_overrides, with_change
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import with_published_names, with_run_names, without_verl
-from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
 __all__ = ["preset_settings", "resolve", "with_file"]
 
@@ -40,6 +40,8 @@ def resolve(preset: str, **given: Any) -> RunConfig:
 def preset_settings(preset: str, trainer: str) -> dict[str, Any]:
     """The settings that a preset changes, without verl's own. Raises :class:`ConfigError` for an unknown preset."""
     presets = VERL_PRESETS if trainer == "verl" else PRESETS
+    if instead := removed_preset(preset):
+        raise ConfigError(instead)
     if preset not in presets:
         other = f"; {preset!r} is one of --trainer verl" if preset in VERL_PRESETS else ""
         known = f"{', '.join(sorted(presets))}, or a file ({', '.join(SUFFIXES)})"

@@ -7,9 +7,10 @@ the run's name: see :data:`groundwire.train.config.verl_names.SHARED`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-__all__ = ["BASE", "VERL_PRESETS"]
+__all__ = ["BASE", "VERL_PRESETS", "removed_preset"]
 
 _MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
 
@@ -96,28 +97,6 @@ _REFERENCE: dict[str, Any] = {
 ``groundwire run --print-config --diff`` lists what still differs, with the reasons.
 """
 
-_QWEN_3B: dict[str, Any] = {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-3B-Instruct"}
-
-
-def _matrix() -> dict[str, dict[str, Any]]:
-    """The published experiments with 3B: one or three turns, 2048 or 4096 characters, with the check trained or not."""
-    return {
-        f"qwen3b-turns{turns}-chars{chars}{'-check' if check else ''}": {
-            **_QWEN_3B,
-            "agent_options": {
-                **_REFERENCE["agent_options"],
-                "max_turns": turns,
-                "table_info_truncate": chars,
-                "execution_truncate": chars,
-            },
-            "agent_match": "write|check" if check else "write",
-        }
-        for turns in (1, 3)
-        for chars in (2048, 4096)
-        for check in (False, True)
-    }
-
-
 VERL_PRESETS: dict[str, dict[str, Any]] = {
     # A check of the installation: one step of a small model and the whole validation, as published.
     "fast": {
@@ -130,8 +109,7 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
     },
     # The published reference.
     "qwen": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
-    "qwen3b": _QWEN_3B,
-    **_matrix(),
+    "qwen3b": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-3B-Instruct"},
     # A small model trained for tool calls: for the OpenAI Agents and MCP backends, whose one agent is trained.
     "qwen3": {
         **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
@@ -168,14 +146,6 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.model.target_modules": "all-linear",
         "actor_rollout_ref.rollout.load_format": "safetensors",
     },
-    # Ascend: vLLM needs its Ascend plugin there, and torch.compile stays off.
-    "npu": {
-        **_REFERENCE,
-        "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-        "trainer.device": "npu",
-        "actor_rollout_ref.actor.use_torch_compile": False,
-        "actor_rollout_ref.rollout.enforce_eager": True,
-    },
     # The starter policy; it needs no model hub.
     "starter": {
         "model": "starter",
@@ -195,3 +165,17 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.4,
     },
 }
+
+_VARIANT = re.compile(r"qwen3b-turns(\d)-chars(\d+)(-check)?")
+
+
+def removed_preset(name: str) -> str:
+    """What to do without a preset of this name, which earlier versions had; "" for other names."""
+    if name == "npu":
+        return "the preset npu is gone, as it never ran on an Ascend device; docs/ray.md has its settings"
+    if not (variant := _VARIANT.fullmatch(name)):
+        return ""
+    turns, characters, check = variant.groups()
+    options = {"max_turns": turns, "table_info_truncate": characters, "execution_truncate": characters}
+    shown = " ".join(f"--agent-option {option}={value}" for option, value in options.items())
+    return f"the preset {name} is now qwen3b {shown}{' --agent-match ' + repr('write|check') if check else ''}"

@@ -26,7 +26,7 @@ from groundwire.tools.startup import child_python_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example
-from groundwire.train.verl.hydra_config import INSTALL, count_devices, without_flash_attn
+from groundwire.train.verl.hydra_config import INSTALL, count_gpus, without_flash_attn
 
 __all__ = ["TokenDataset", "check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
 
@@ -40,7 +40,7 @@ def check_gpus(settings: SFTSettings) -> None:
         raise ConfigError(f"gpus is {settings.gpus} and device {settings.device!r}: give --device cuda")
     if settings.time_limit_s is not None:
         raise ConfigError("time_limit_s is for one GPU: with several give epochs")
-    if (found := count_devices(npu=False)) < settings.gpus:
+    if (found := count_gpus()) < settings.gpus:
         raise ConfigError(f"gpus is {settings.gpus}, and torch finds {found} here")
     if importlib.util.find_spec("verl") is None:
         raise ConfigError(f"several GPUs train with verl, which is not installed: {INSTALL}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +25,7 @@ from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import (
     ENGINE_VENDOR,
+    ESTIMATOR,
     LOGGER,
     MINIBATCH,
     OWN_ESTIMATOR,
@@ -33,8 +34,7 @@ from groundwire.train.config.verl_names import (
     SHARED_PREFIXES,
     loss_keys,
 )
-from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
-from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
+from groundwire.train.config.verl_presets import BASE, VERL_PRESETS, removed_preset
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length
@@ -46,11 +46,10 @@ __all__ = [
     "check_context_length",
     "compose",
     "compose_for_run",
-    "count_devices",
+    "count_gpus",
     "flat_config",
     "other_estimator",
     "plan_run",
-    "uses_npu",
     "without_flash_attn",
 ]
 
@@ -60,6 +59,7 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _ROUTER = "actor_rollout_ref.rollout.router_config_path"
+_ROUTER_FILE = Path(__file__).parent / "shared_prefixes" / "router.yaml"
 _SAMPLER_WORKERS = "trainer.v1.sampler.sampler_kwargs.workers"
 _MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 _FIXED = {
@@ -72,7 +72,6 @@ _FIXED = {
     ),
 }
 """Settings of verl that cannot be changed, and why."""
-_ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _MOST_WORKERS_PER_GPU = 16  # each takes half a gigabyte
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
@@ -95,7 +94,7 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[An
         config,
         run_dir=run_dir,
         model=model,
-        n_gpus=max(1, count_devices(npu=uses_npu(config))),
+        n_gpus=max(1, count_gpus()),
         epoch_steps=len(data.train) // config.tasks_per_step,
     )
     if plan := plan_run(config, flat):
@@ -110,7 +109,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
     :class:`ConfigError` for GPUs that are too small, and for a model that cannot be had.
     """
     if available is None:
-        if uses_npu(config) or not count_devices(npu=False):
+        if not count_gpus():
             return None
         import torch
 
@@ -127,14 +126,12 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
         return None
 
 
-def count_devices(*, npu: bool) -> int:
-    """GPUs (or Ascend NPUs) that torch finds here."""
+def count_gpus() -> int:
+    """GPUs that torch finds here."""
     with suppress(ImportError):
         import torch
 
-        if npu:
-            import torch_npu  # noqa: F401 (it adds torch.npu)
-        return int((torch.npu if npu else torch.cuda).device_count())
+        return int(torch.cuda.device_count())
     return 0
 
 
@@ -149,58 +146,81 @@ def flat_config(
     """verl's dotted keys with this run's values; ``+`` marks keys that verl's files do not have, as in Hydra.
 
     ``model`` is the folder or hub name of the model, ``epoch_steps`` the steps of one pass over the training tasks.
+    The keys come in four layers, and each wins over those before: what all runs with verl have (:data:`BASE`), what
+    follows from the run's settings, verl's own settings that the preset and the user give, and what nobody can change.
+
     Raises :class:`ConfigError`.
     """
-    overrides = _verl_overrides(config)
-    plain = {key.lstrip("+"): value for key, value in overrides.items()}
+    given = _verl_overrides(config)
+    plain = {key.lstrip("+"): value for key, value in given.items()}
     mode = plain.get(_MODE, BASE[_MODE])
     # separate_async divides a batch itself: one mini-batch for each update between two transfers of weights.
     updates = plain.get(_UPDATES, 4)
     workers = _workers(config, plain, n_gpus)
     _check_overrides(config, plain, mode, {_UPDATES: updates, _WORKERS: workers})
     minibatches = updates if mode == "separate_async" else config.minibatches
-    flat: dict[str, Any] = {
+    changeable = {
         **BASE,
-        **{key: getattr(config, name) for name, key in SHARED.items()},
         MINIBATCH: max(1, config.tasks_per_step // minibatches),
+        "trainer.n_gpus_per_node": n_gpus,
+        **_from_settings(config, run_dir),
+        **({} if model is None else {SHARED["model"]: model}),
+        # Rollouts of an earlier policy: truncated importance sampling (Yao et al. 2025) corrects for it.
+        **({} if mode == "sync" else {"algorithm.rollout_correction.rollout_is": "token"}),
+        # Only verl's own router knows full_determinism.
+        **({} if plain.get("actor_rollout_ref.rollout.full_determinism") else {_ROUTER: str(_ROUTER_FILE)}),
+        **_without_padding(plain),
+        **{_in_model_config(key): value for key, value in given.items()},
+    }
+    return {
+        **changeable,
+        **({} if other_estimator(config) else {ESTIMATOR: OWN_ESTIMATOR}),
+        **_duration(config, changeable[_EPOCHS], epoch_steps),
+        LOGGER: _loggers(changeable[LOGGER]),
+        "trainer.v1.sampler.custom_sampler.name": _SAMPLERS[mode],
+        _WORKERS: workers,
+        f"+{_SAMPLER_WORKERS}": workers,
+        **{f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in _environment(run_dir, config.track).items()},
+        f"{_RUNTIME_ENV}worker_process_setup_hook": SETUP_HOOK,  # keys: env_vars would show them
+        "+groundwire": {"run_dir": run_dir, "config": config.to_dict()},
+    }
+
+
+def _from_settings(config: RunConfig, run_dir: str) -> dict[str, Any]:
+    """What follows from the run's settings."""
+    return {
+        **{key: getattr(config, name) for name, key in SHARED.items()},
+        **{key: value for key, (value, _) in _derived(config).items()},
         "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
         "data.train_files": f"{run_dir}/tasks/train.parquet",
         "data.val_files": f"{run_dir}/tasks/validation.parquet",
         LOGGER: [*BASE[LOGGER], *config.track],
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.experiment_name": Path(run_dir).name,
-        "trainer.n_gpus_per_node": n_gpus,
         TOKENS: max(BASE[TOKENS], config.max_model_len),
-        **{key: value for key, (value, _) in _derived(config).items()},
         _MODEL_CONFIG: {},
     }
-    if mode != "sync":
-        # Rollouts are sampled with earlier weights: truncated importance sampling (Yao et al. 2025) corrects for it.
-        flat["algorithm.rollout_correction.rollout_is"] = "token"
-    if model is not None:
-        flat[SHARED["model"]] = model
-    if not plain.get("actor_rollout_ref.rollout.full_determinism"):  # only verl's own router knows it
-        flat[_ROUTER] = str(Path(__file__).parent / "shared_prefixes" / "router.yaml")
-    if not uses_npu(config):
-        flat |= without_flash_attn(plain)
-        if flat.get(_ATTENTION) == "groundwire_varlen":
-            flat["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
-    flat |= {_in_model_config(key): value for key, value in overrides.items()}
-    if other_estimator(config) is None:
-        flat[_ESTIMATOR] = OWN_ESTIMATOR
-    loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
-    flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
+
+
+def _duration(config: RunConfig, epochs: int, epoch_steps: int | None) -> dict[str, Any]:
+    """verl stops at the first of two limits, so only the one that was given may count: steps or epochs."""
     if config.steps == 0:
-        flat[SHARED["steps"]] = None if epoch_steps is None else max(1, flat[_EPOCHS] * epoch_steps)
-    elif _EPOCHS not in config.verl:
-        flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
-    flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
-    flat[_WORKERS] = flat[f"+{_SAMPLER_WORKERS}"] = workers
-    environment = _environment(run_dir, wandb="wandb" in config.track)
-    flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
-    flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them
-    flat["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
-    return flat
+        return {SHARED["steps"]: None if epoch_steps is None else max(1, epochs * epoch_steps)}
+    return {} if _EPOCHS in config.verl else {_EPOCHS: BASE[_EPOCHS]}  # a preset's epochs are for its own steps
+
+
+def _loggers(loggers: str | Sequence[str]) -> list[str]:
+    """With ``file``, from which ``metrics.jsonl`` is made."""
+    names = [loggers] if isinstance(loggers, str) else list(loggers)
+    return names if "file" in names else [*names, "file"]
+
+
+def _without_padding(given: Mapping[str, Any]) -> dict[str, str | bool]:
+    """:func:`without_flash_attn`, and the engine for shared prefixes, which needs the attention without padding."""
+    chosen = without_flash_attn(given)
+    if chosen.get(_ATTENTION) == "groundwire_varlen":
+        chosen["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
+    return chosen
 
 
 def _in_model_config(key: str) -> str:
@@ -241,18 +261,14 @@ def _is_old_gpu() -> bool:
 def other_estimator(config: RunConfig) -> str | None:
     """The advantage estimator of verl's that the settings name instead of the project's GRPO; None without one."""
     overrides = _verl_overrides(config)
-    name = overrides.get(f"+{_ESTIMATOR}", overrides.get(_ESTIMATOR))
+    name = overrides.get(f"+{ESTIMATOR}", overrides.get(ESTIMATOR))
     return None if name in (None, "grpo", OWN_ESTIMATOR) else str(name)
-
-
-def uses_npu(config: RunConfig) -> bool:
-    """Whether the run trains on Ascend NPUs."""
-    overrides = _verl_overrides(config)
-    return bool(overrides.get("+trainer.device", overrides.get("trainer.device")) == "npu")
 
 
 def _verl_overrides(config: RunConfig) -> dict[str, Any]:
     """verl's own settings, the preset's and then the user's, without those that are also settings of the run."""
+    if instead := removed_preset(config.config):  # of a run that an earlier version began
+        raise ConfigError(instead)
     preset = {key: value for key, value in VERL_PRESETS[config.config].items() if "." in key}
     return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in RUN_NAMES}
 
@@ -326,13 +342,13 @@ def check_context_length(config: RunConfig) -> None:
         )
 
 
-def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
+def _environment(run_dir: str, trackers: Sequence[str]) -> dict[str, str]:
     """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
     defaults = {
         "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
         "VERL_ENGINE_VENDOR": ENGINE_VENDOR,
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
-        **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
+        **(wandb_environment(RunDir(Path(run_dir))) if "wandb" in trackers else {}),
     }
     return {
         "PYTHONPATH": child_python_path(),

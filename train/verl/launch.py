@@ -26,7 +26,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.pretrained.locate import check_hub, is_hub_name
-from groundwire.train.verl.hydra_config import compose_for_run, count_devices, other_estimator, uses_npu
+from groundwire.train.verl.hydra_config import compose_for_run, count_gpus, other_estimator
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
@@ -70,7 +70,7 @@ def check(config: RunConfig, data: TaskData) -> None:
         print(f"memory: predicted {plan}", file=sys.stderr)
     model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
-        _check_devices(composed.trainer.n_gpus_per_node, npu=uses_npu(config))
+        _check_gpus(composed.trainer.n_gpus_per_node)
     if is_hub_name(config.model):
         check_hub(config.model)
     if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
@@ -120,15 +120,15 @@ def peft_problem() -> tuple[str, str] | None:
     return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix
 
 
-def _check_devices(wanted: int, *, npu: bool) -> None:
-    found, kind = count_devices(npu=npu), "NPUs" if npu else "GPUs"
+def _check_gpus(wanted: int) -> None:
+    found = count_gpus()
     if not found:
         raise ConfigError(
-            f"verl trains on {kind}, and torch finds none here: leave out --trainer verl, or run "
+            "verl trains on GPUs, and torch finds none here: leave out --trainer verl, or run "
             "groundwire doctor --trainer verl for the reason"
         )
     if wanted > found:
-        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {found} {kind} here")
+        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {found} GPUs here")
 
 
 def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str], None]) -> None:
