@@ -24,8 +24,6 @@ from groundwire.domains.text_to_sql.predictions import write_bird_predictions
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.sql import is_sqlite
 
-__all__ = ["BirdDomain", "domain"]
-
 _FILES = {"train": "train.json", "dev": "dev.json", "mini_dev": "mini_dev_sqlite.json"}
 _DATABASE_FOLDERS = ("train_databases", "dev_databases")
 

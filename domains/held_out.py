@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["check_given", "group_columns", "hold_out", "question_key", "shared_notes"]
-
 _SUBJECTS = re.compile(r"(db|database|doc|document)(id|name|path|key)?")
 _GROUPS = re.compile(rf"{_SUBJECTS.pattern}|group(id|name|key)?")
 """Names of columns, without case and punctuation, whose values are a database, a document or a group."""

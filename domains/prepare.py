@@ -17,8 +17,6 @@ from groundwire.domains.text_to_sql.prepared_folder import summary
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

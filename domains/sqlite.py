@@ -26,8 +26,6 @@ from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds,
 from groundwire.domains.text_to_sql.prepared_folder import reported_left_out
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["SqliteDomain", "domain"]
-
 _SENTENCES = 20
 _log = logging.getLogger(__name__)
 _FILES = ("questions.jsonl", "questions.csv", "questions.parquet", "questions.json")

@@ -20,8 +20,6 @@ from typing import Any
 
 from groundwire.rewards._functions import VALUES
 
-__all__ = ["RecordedTask", "names_read"]
-
 _CALLS = 3
 """How far functions are followed: to those that the reward calls, to those that these call, and so on."""
 _MOST = 100

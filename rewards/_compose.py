@@ -16,8 +16,6 @@ from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
 
-__all__ = ["combine", "parse"]
-
 _TERM = re.compile(
     r"\s*(?:(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*)?"
     r"(?P<name>[^\W\d][\w.:/-]*|\.{0,2}/[\w.:/-]*)\s*"

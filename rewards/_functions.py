@@ -13,8 +13,6 @@ from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
-__all__ = ["VALUES", "describe_call", "reward_function", "with_time_limit"]
-
 _BATCHES = ("completions", "solution_strs", "predictions", "responses", "generations")
 _VERL = ("solution_str", "solution_strs")
 _ANSWERS = (

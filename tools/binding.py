@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
 
-__all__ = ["GOLD_WORDS", "Binder", "BindingError", "Value", "is_async"]
-
 _KINDS = re.compile(
     r"\b(?:(?P<list>list|sequence|iterable|tuple)|(?P<mapping>dict|mapping|agenttask)|(?P<text>str))\b", re.I
 )

@@ -14,8 +14,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["DaemonThreads", "fulfil", "in_thread"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["causes", "hosts_in", "infrastructure_errors", "is_infrastructure_text", "named_resources"]
-
 _LINKS = ("__cause__", "__context__", "original_exception", "orig", "reason", "last_attempt")
 """What an exception was raised from or while handling; some libraries keep it elsewhere."""
 _MAX_CAUSES = 100

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MissingPackageError", "load_object"]
-
 
 class MissingPackageError(ValueError):
     """The module that a name means needs a package that is not installed."""

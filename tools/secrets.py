@@ -15,8 +15,6 @@ from urllib.parse import quote
 
 from groundwire.tools.text import valid_text
 
-__all__ = ["MIN_LENGTH", "has_credentials", "mask_secrets", "masked_values", "register_secret", "secret_masker"]
-
 _NAMES = ("API_KEY", "ACCESS_KEY", "SECRET_KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
 MIN_LENGTH = 6
 """Shorter values are words of ordinary text, such as the key ``none`` of a server that needs none."""

@@ -18,8 +18,6 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.text import valid_text
 
-__all__ = ["Settings", "setting", "suggestion_for"]
-
 _CONFIG = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
 _KINDS = {
     "int": "a whole number",

@@ -18,8 +18,6 @@ from typing import Any
 
 from groundwire.tools.daemon_threads import DaemonThreads
 
-__all__ = ["PHASES", "StepTimer", "timed_event_loop"]
-
 PHASES = ("update", "sampling", "sql", "reward", "agent", "waiting")
 
 

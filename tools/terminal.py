@@ -22,8 +22,6 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["TokenFile", "Version", "console", "counted", "installed_version", "progress", "spinner", "version"]
-
 
 def installed_version(package: str) -> str | None:
     """The version of an installed package, None if it is not installed."""

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["is_damaged", "texts_in", "valid_text", "valid_texts"]
-
 _log = logging.getLogger(__name__)
 _DAMAGED = re.compile("[\ud800-\udfff\ufffd]")
 _first: list[str] = []

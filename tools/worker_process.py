@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-__all__ = ["WorkerEndedError", "WorkerPool", "answer_requests", "time_limit"]
-
 _CHECK_S = 0.01
 _PARENT_CHECK_S = 1.0
 _TIMERS = {signal.ITIMER_REAL: signal.SIGALRM, signal.ITIMER_PROF: signal.SIGPROF}

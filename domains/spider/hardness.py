@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator
 from typing import Union
 
-__all__ = ["LEVELS", "hardness"]
-
 LEVELS = ("easy", "medium", "hard", "extra")
 
 _AGGREGATES = {"max", "min", "count", "sum", "avg"}

@@ -20,8 +20,6 @@ from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import replaced, write_folder
 from groundwire.tools.terminal import progress
 
-__all__ = ["app", "prepare"]
-
 WRITTEN_BY = "groundwire.domains.spider.prepare"
 SAMPLE = 500
 

@@ -24,8 +24,6 @@ from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
 
-__all__ = ["REPORT", "SUSPECTS", "replaced", "reported_left_out", "summary", "write_folder"]
-
 REPORT, SUSPECTS = "report.json", "suspects.json"
 _LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 _FIRST_COLUMNS = ("id", "split", "db_id", "question", "query", "db_path", "hardness")

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 from groundwire.rewards._types import JudgeAbstainedError
 
-__all__ = ["JudgeCache", "cache_key"]
-
 T = TypeVar("T")
 _SCHEMA = """
 PRAGMA synchronous = NORMAL;

@@ -19,8 +19,6 @@ from groundwire.tools.secrets import mask_secrets
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["JudgeClient", "JudgeReply", "JudgeRequestError"]
-
 _TRANSIENT = {408, 409, 425, 429}
 _SERVER_ERROR = 500
 _MILLION = 1_000_000

@@ -22,8 +22,6 @@ from groundwire.rewards.judge.facts import presence
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores, teacher_messages
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
-__all__ = ["Judge", "Verdict"]
-
 _Prompt = Callable[..., list[dict[str, str]]]
 CONCURRENCY = 32
 """Requests at once, in each process."""

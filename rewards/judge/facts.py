@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from groundwire.rewards._types import RewardError
 from groundwire.tools.sql import QueryError, run_query
 
-__all__ = ["Presence", "presence", "share_read"]
-
 _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(rf"\d+(?:[.,]\d+)*|[{_CHINESE}]+|[^\W\d_{_CHINESE}]+")
 _FUNCTION_WORDS = frozenset(

@@ -20,8 +20,6 @@ from typing import Any
 
 from groundwire.rewards.judge.settings import CRITERIA
 
-__all__ = ["RESPONSE_FORMAT", "UnreadableError", "messages", "parse_scores", "teacher_messages"]
-
 _SYSTEM = """\
 You grade an answer to a question. Give four scores, each a number from 0.0 to 1.0:
 - accuracy: what the answer states agrees with the reference answer; 0.0 where it contradicts it or is off the point.

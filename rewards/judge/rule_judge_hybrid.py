@@ -20,8 +20,6 @@ from groundwire.rewards.judge.facts import share_read
 from groundwire.rewards.judge.settings import JudgeSettings
 from groundwire.tools.types import AgentStep
 
-__all__ = ["NO_REFERENCE", "rule_judge_hybrid"]
-
 _EXECUTION_REWARD = 0.1
 NO_REFERENCE = "--judge teacher=MODEL writes the missing ones, --judge without_reference=true judges without"
 """What to do about tasks without a reference answer."""

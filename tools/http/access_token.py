@@ -19,17 +19,6 @@ from urllib.parse import urlsplit
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import register_secret
 
-__all__ = [
-    "VARIABLE",
-    "TokenError",
-    "access_token",
-    "check_listen",
-    "given_token",
-    "is_loopback",
-    "token_for",
-    "token_place",
-]
-
 VARIABLE = "GROUNDWIRE_TOKEN"
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}", re.ASCII)
 

@@ -22,8 +22,6 @@ from groundwire.tools.http.access_token import VARIABLE, token_place
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["AsgiGuard", "Guard", "middleware"]
-
 _READING = ("GET", "HEAD", "OPTIONS")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 

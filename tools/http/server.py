@@ -13,8 +13,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import Guard, middleware
 
-__all__ = ["HttpServer", "make_runner"]
-
 Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
 _KEEPALIVE_S = 75.0

@@ -27,8 +27,6 @@ from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
 
-__all__ = ["app"]
-
 _TOKEN = "MCP_SQL_TOKEN"  # noqa: S105 - the variable's name
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from groundwire.tools.sql import DatabaseError, QueryError, is_sqlite
 
-__all__ = ["Databases", "UnknownDatabaseError", "database_names"]
-
 _NAMES_IN_ERROR = 20
 _CHARS_IN_ERROR = 100
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["ClosingProtocol"]
-
 _FIRST_REQUEST_S = 30.0
 
 

@@ -18,8 +18,6 @@ import anyio.to_thread
 
 from groundwire.tools.sql import DatabaseError, QueryError, QueryTimeoutError
 
-__all__ = ["BusyError", "Lanes"]
-
 _QUICK_S = 0.25
 _QUICK_THREADS = 64
 _MAX_WAITING_QUICK = 2000

@@ -43,8 +43,6 @@ from groundwire.tools.sql import (
 )
 from groundwire.tools.terminal import version
 
-__all__ = ["Limits", "sql_server"]
-
 _BLOB_BYTES = 32
 _MIN_VALUE_CHARS = 20
 

@@ -9,8 +9,6 @@ from groundwire.tools.sql.query import render, run_query
 from groundwire.tools.sql.syntax import fenced_sql, is_query
 from groundwire.tools.types import TEXT, AgentResult, AgentStep, AnswerKind, Candidate
 
-__all__ = ["KINDS", "SQL", "SqlAnswers"]
-
 _SHOWN_ROWS = 200
 """Characters of a query's rows."""
 

@@ -28,20 +28,6 @@ import threading
 import time
 from urllib.parse import quote
 
-__all__ = [
-    "DENIED_FUNCTIONS",
-    "MAX_SQL_LENGTH",
-    "MAX_VALUE_LENGTH",
-    "Connection",
-    "acquire",
-    "columns",
-    "open_readonly",
-    "quote_identifier",
-    "read_error",
-    "release",
-    "signature",
-]
-
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
 MAX_VALUE_LENGTH = 100_000

@@ -22,8 +22,6 @@ from typing import TypeAlias
 from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.sql.connections import signature
 
-__all__ = ["DatabaseCopies", "DatabaseCopy", "DatabaseStates"]
-
 _log = logging.getLogger(__name__)
 _PREFIX = "groundwire-copies-"
 _PRIVATE_BYTES = 16 << 20

@@ -15,16 +15,6 @@ import sqlite3
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import connections
 
-__all__ = [
-    "DatabaseError",
-    "NotAllowedError",
-    "QueryError",
-    "QueryTimeoutError",
-    "SqlError",
-    "query_error",
-    "timeout_error",
-]
-
 # SQLite's codes of failures that no query can cause, as numbers: Python 3.10 has no names for them. A read-only
 # connection reports READONLY only for a database that a crashed writer left to be repaired.
 _PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _PROTOCOL = 3, 5, 6, 8, 10, 11, 13, 14, 15

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["fenced_sql", "is_query", "parse_query"]
-
 _MAX_CHARS = 4000
 """A longer text is hardly an attempt at a query, and parsing it takes time."""
 

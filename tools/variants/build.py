@@ -27,8 +27,6 @@ from groundwire.tools.variants.mutations import literals, memorised, mutations
 from groundwire.tools.variants.tables import Schema, read_schema
 from groundwire.tools.variants.ties import TieProbe, depends_on_ties, tie_probes
 
-__all__ = ["Built", "GoldsJob", "GoldsSource", "build_of", "build_variants", "read_source"]
-
 _VERSION = 10
 _CANDIDATES = 48
 _FEW_ROWS = 3

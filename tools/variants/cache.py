@@ -25,8 +25,6 @@ from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.sql import DatabaseError, connections
 from groundwire.tools.variants.build import GoldsJob, GoldsSource, build_of, read_source
 
-__all__ = ["CACHE", "NoVariantsError", "variants_of"]
-
 CACHE = user_cache_path("groundwire", appauthor=False) / "variants"
 _COUNT = 3
 """The most variants of a gold."""

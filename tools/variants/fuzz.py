@@ -21,8 +21,6 @@ from typing import Any
 from groundwire.tools.sql import connections
 from groundwire.tools.variants.tables import Column, Schema, Table
 
-__all__ = ["RowStyle", "make_rows", "write_database"]
-
 _WRITE_S = 5.0
 _MEETING = 0.5
 """The share of tables with a row that has known values in all its columns."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from groundwire.tools.sql.syntax import parse_query
 
-__all__ = ["literals", "memorised", "mutations"]
-
 _MAX_MUTATIONS = 60
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from groundwire.tools.sql import DatabaseError, QueryError, connections, run_query
 
-__all__ = ["Column", "Schema", "Table", "read_schema"]
-
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 1_000_000
 _MAX_TABLES = 200

@@ -10,8 +10,6 @@ from typing import Any
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.syntax import parse_query
 
-__all__ = ["TieProbe", "depends_on_ties", "tie_probes"]
-
 TieProbe = tuple[str, int, int | None]
 """A query without its limit and with its sort keys as last columns, the number of keys, the last row of its limit."""
 
