@@ -38,14 +38,7 @@ from typing import Any, Literal
 from cachetools import LRUCache, cached
 
 from groundwire.rewards._types import RewardError, judges_sql
-from groundwire.rewards._variants import (
-    OfTraining,
-    SqlAnswer,
-    judged_on_variants,
-    on_variants,
-    sql_answer,
-    training,
-)
+from groundwire.rewards._variants import OfTraining, SqlAnswer, judged_on_variants, on_variants, sql_answer, training
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,

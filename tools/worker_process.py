@@ -53,11 +53,7 @@ class WorkerPool:
         self._idle: list[_Worker] = []
 
     def ask(
-        self,
-        request: Callable[[], bytes],
-        *,
-        deadline: float = math.inf,
-        cancelled: Callable[[], bool] | None = None,
+        self, request: Callable[[], bytes], *, deadline: float = math.inf, cancelled: Callable[[], bool] | None = None
     ) -> bytes | None:
         """A process's answer, or None if ``cancelled`` became true, which ends the process.
 

@@ -165,8 +165,7 @@ class JudgeClient:
             if settings.max_usd is None:
                 return 0.0, 0.0
             raise JudgeRequestError(
-                f"LiteLLM knows no price for {self._model}, and max_usd needs one: set prices",
-                transient=False,
+                f"LiteLLM knows no price for {self._model}, and max_usd needs one: set prices", transient=False
             ) from error
 
 

@@ -104,10 +104,7 @@ def messages(
         lines.reverse()
     data = "\n".join([f"BEGIN DATA {fence}", f"question: {_json_string(question)}", *lines, f"END DATA {fence}"])
     again = _RETRY.format(why=unreadable) if unreadable else ""
-    return [
-        {"role": "system", "content": system.format(fence=fence)},
-        {"role": "user", "content": data + again},
-    ]
+    return [{"role": "system", "content": system.format(fence=fence)}, {"role": "user", "content": data + again}]
 
 
 def teacher_messages(question: str) -> list[dict[str, str]]:

@@ -49,8 +49,7 @@ def main(
     host: Annotated[str, typer.Option(help="For http; any but this machine's own needs a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
     token_file: Annotated[
-        Path | None,
-        typer.Option(help=f"File with the bearer token that http clients must send. Without it: {_TOKEN}"),
+        Path | None, typer.Option(help=f"File with the bearer token that http clients must send. Without it: {_TOKEN}")
     ] = None,
     token: Annotated[str | None, typer.Option(help="The token itself, for all to see in the process list")] = None,
     version: Version = False,
