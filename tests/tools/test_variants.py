@@ -22,7 +22,8 @@ from groundwire.rewards._variants import SqlAnswer, _tokens
 from groundwire.rewards.audit import audit
 from groundwire.rewards.spider import execution_match, training_match
 from groundwire.tools.sql.answers import SQL
-from groundwire.tools.variants import Built, GoldsJob, NoVariantsError, build_variants, cache, variants_of
+from groundwire.tools.variants import NoVariantsError, cache, variants_of
+from groundwire.tools.variants.build import build_variants, read_source
 from groundwire.tools.variants.fuzz import write_database
 from groundwire.tools.variants.mutations import memorised, mutations
 from groundwire.tools.variants.tables import Schema, Table, read_schema
@@ -60,11 +61,11 @@ def pets(tmp_path: Path) -> str:
     return str(tmp_path / "pets.sqlite")
 
 
-def build(folder: Path, script: str = SCRIPT, golds: tuple[str, ...] = GOLDS[:1]) -> tuple[list[Path], Built]:
+def build(folder: Path, script: str = SCRIPT, gold: str = GOLDS[0]) -> list[Path]:
     make_database(folder / "pets.sqlite", script)
-    job = GoldsJob(str(folder / "pets.sqlite"), golds, ("Which dogs live in Oslo?",), folder / "variants", 3)
-    built = build_variants(job)
-    return sorted(job.folder.glob("*.sqlite")), built
+    (folder / "variants").mkdir()
+    build_variants(read_source(str(folder / "pets.sqlite"), gold, "Which dogs live in Oslo?"), folder / "variants")
+    return sorted((folder / "variants").glob("*.sqlite"))
 
 
 def paid(predicted: str, gold: str, database: str) -> float:
@@ -198,15 +199,15 @@ def test_ties_are_found_where_a_limit_or_an_order_meets_them(tmp_path: Path) -> 
 
 
 def test_the_same_data_gives_the_same_variants(tmp_path: Path) -> None:
-    for one, other in zip(build(tmp_path / "a")[0], build(tmp_path / "b")[0], strict=True):
+    for one, other in zip(build(tmp_path / "a"), build(tmp_path / "b"), strict=True):
         assert rows(one, "SELECT * FROM pet") == rows(other, "SELECT * FROM pet")
 
 
 def test_a_large_table_is_sampled_and_its_variants_are_small(tmp_path: Path) -> None:
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000)"
     script = f"CREATE TABLE t (a int, b text); INSERT INTO t {many} SELECT i, 'v' || (i % 7) FROM n"
-    files, built = build(tmp_path, script, ("SELECT count(*) FROM t WHERE b = 'v3' AND a > 0",))
-    assert built.files
+    files = build(tmp_path, script, "SELECT count(*) FROM t WHERE b = 'v3' AND a > 0")
+    assert files
     assert all(len(rows(file, "SELECT * FROM t")) < 400 for file in files)
     assert len(read_schema(str(tmp_path / "pets.sqlite")).tables[0].rows) <= 200
 

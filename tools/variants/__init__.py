@@ -8,7 +8,6 @@ The idea is that of test-suite accuracy (Zhong et al., EMNLP 2020).
 
 from __future__ import annotations
 
-from groundwire.tools.variants.build import Built, GoldsJob, build_variants
 from groundwire.tools.variants.cache import NoVariantsError, variants_of
 
-__all__ = ["Built", "GoldsJob", "NoVariantsError", "build_variants", "variants_of"]
+__all__ = ["NoVariantsError", "variants_of"]

@@ -1,7 +1,8 @@
-"""Choose the variants of golds: make many of a database, keep the few that separate wrong queries.
+"""Choose the variants for a gold: make many of its database, keep the few that separate wrong queries.
 
 What counts are the near misses that give the gold's result on the original database, and that result itself, which a
-policy can memorise. A variant is used only if no gold's result there depends on ties, which SQLite orders as it likes.
+policy can memorise. A variant is used only if the gold's result there does not depend on ties, which SQLite orders as it
+likes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ import contextlib
 import hashlib
 import json
 import random
-import shutil
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,11 @@ _VERSION = 10
 _CANDIDATES = 48
 _FEW_ROWS = 3
 _PATIENCE = 10
-"""Variants without a gain, one after the other, after which no more are made if one tells constants from each gold."""
+"""Variants without a gain, one after the other, after which no more are made if one tells constants from the gold."""
 _ENOUGH = 5
 """Variants that separate a wrong query; it is not tried on more."""
+_MOST_FILES = 3
+"""Variants that are kept, at most."""
 _LEAST = 2
 """Variants that are kept though one separates all: a lucky guess is rarely right on several."""
 _GOLD_TIMEOUT_S, _TIMEOUT_S, _MUTATION_TIMEOUT_S = 5.0, 1.0, 0.2
@@ -47,35 +48,17 @@ _RESULT, _NO_ROWS = "the gold's result on the original", "no rows"
 
 
 @dataclass(frozen=True)
-class GoldsJob:
-    """One database, golds that are separated together, their questions, and the folder that gets the variants."""
+class GoldSource:
+    """All that the variants of a gold are made of: the sampled database, and the gold's result there."""
 
     database: str
-    golds: tuple[str, ...]
-    questions: tuple[str, ...]
-    folder: Path
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """``near_misses`` of the golds give the gold's result on the original; ``separated`` of them not on a variant."""
-
-    database: str
-    files: int = 0
-    near_misses: int = 0
-    separated: int = 0
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class GoldsSource:
-    """All that variants are made of: the sampled database, and each gold's result (None: it fails or is slow)."""
-
+    gold: str
+    question: str
     schema: Schema
-    results: tuple[Any, ...]
+    result: Any
+    """None: it fails or is slow."""
     key: str
-    """A hash of it, of the golds and of the way that variants are made."""
+    """A hash of it, and of the way that variants are made."""
 
 
 @dataclass
@@ -85,77 +68,45 @@ class _Gold:
     misses: list[str]
     probes: list[TieProbe]
     kills: dict[int, set[str]] = field(default_factory=dict)
-    """By variant, the wrong queries that it separates; only variants that this gold can use."""
+    """By variant, the wrong queries that it separates; only variants that the gold can use."""
 
 
-def build_variants(job: GoldsJob) -> Built:
-    """Write at most ``job.count`` variants into ``job.folder``, which loses everything else.
+def read_source(database: str, gold: str, question: str) -> GoldSource:
+    """Read a sample of the database, and run the gold. Raises :class:`groundwire.tools.sql.DatabaseError`."""
+    schema = read_schema(database, literals(gold)[2])
+    result = _outcome(database, gold, _is_ordered(gold), timeout_s=_GOLD_TIMEOUT_S)
+    made_of = json.dumps([_VERSION, _MOST_FILES, [gold], [question], repr(schema), repr((result,))])
+    key = hashlib.sha256(made_of.encode(errors="replace")).hexdigest()
+    return GoldSource(database, gold, question, schema, result, key)
 
-    The same data always gives the same variants. A database of which none can be made is a ``problem``.
+
+def build_variants(source: GoldSource, folder: Path) -> None:
+    """Write a few variants into the empty ``folder``: none if no variant tells the gold from its near misses.
+
+    The same data always gives the same variants. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
-
-    def build() -> Built:
-        shutil.rmtree(job.folder, ignore_errors=True)
-        job.folder.mkdir(parents=True)
-        try:
-            return build_of(read_source(job), job)
-        except DatabaseError as error:
-            return Built(database=job.database, problem=str(error))
-
-    with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
-        return thread.submit(build).result()
-
-
-def read_source(job: GoldsJob) -> GoldsSource:
-    """Read a sample of the database, and run the golds. Raises :class:`groundwire.tools.sql.DatabaseError`."""
-    schema = read_schema(job.database, [pair for gold in job.golds for pair in literals(gold)[2]])
-    results = tuple(_outcome(job.database, gold, _is_ordered(gold), timeout_s=_GOLD_TIMEOUT_S) for gold in job.golds)
-    made_of = json.dumps([_VERSION, job.count, job.golds, job.questions, repr(schema), repr(results)])
-    return GoldsSource(schema, results, hashlib.sha256(made_of.encode(errors="replace")).hexdigest())
-
-
-def build_of(source: GoldsSource, job: GoldsJob) -> Built:
-    """As :func:`build_variants`, from what was read, into the empty folder of ``job``.
-
-    Raises :class:`groundwire.tools.sql.DatabaseError`.
-    """
-    found = [literals(gold) for gold in job.golds]
-    known = _known_values(source.schema, [values for values, _, _ in found], job.questions)
+    values, counts, _ = literals(source.gold)
+    known = _known_values(source.schema, values, source.question)
     columns = source.schema.columns_by_table()
     started = time.perf_counter()
-    golds = [
-        _Gold(gold, result, _near_misses(job.database, gold, result, columns, started + _ORIGINAL_S), tie_probes(gold))
-        for gold, result in zip(job.golds, source.results, strict=True)
-    ]
-    largest = max((n for _, counts, _ in found for n in counts if n <= _MAX_COUNT), default=0)
-    with tempfile.TemporaryDirectory(dir=job.folder) as name:
-        files = _try_variants(Path(name), job.database, source, known, golds, largest, started + _BUDGET_S)
-        chosen = _choose(golds, job.count)
-        for place, variant in enumerate(chosen):
-            files[variant].rename(job.folder / f"{place}.sqlite")
-    killed = [set[str]().union(*(gold.kills.get(variant, ()) for variant in chosen)) for gold in golds]
-    return Built(
-        database=job.database,
-        files=len(chosen),
-        near_misses=sum(len(gold.misses) for gold in golds),
-        separated=sum(len(done & set(gold.misses)) for gold, done in zip(golds, killed, strict=True)),
-    )
+    misses = _near_misses(source.database, source.gold, source.result, columns, started + _ORIGINAL_S)
+    gold = _Gold(source.gold, source.result, misses, tie_probes(source.gold))
+    largest = max((number for number in counts if number <= _MAX_COUNT), default=0)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        files = _try_variants(Path(name), source, known, gold, largest, started + _BUDGET_S)
+        for place, variant in enumerate(_choose(gold)):
+            files[variant].rename(folder / f"{place}.sqlite")
 
 
-def _known_values(
-    schema: Schema, found: Iterable[Mapping[str, Sequence[Any]]], questions: Sequence[str]
-) -> dict[str, list[Any]]:
-    """The values of conditions, and the texts of the sample that a question mentions, by column name."""
-    known: dict[str, dict[Any, None]] = {}
-    for values in found:
-        for name, each in values.items():
-            known.setdefault(name, {}).update(dict.fromkeys(each))
-    asked = "\n".join(questions).lower()
+def _known_values(schema: Schema, values: Mapping[str, Sequence[Any]], question: str) -> dict[str, list[Any]]:
+    """The values of conditions, and the texts of the sample that the question mentions, by column name."""
+    known: dict[str, dict[Any, None]] = {name: dict.fromkeys(compared) for name, compared in values.items()}
+    asked = question.lower()
     for table in schema.tables:
         for column in table.columns:
             mentioned = [v for v in column.values if isinstance(v, str) and len(v) > 2 and v.lower() in asked]
             known.setdefault(column.name.lower(), {}).update(dict.fromkeys(mentioned))
-    return {name: list(values) for name, values in known.items() if values}
+    return {name: list(wanted) for name, wanted in known.items() if wanted}
 
 
 def _near_misses(
@@ -183,14 +134,13 @@ def _near_misses(
 
 def _try_variants(
     folder: Path,
-    database: str,
-    source: GoldsSource,
+    source: GoldSource,
     known: Mapping[str, Sequence[Any]],
-    golds: Sequence[_Gold],
+    gold: _Gold,
     largest: int,
     deadline: float,
 ) -> dict[int, Path]:
-    """Make variants until more of them separate no more; record in ``golds`` what each separates.
+    """Make variants until more of them separate no more; record in ``gold`` what each separates.
 
     Raises :class:`groundwire.tools.sql.DatabaseError` if none can be made.
     """
@@ -212,17 +162,15 @@ def _try_variants(
             problem = error
             continue
         files[variant] = path
-        for gold in golds:
-            killed = _separated(str(path), gold)
-            if killed is not None:
-                gold.kills[variant] = killed
-        found = sum(min(count, _ENOUGH) for gold in golds for count in _counts(gold).values())
-        last_gain = variant if found > most else last_gain
-        most = max(most, found)
-        if variant - last_gain >= _PATIENCE and all(_counts(gold).keys() >= {_RESULT, _NO_ROWS} for gold in golds):
+        if (killed := _separated(str(path), gold)) is not None:
+            gold.kills[variant] = killed
+        separated = sum(min(count, _ENOUGH) for count in _counts(gold).values())
+        last_gain = variant if separated > most else last_gain
+        most = max(most, separated)
+        if variant - last_gain >= _PATIENCE and _counts(gold).keys() >= {_RESULT, _NO_ROWS}:
             break
     if not files:
-        raise DatabaseError(f"no variant of {database} can be made: {problem}")
+        raise DatabaseError(f"no variant of {source.database} can be made: {problem}")
     return files
 
 
@@ -232,7 +180,7 @@ def _counts(gold: _Gold) -> Counter[str]:
 
 
 def _separated(path: str, gold: _Gold) -> set[str] | None:
-    """The wrong queries with another result than the gold's on a variant; None if this gold cannot use the variant."""
+    """The wrong queries with another result than the gold's on a variant; None if the gold cannot use the variant."""
     ordered = _is_ordered(gold.sql)
     expected = _outcome(path, gold.sql, ordered)
     if expected is None or _is_nothing(expected, gold) or depends_on_ties(path, gold.probes, equal_rows=True):
@@ -244,22 +192,22 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
     return {each for each, outcome in outcomes.items() if outcome is not None and outcome != expected}
 
 
-def _choose(golds: Sequence[_Gold], count: int) -> list[int]:
-    """Up to ``count`` variants, each the one that separates most of what is left, then most in all."""
+def _choose(gold: _Gold) -> list[int]:
+    """A few variants, each the one that separates most of what is left, then most in all."""
     chosen: list[int] = []
-    left = [variant for variant in sorted({v for gold in golds for v in gold.kills}) if _kills(golds, [variant])]
-    while left and len(chosen) < count:
-        best = max(left, key=lambda v: (_kills(golds, [*chosen, v]), _kills(golds, [v])))
-        if len(chosen) >= _LEAST and _kills(golds, [*chosen, best]) == _kills(golds, chosen):
+    left = [variant for variant in sorted(gold.kills) if gold.kills[variant]]
+    while left and len(chosen) < _MOST_FILES:
+        best = max(left, key=lambda variant: (_kills(gold, [*chosen, variant]), len(gold.kills[variant])))
+        if len(chosen) >= _LEAST and _kills(gold, [*chosen, best]) == _kills(gold, chosen):
             break
         chosen.append(best)
         left.remove(best)
     return chosen
 
 
-def _kills(golds: Sequence[_Gold], variants: Sequence[int]) -> int:
+def _kills(gold: _Gold, variants: Sequence[int]) -> int:
     """How many wrong queries some variants separate together."""
-    return sum(len(set[str]().union(*(gold.kills.get(variant, ()) for variant in variants))) for gold in golds)
+    return len(set[str]().union(*(gold.kills[variant] for variant in variants)))
 
 
 def _is_ordered(gold: str) -> bool:

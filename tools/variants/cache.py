@@ -13,7 +13,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +22,9 @@ from platformdirs import user_cache_path
 
 from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.sql import DatabaseError, connections
-from groundwire.tools.variants.build import GoldsJob, GoldsSource, build_of, read_source
+from groundwire.tools.variants.build import GoldSource, build_variants, read_source
 
 CACHE = user_cache_path("groundwire", appauthor=False) / "variants"
-_COUNT = 3
-"""The most variants of a gold."""
 _LOCKS = 32
 _log = logging.getLogger(__name__)
 
@@ -68,18 +65,17 @@ def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]
 
 
 def _find(database: str, gold: str, question: str) -> _Found:
-    job = GoldsJob(database, (gold,), (question,), CACHE, _COUNT)
     try:
-        source = read_source(job)
+        source = read_source(database, gold, question)
         try:
             folder = _folder_of(CACHE, source.key)
             if not folder.is_dir():
                 with _locked(CACHE, source.key):
-                    _make(folder, job, source)
+                    _make(folder, source)
         except OSError as error:
             _log.warning("variants of databases are not kept, because %s cannot be written: %s", CACHE, error)
             folder = _folder_of(_own_folder().path, source.key)
-            _make(folder, job, source)
+            _make(folder, source)
     except (DatabaseError, OSError) as error:
         return _Found((), str(error))
     files = tuple(sorted(map(str, folder.glob("*.sqlite"))))
@@ -90,7 +86,7 @@ def _folder_of(root: Path, key: str) -> Path:
     return root / key[:2] / key
 
 
-def _make(folder: Path, job: GoldsJob, source: GoldsSource) -> None:
+def _make(folder: Path, source: GoldSource) -> None:
     """Make ``folder``, unless another process has. Raises OSError and DatabaseError."""
     if folder.is_dir():
         return
@@ -98,7 +94,7 @@ def _make(folder: Path, job: GoldsJob, source: GoldsSource) -> None:
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as name:
         part = Path(name) / "part"
         part.mkdir()
-        build_of(source, replace(job, folder=part))
+        build_variants(source, part)
         try:
             part.rename(folder)
         except OSError:
