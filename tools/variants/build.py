@@ -1,8 +1,8 @@
 """Choose the variants for a gold: make many of its database, keep the few that separate wrong queries.
 
 What counts are the near misses that give the gold's result on the original database, and that result itself, which a
-policy can memorise. A variant is used only if the gold's result there does not depend on ties, which SQLite orders as it
-likes.
+policy can memorise. A variant is used only if the gold's result there does not depend on ties, which SQLite orders as
+it likes.
 """
 
 from __future__ import annotations
