@@ -124,9 +124,7 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
             timer=timer, config=config, run=run,
         )  # fmt: skip
         with runtime:
-            service = RolloutService(
-                runtime=runtime, queue=queue, config=config, run=run, pad_id=0, credit=config.credit
-            )
+            service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=0)
             for step in range(STEPS):
                 queue.done.clear()
                 started_s = time.process_time()

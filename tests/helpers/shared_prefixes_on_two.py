@@ -101,7 +101,7 @@ def batch(rank: int, without_gradient: str) -> Any:
         advantage = 0.0 if WITHOUT_GRADIENT[without_gradient](number, rank) else 0.5 - number % 2
         rows.append(
             TrainingRow(
-                key=f"uid_{number}_0", uid="uid", session=number, prompt_ids=prompt.tolist(), response_ids=ids,
+                uid="uid", session=number, prompt_ids=prompt.tolist(), response_ids=ids,
                 mask=[1] * len(ids), advantages=[advantage] * len(ids), logprobs=[-4.0] * len(ids), reward=1.0, turns=1,
                 first_version=0, last_version=0, step=1,
             )

@@ -52,7 +52,7 @@ class RolloutManager:
             config=self.config,
             run=self.run,
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
-            credit=self.config.credit if config.algorithm.adv_estimator == OWN_ESTIMATOR else None,
+            own_advantages=config.algorithm.adv_estimator == OWN_ESTIMATOR,
             schedule=TaskSchedule.of(
                 _training_tasks(self.run), self.config, self.run, domains.get(self.config.domain).breakdowns
             ),

@@ -8,14 +8,12 @@ for each row: they read half of them, and derive what follows from these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing import LLMCall
-from groundwire.train.algorithms.credit import Credit, Truncated, training_items
-from groundwire.train.config.run_config import RunConfig
-from groundwire.train.store.rollout import Rollout
+from groundwire.train.algorithms.credit import TrainingGroup
 from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ __all__ = [
     "row_fields",
     "row_tag",
     "training_rows",
+    "untrained_row",
 ]
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
@@ -43,9 +42,9 @@ _DERIVED = ("prompts", "responses", "position_ids", "loss_mask")
 class TrainingRow:
     """One trajectory as verl stores it. All lists but ``prompt_ids`` have the length of ``response_ids``."""
 
-    key: str
     uid: str
     session: int
+    index: int = 0
     prompt_ids: list[int]
     response_ids: list[int]
     mask: list[int]
@@ -59,9 +58,12 @@ class TrainingRow:
     last_version: int
     """Versions of the weights at the first and at the last sampled token."""
     step: int
-    teaches: bool = False
-    """Whether it has a gradient because the rewards of its group differ, not only the costs of its calls."""
     info: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """verl's key of the row."""
+        return f"{self.uid}_{self.session}_{self.index}"
 
     @property
     def has_gradient(self) -> bool:
@@ -70,65 +72,63 @@ class TrainingRow:
 
 
 def training_rows(
-    rollouts: Sequence[tuple[int, Rollout, float]],
-    *,
-    uid: str,
-    step: int,
-    credit: Credit | None = "broadcast",
-    discount: float = 1.0,
-    scale: bool = True,
-    truncated: Truncated = "train",
-    call_cost: float = 0.0,
-    agent_match: str | None = None,
-    least: float = 0.0,
+    group: TrainingGroup, sessions: Iterable[int], *, uid: str, step: int, agent_match: str | None, own_advantages: bool
 ) -> list[TrainingRow]:
-    """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
+    """The rows of a group, whose rollouts have these ``sessions``. A rollout of which nothing is trained has none.
 
-    A rollout without a call that is trained has none. Trained are the free calls of the agents that ``agent_match``
-    selects: verl's workers compute log-probabilities over the whole vocabulary, and those of a constrained call are
-    over the tokens that its grammar allows. ``least`` is the least reward of the run. Without ``credit`` the rows carry
-    no advantages and train all these calls.
+    Without ``own_advantages`` verl computes them.
     """
-    mode = credit or "broadcast"
-    config = RunConfig(
-        credit=mode,
-        scale_rewards=scale,
-        truncated=truncated,
-        call_cost=call_cost,
-        agent_match=agent_match,
-        credit_discount=0.9 if mode == "discount" and discount == 1 else discount,
-    )
-    scored = [replace(result, outcome=replace(result.outcome, reward=reward)) for _, result, reward in rollouts]
     rows: list[TrainingRow] = []
-    for group in training_items(scored, config, least=least, constrained=False):
-        if credit:
-            group.record()
-        for (session, result, _), trained in zip(rollouts, group.rollouts, strict=True):
-            # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
-            # index.
-            items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
-            for index, item in enumerate(items):
-                versions = [_weights_versions(call, step) for call in item.trajectory.calls]
-                rows.append(
-                    TrainingRow(
-                        key=f"{uid}_{session}_{index}",
-                        uid=uid,
-                        session=session,
-                        prompt_ids=item.trajectory.prompt_ids,
-                        response_ids=item.trajectory.response_ids,
-                        mask=item.mask,
-                        advantages=item.advantages if credit else None,
-                        logprobs=item.trajectory.logprobs,
-                        reward=trained.reward,
-                        turns=len(result.trained_calls(agent_match)),
-                        first_version=min(first for first, _ in versions),
-                        last_version=max(last for _, last in versions),
-                        step=step,
-                        teaches=group.teaches and (credit is None or any(item.advantages)),
-                        info={name: float(value) for name, value in result.outcome.reward_components.items()},
-                    )
+    for session, trained in zip(sessions, group.rollouts, strict=True):
+        # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
+        # index.
+        items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
+        for index, item in enumerate(items):
+            versions = [_weights_versions(call, step) for call in item.trajectory.calls]
+            rows.append(
+                TrainingRow(
+                    uid=uid,
+                    session=session,
+                    index=index,
+                    prompt_ids=item.trajectory.prompt_ids,
+                    response_ids=item.trajectory.response_ids,
+                    mask=item.mask,
+                    advantages=item.advantages if own_advantages else None,
+                    logprobs=item.trajectory.logprobs,
+                    reward=trained.reward,
+                    turns=len(trained.rollout.trained_calls(agent_match)),
+                    first_version=min(first for first, _ in versions),
+                    last_version=max(last for _, last in versions),
+                    step=step,
+                    info={name: float(value) for name, value in trained.rollout.outcome.reward_components.items()},
                 )
+            )
     return rows
+
+
+def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
+    """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
+    last = call.weights_version if call.weights_version is not None else max(0, step - 1)
+    first = call.first_weights_version if call.first_weights_version is not None else last
+    return first, last
+
+
+def untrained_row(token: int, *, uid: str, session: int, step: int, reward: float) -> TrainingRow:
+    """The row of a validation rollout that has no trajectory but counts; verl needs one token."""
+    return TrainingRow(
+        uid=uid,
+        session=session,
+        prompt_ids=[token],
+        response_ids=[token],
+        mask=[0],
+        advantages=None,
+        logprobs=[0.0],
+        reward=reward,
+        turns=0,
+        first_version=step,
+        last_version=step,
+        step=step,
+    )
 
 
 def row_tag(row: TrainingRow) -> dict[str, Any]:
@@ -212,10 +212,3 @@ def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
 
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return torch.nested.nested_tensor_from_jagged(values, offsets)
-
-
-def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
-    """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
-    last = call.weights_version if call.weights_version is not None else max(0, step - 1)
-    first = call.first_weights_version if call.first_weights_version is not None else last
-    return first, last

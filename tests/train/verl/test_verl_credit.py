@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import runpy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,11 @@ from programs import ROOT
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
+from groundwire.train.algorithms.credit import TrainingGroup, training_items
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Outcome, Rollout
-from groundwire.train.verl.rows import TrainingRow, row_fields, training_rows
+from groundwire.train.verl import rows as verl_rows
+from groundwire.train.verl.rows import TrainingRow, row_fields
 from groundwire.train.verl.transfer_queue import WriteCoalescer
 
 CASES = json.loads((ROOT / "tests" / "data" / "verl_0_9_1_groups.json").read_text())
@@ -42,8 +46,32 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> Rollout:
     return Rollout(task=task, group="u", outcome=Outcome(reward=reward), calls=calls)
 
 
+def _group(rollouts: Sequence[tuple[int, Rollout, float]], least: float = 0.0, **settings: Any) -> TrainingGroup:
+    """What is trained of the rollouts of a prompt, each given as its session, itself and its reward."""
+    for _, rollout, reward in rollouts:
+        rollout.outcome.reward = reward
+    scored = [rollout for _, rollout, _ in rollouts]
+    [group] = training_items(scored, RunConfig(**settings), least=least, constrained=False)
+    return group
+
+
+def training_rows(
+    rollouts: Sequence[tuple[int, Rollout, float]],
+    uid: str = "u",
+    step: int = 4,
+    credit: str | None = "broadcast",
+    agent_match: str | None = None,
+    **settings: Any,
+) -> list[TrainingRow]:
+    group = _group(rollouts, credit=credit or "broadcast", agent_match=agent_match, **settings)
+    sessions = [session for session, _, _ in rollouts]
+    return verl_rows.training_rows(
+        group, sessions, uid=uid, step=step, agent_match=agent_match, own_advantages=credit is not None
+    )
+
+
 def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:
-    return training_rows([(2, _outcome(calls), 1.0)], uid="u", step=4, **options)
+    return training_rows([(2, _outcome(calls), 1.0)], **options)
 
 
 def _advantages(rows: list[TrainingRow]) -> torch.Tensor:
@@ -155,7 +183,7 @@ def test_the_advantages_that_rows_carry_are_verls(case: dict[str, Any]) -> None:
 def test_with_discount_an_earlier_call_counts_less_than_the_one_after_it() -> None:
     group = [(0, _outcome(GROWING), 1.0), (1, _outcome([_call(1, [1, 2], [9])]), 0.0)]
     high, low = normalize([1.0, 0.0])
-    rows = training_rows(group, uid="u", step=4, credit="discount", discount=0.5)
+    rows = training_rows(group, uid="u", step=4, credit="discount", credit_discount=0.5)
     expected = [[high * 0.5, high * 0.5, 0.0, high], [low, 0.0, 0.0, 0.0]]
     torch.testing.assert_close(_advantages(rows), torch.tensor(expected))
 
@@ -176,18 +204,20 @@ def test_with_turns_the_reward_of_a_constrained_or_other_agents_call_is_in_the_r
             [_call(1, [1, 2], [3]), replace(_call(2, [5], [6]), reward=reward, **changes)] for reward in (1.0, 0.0)
         ]
         group = [(session, _outcome(calls), 0.0) for session, calls in enumerate(pairs)]
-        return training_rows(group, uid="u", step=4, credit="turns", agent_match="" if changes else "write")
+        settings = {"credit": "turns", "agent_match": "" if changes else "write"}
+        assert _group(group, **settings).teaches
+        return training_rows(group, **settings)
 
     high, low = normalize([1.0, 0.0])
     for made in (rows(), rows(grammar="{}"), rows(logprobs=[])):
         assert [row.advantages for row in made] == [[high], [low]]
-        assert all(row.teaches for row in made)
 
 
 def test_rows_of_equal_rewards_do_not_teach_with_a_call_cost() -> None:
     group = [(session, _outcome(APART[: 1 + session]), 1.0) for session in range(2)]
     rows = training_rows(group, uid="u", step=4, call_cost=0.1)
-    assert all(row.has_gradient and not row.teaches for row in rows)
+    assert all(row.has_gradient for row in rows)
+    assert not _group(group, call_cost=0.1).teaches
 
 
 @pytest.mark.parametrize("credit", ["turns", "broadcast"])
@@ -204,7 +234,7 @@ def test_a_bandit_learns_a_reward_in_the_middle_from_the_rows(credit: Any) -> No
             )
             for session, (a, b) in enumerate(chosen)
         ]
-        rows = training_rows(group, uid="u", step=1, credit=credit, discount=1.0)
+        rows = training_rows(group, uid="u", step=1, credit=credit)
         logprobs = torch.stack([logits.log_softmax(-1)[row.prompt_ids[0] - 1, row.response_ids[0]] for row in rows])
         loss = -(_advantages(rows)[:, 0] * logprobs).mean()
         (gradient,) = torch.autograd.grad(loss, logits)

@@ -194,7 +194,6 @@ def _service(
             config=config,
             run=run,
             pad_id=END,
-            credit=config.credit,
             schedule=schedule,
         )
         yield _Setup(service, queue, servers, run)
