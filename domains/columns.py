@@ -97,7 +97,7 @@ def _divide(
         is_read = name in read and name not in _ALWAYS_SHOWN and not lost
         if _is_gold(name) or name in (domain.gold_columns if domain else ()) or is_read:
             parts = value if isinstance(value, Mapping) else {}
-            inner = {key: each for key, each in parts.items() if f"{place}.{key}" in shown}
+            inner = {key: inner_value for key, inner_value in parts.items() if f"{place}.{key}" in shown}
             lost = [f"{place}.{key}" for key in parts.keys() - inner.keys()] or [place]
         if lost and not inner:
             hidden.append(place)
@@ -111,7 +111,7 @@ def _divide_value(value: Any, read: Collection[str], shown: Collection[str], pat
     if isinstance(value, Mapping):
         return _divide(value, None, read, shown, path)
     if isinstance(value, list | tuple):
-        parts = [_divide_value(each, read, shown, path) for each in value]
+        parts = [_divide_value(item, read, shown, path) for item in value]
         lost = list(dict.fromkeys(place for _, places in parts for place in places))
         return ([inner for inner, _ in parts] if any(inner for inner, _ in parts) else []) if lost else value, lost
     if isinstance(value, str) and value[:1] in ("{", "["):  # a nested column of a CSV file

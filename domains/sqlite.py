@@ -83,7 +83,7 @@ class SqliteDomain(SqlDomain):
         self, splits: Splits, problems: Mapping[Gold, GoldProblem]
     ) -> tuple[Mapping[str, list[Task]], dict[str, int]]:
         """One file, ``questions.parquet``, with the column ``split``."""
-        others = [task for name, part in splits.tasks.items() if name != "train" for task in part]
+        others = [task for name, tasks in splits.tasks.items() if name != "train" for task in tasks]
         kept, judged, left_out = leave_out(splits.tasks["train"], others, problems)
         return {"questions": [*kept, *judged]}, left_out
 
@@ -117,7 +117,7 @@ class DatabaseFolder:
             database = DatabaseFile(unique, str(path.resolve()), place.as_posix())
             for name in {database.place, path.name, path.stem}:
                 self._by_name.setdefault(name, []).append(database)
-        self.all = list({each.path: each for found in self._by_name.values() for each in found}.values())
+        self.all = list({file.path: file for files in self._by_name.values() for file in files}.values())
 
     def find(self, name: str | None, where: str) -> DatabaseFile:
         """The database that the row ``where`` names: its path in the folder, its file's name, with or without suffix.
@@ -128,17 +128,17 @@ class DatabaseFolder:
             if len(self.all) > 1:
                 raise DataError(f"{where} names no database, and there are {len(self.all)}; add the column database.")
             return self.all[0]
-        found = self._by_name.get(name, [])
-        if len(found) == 1:
-            return found[0]
-        if found:
-            paths = " and ".join(each.place for each in found)
+        matches = self._by_name.get(name, [])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            paths = " and ".join(database.place for database in matches)
             raise DataError(
-                f"{where}: {len(found)} databases are called {shorten_repr(name)} ({paths}); give its path."
+                f"{where}: {len(matches)} databases are called {shorten_repr(name)} ({paths}); give its path."
             )
         raise DataError(
             f"{where}: {self._folder} has no database {shorten_repr(name)}; it has "
-            f"{first_names(each.db_id for each in self.all)}."
+            f"{first_names(database.db_id for database in self.all)}."
         )
 
 
@@ -186,11 +186,11 @@ def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]
 def _find_files(folder: Path) -> list[tuple[Path, str | None]]:
     """The files with questions, each with the split that its name means."""
     named = [folder / name for name in _FILES if (folder / name).is_file()]
-    found = named or sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
-    if len(found) == 1:
-        return [(found[0], None)]
-    if found:
-        raise DataError(f"{folder} has {' and '.join(file.name for file in found)}; keep one file of questions.")
+    candidates = named or sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    if len(candidates) == 1:
+        return [(candidates[0], None)]
+    if candidates:
+        raise DataError(f"{folder} has {' and '.join(file.name for file in candidates)}; keep one file of questions.")
     if any(folder.glob("*_tables.json")) and (folder / "examples").is_dir():
         files = sorted((folder / "examples").glob("*.json"))
         parts = [(file, split) for file in files for end, split in _PARTS.items() if file.stem.endswith(end)]
@@ -204,13 +204,13 @@ def _find_files(folder: Path) -> list[tuple[Path, str | None]]:
 
 def _query_column(file: Path, rows: Iterable[dict[str, Any]]) -> str:
     names = {name: None for row in rows for name in row}
-    found = next((name for name in _QUERY if name in names), None)
-    if found is None:
+    column = next((name for name in _QUERY if name in names), None)
+    if column is None:
         raise DataError(
             f"{file} has no column with the gold SQL: looked for {', '.join(_QUERY)}; it has "
             f"{', '.join(map(str, names)) or 'no rows'}."
         )
-    return found
+    return column
 
 
 def _split_name(value: Any, where: str) -> str:

@@ -77,9 +77,9 @@ def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) 
     check_unique_ids(rows, source)
     if isinstance(validation, float | int) and not isinstance(validation, bool):
         return TaskList(rows, float(validation), source=source)
-    given, given_source = _read(validation, "validation")
-    check_unique_ids(given, given_source)
-    return TaskList(rows, given, source=source, allow_shared=allow_shared)
+    validation_rows, validation_source = _read(validation, "validation")
+    check_unique_ids(validation_rows, validation_source)
+    return TaskList(rows, validation_rows, source=source, allow_shared=allow_shared)
 
 
 def is_file(name: str | Path) -> bool:
@@ -104,13 +104,13 @@ def _rows(tasks: Any, name: str) -> list[Any]:
         import pyarrow as pa
 
         try:
-            found: list[Any] = pa.table(tasks).to_pylist()
+            rows: list[Any] = pa.table(tasks).to_pylist()
         except UnicodeEncodeError:  # pandas can hold half of a surrogate pair
-            found = tasks.to_dict("records")
+            rows = tasks.to_dict("records")
         except (pa.ArrowException, TypeError) as error:
             reason = " ".join(map(str, error.args[0] if isinstance(error.args[0], tuple) else error.args))
             raise DataError(f"{name}: the data frame cannot be read ({reason}); make each column one type.") from error
-        return found
+        return rows
     if not isinstance(tasks, Iterable) or isinstance(tasks, Mapping | bytes):
         raise DataError(f"{name} is {shorten_repr(tasks)}: give a list of dicts, a data frame, or a file")
     return [dict(row) if isinstance(row, Mapping) else row for row in tasks]

@@ -40,16 +40,16 @@ def names_read(reward: Any) -> frozenset[str]:
     reads = getattr(reward, "reads", None)
     names, seen = set(reads if isinstance(reads, list) else ()), dict[int, Any]()
     package = _module(inspect.unwrap(getattr(reward, "func", reward))).partition(".")[0]
-    found = [(reward, 0)]
-    while found:
-        value, calls = found.pop()
+    waiting = [(reward, 0)]
+    while waiting:
+        value, calls = waiting.pop()
         if isinstance(value, str):
             names.update((value, *_FIELD.findall(value)))
         elif id(value) not in seen and calls <= _CALLS:
             seen[id(value)] = value  # kept, or another object could get its id
-            found += [(part, calls) for part in _parts(value, package)]
+            waiting += [(inner, calls) for inner in _parts(value, package)]
             if isinstance(value, FunctionType) and _is_followed(value, package):
-                found += [(used, calls + 1) for used in _globals(value, package)]
+                waiting += [(used, calls + 1) for used in _globals(value, package)]
     with suppress(TypeError, ValueError):  # a function that is written in C
         parameters = inspect.signature(reward).parameters.keys() - _NO_COLUMNS
         names |= parameters | {name.removesuffix("s") for name in parameters}
@@ -66,7 +66,7 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
         parts = (getattr(value, "__wrapped__", None), *(own if _is_followed(value, package) else ()))
     elif isinstance(value, dict | tuple | list | set | frozenset):
         few = (*value, *(value.values() if isinstance(value, dict) else ())) if len(value) <= _MOST else ()
-        parts = (each for each in few if not isinstance(each, dict))  # those are rows of data
+        parts = (item for item in few if not isinstance(item, dict))  # those are rows of data
     elif isinstance(value, _WRAPPERS):
         parts = gc.get_referents(value)
     elif isinstance(value, type) and _is_users(_module(value), package):
@@ -104,15 +104,15 @@ def _module(value: Any) -> str:
 
 def _is_followed(function: FunctionType, package: str) -> bool:
     """Whether a function may read a task: one of the user's, and of ours one that has it and wraps no other."""
-    ours = _module(function).startswith("groundwire.rewards") and not hasattr(function, "__wrapped__")
-    return (ours and "task" in function.__code__.co_varnames) or _is_users(_module(function), package)
+    is_ours = _module(function).startswith("groundwire.rewards") and not hasattr(function, "__wrapped__")
+    return (is_ours and "task" in function.__code__.co_varnames) or _is_users(_module(function), package)
 
 
 def _is_users(module: str, package: str) -> bool:
     """Whether a module is not installed, or is of the package of the reward."""
     top, file = module.partition(".")[0], getattr(sys.modules.get(module), "__file__", None) or ""
-    ours = top == "groundwire" or top in sys.stdlib_module_names
-    return not ours and (top == package or not {"site-packages", "dist-packages"} & set(Path(file).parts))
+    is_ours = top == "groundwire" or top in sys.stdlib_module_names
+    return not is_ours and (top == package or not {"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
 class RecordedTask(dict[str, Any]):
@@ -135,4 +135,4 @@ class RecordedTask(dict[str, Any]):
 def _recorded(value: Any, names: set[str]) -> Any:
     if isinstance(value, Mapping):
         return RecordedTask(value, names)
-    return [_recorded(each, names) for each in value] if isinstance(value, list) else value
+    return [_recorded(item, names) for item in value] if isinstance(value, list) else value

@@ -108,18 +108,20 @@ def without_variants(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[],
 
     tasks = list(tasks)
     with ThreadPoolExecutor() as threads:
-        return {str(task["id"]): found for task, found in zip(tasks, threads.map(problem, tasks), strict=True) if found}
+        return {
+            str(task["id"]): reason for task, reason in zip(tasks, threads.map(problem, tasks), strict=True) if reason
+        }
 
 
 def unchecked_of(components: Mapping[str, float]) -> bool | None:
     """Whether a right answer was not judged on variants, because there are none; None for any other reward."""
-    found = [value for name, value in components.items() if re.fullmatch(rf"{METRIC}(?:.*\.)?{_UNCHECKED}", name)]
-    return any(found) if found else None
+    flags = [value for name, value in components.items() if re.fullmatch(rf"{METRIC}(?:.*\.)?{_UNCHECKED}", name)]
+    return any(flags) if flags else None
 
 
 def _tokens(sql: str) -> list[str]:
     """The query without the case of its words, its blanks and its last semicolon; a comment is one token."""
-    return [each if each[0] in "'\"`[" else each.lower() for each in _TOKEN.findall(sql.rstrip("; \t\r\n"))]
+    return [token if token[0] in "'\"`[" else token.lower() for token in _TOKEN.findall(sql.rstrip("; \t\r\n"))]
 
 
 _gold_tokens = lru_cache(maxsize=4096)(_tokens)
@@ -149,7 +151,7 @@ def judged_on_variants(function: F) -> F:
 def has_variants(reward: Any) -> bool:
     """Whether ``reward``, or a term of it, is :func:`judged_on_variants`."""
     inner = inspect.unwrap(reward)
-    return any(getattr(each, _VARIANTS, False) for each in (reward, inner, getattr(inner, "func", None)))
+    return any(getattr(candidate, _VARIANTS, False) for candidate in (reward, inner, getattr(inner, "func", None)))
 
 
 def executed(steps: Sequence[AgentStep]) -> bool:

@@ -195,12 +195,12 @@ class Audit:
     @property
     def tasks_by_finding(self) -> dict[str, int]:
         """The number of tasks with a finding of each kind."""
-        return dict(Counter(kind for kind, _ in sorted({(each.kind, each.task) for each in self.findings})))
+        return dict(Counter(kind for kind, _ in sorted({(finding.kind, finding.task) for finding in self.findings})))
 
     @property
     def share_with_findings(self) -> float:
         """The share of tasks with a finding, 0 to 1, without conditions that make no difference in the database."""
-        return len({each.task for each in self.findings if each.kind != _FILTER_IGNORED}) / max(1, self.tasks)
+        return len({finding.task for finding in self.findings if finding.kind != _FILTER_IGNORED}) / max(1, self.tasks)
 
 
 async def audit(

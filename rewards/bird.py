@@ -52,13 +52,13 @@ def soft_f1(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
     """
     if not gold and not predicted:
         return 1.0
-    ours, theirs = list(dict.fromkeys(gold)), list(dict.fromkeys(predicted))
-    true_positives, errors = 0.0, float(abs(len(ours) - len(theirs)))
-    for mine, other in zip(ours, theirs, strict=False):
-        found = sum(value in mine for value in other)
+    expected, returned = list(dict.fromkeys(gold)), list(dict.fromkeys(predicted))
+    true_positives, errors = 0.0, float(abs(len(expected) - len(returned)))
+    for mine, other in zip(expected, returned, strict=False):
+        matches = sum(value in mine for value in other)
         missing = sum(value not in other for value in mine)
-        true_positives += found / len(mine)
-        errors += (len(other) - found + missing) / len(mine)
+        true_positives += matches / len(mine)
+        errors += (len(other) - matches + missing) / len(mine)
     return 2 * true_positives / (2 * true_positives + errors)
 
 

@@ -117,8 +117,8 @@ def _pass_quick_rejection(gold: Rows, predicted: Rows, ordered: bool) -> bool:
     """Rule 8. It also decides results: 10 and 10.0 are equal, but sort differently in a row with 1."""
     if gold == predicted and repr(gold) == repr(predicted):
         return True
-    ours, theirs = map(_sorted_row, gold), map(_sorted_row, predicted)
-    return list(ours) == list(theirs) if ordered else set(ours) == set(theirs)
+    expected, returned = map(_sorted_row, gold), map(_sorted_row, predicted)
+    return list(expected) == list(returned) if ordered else set(expected) == set(returned)
 
 
 def _sorted_row(row: Row) -> Row:
@@ -315,5 +315,5 @@ async def spider_exec_match(
 @judges_sql
 async def spider_test_suite(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
     """:func:`training_match`, in a thread: components ``match``, and as metrics ``official`` and ``unchecked``."""
-    found = await asyncio.to_thread(training_match, sql_answer(task, answer, "spider_test_suite"))
-    return found.components()
+    paid = await asyncio.to_thread(training_match, sql_answer(task, answer, "spider_test_suite"))
+    return paid.components()

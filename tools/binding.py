@@ -28,7 +28,7 @@ _SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
 def is_async(function: Any) -> bool:
     """Whether a function is called on the event loop."""
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(each) for kind in kinds for each in (function, getattr(function, "__call__", None)))  # noqa: B004
+    return any(kind(candidate) for kind in kinds for candidate in (function, getattr(function, "__call__", None)))  # noqa: B004
 
 
 class BindingError(ValueError):
@@ -97,23 +97,23 @@ class Binder:
 
     def arguments(self, values: Mapping[str, Any], columns: Mapping[str, Any]) -> inspect.BoundArguments:
         """The arguments of a call. Raises :class:`BindingError`."""
-        bound, found = self.bind(columns), {"value": values, "column": columns}
-        given = {name: found[kind][source] for name, (kind, source) in bound.sources.items()}
+        bound, sources = self.bind(columns), {"value": values, "column": columns}
+        named = {name: sources[kind][source] for name, (kind, source) in bound.sources.items()}
         if bound.rest:
             used = {source for _, source in bound.sources.values()}
-            given |= {name: value for name, value in columns.items() if name not in used and name not in given}
+            named |= {name: value for name, value in columns.items() if name not in used and name not in named}
         if bound.batched:
-            given = {name: [value] for name, value in given.items()}
+            named = {name: [value] for name, value in named.items()}
         arguments: dict[str, Any] = {}
-        for name, each in self.signature.parameters.items():
-            if each.kind is each.VAR_POSITIONAL:
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
                 arguments[name] = tuple(values[value] for value in bound.positional)
-            elif each.kind is each.VAR_KEYWORD:
-                arguments[name] = given if bound.rest else {}
-            elif name in given:
-                arguments[name] = given.pop(name)
-            elif each.kind is each.POSITIONAL_ONLY:  # or the ones behind it would move forward
-                arguments[name] = each.default
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                arguments[name] = named if bound.rest else {}
+            elif name in named:
+                arguments[name] = named.pop(name)
+            elif parameter.kind is parameter.POSITIONAL_ONLY:  # or the ones behind it would move forward
+                arguments[name] = parameter.default
         return inspect.BoundArguments(self.signature, arguments)
 
     def means(self, name: str) -> bool:
@@ -128,7 +128,7 @@ class Binder:
 
     def describe(self, columns: Collection[str]) -> str:
         """The call in words. Raises :class:`BindingError`."""
-        bound, about = self.bind(columns), {each.name: each.about for each in self.values}
+        bound, about = self.bind(columns), {value.name: value.about for value in self.values}
         parts = [about[value] for value in bound.positional]
         for name, (kind, source) in bound.sources.items():
             parts.append(f"{name}={about[source] if kind == 'value' else f'the column {source}'}")
@@ -147,18 +147,18 @@ class _Call:
 
     def __init__(self, binder: Binder, columns: Collection[str]) -> None:
         parameters = binder.signature.parameters
-        variadic = {each.kind: name for name, each in parameters.items()}
+        variadic = {parameter.kind: name for name, parameter in parameters.items()}
         rest, many = (variadic.get(kind) for kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL))
         fixed = binder.function.keywords if isinstance(binder.function, partial) else {}
-        named = {name: each for name, each in parameters.items() if name not in (rest, many, *fixed)}
-        required = [name for name, each in named.items() if each.default is each.empty]
+        named = {name: parameter for name, parameter in parameters.items() if name not in (rest, many, *fixed)}
+        required = [name for name, parameter in named.items() if parameter.default is parameter.empty]
         self._binder, self._named = binder, named
         self.sources: dict[str, tuple[str, str]] = {}
         self.rest, self.positional = "", tuple[str, ...]()
         for value in binder.values:
             meant = [name for name in value.names if name in named]
             meant += [name for name in named if value.annotation and _annotation(named[name]) == value.annotation]
-            for name in sorted(meant, key=lambda each: (each not in required, each in columns))[:1]:
+            for name in sorted(meant, key=lambda parameter: (parameter not in required, parameter in columns))[:1]:
                 self._give(name, value)
         self.batched = any(name in self.sources for value in binder.values for name in value.batches)
         for name in self._left(named):
@@ -166,7 +166,7 @@ class _Call:
             if column in columns:
                 self.sources[name] = "column", column
         for value in binder.values:
-            for name in (each for each in value.aliases if each in named):
+            for name in (parameter for parameter in value.aliases if parameter in named):
                 self._give(name, value)
         self._guess(self._left(required))
         if not self.sources and not required and many:
@@ -200,22 +200,22 @@ class _Call:
     def _guess(self, left: Sequence[str]) -> None:
         """Give values to parameters whose names mean none, if there is one way to do it."""
         positional = self._binder.positional
-        values = {each.name: each for each in self._binder.values}
-        free = [each for each in positional[:2] if not self._taken(each)]
-        if len(positional) > 1 and (self._by_column() or not any(_says_task(each) for each in left[:1])):
-            free = [each for each in free if each != "task"]
-        known = {name for each in values.values() for name in (*each.names, *each.aliases)}
+        values = {choice.name: choice for choice in self._binder.values}
+        free = [choice for choice in positional[:2] if not self._taken(choice)]
+        if len(positional) > 1 and (self._by_column() or not any(_says_task(choice) for choice in left[:1])):
+            free = [choice for choice in free if choice != "task"]
+        known = {name for choice in values.values() for name in (*choice.names, *choice.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
             if (kind := _kind(self._named[left[0]])) and (value := self._of_kind(kind)):
                 self._give(left[0], value)
             elif len(free) == 1 and (not self.sources or len(positional) > 1):
                 self._give(left[0], values[free[0]])
         elif not self.sources and 2 <= len(left) <= len(positional) and all(map(_SAYS_NOTHING.fullmatch, left)):
-            for name, each in zip(left, positional, strict=False):
-                self._give(name, values[each])
+            for name, choice in zip(left, positional, strict=False):
+                self._give(name, values[choice])
 
     def _of_kind(self, kind: str | None) -> Value | None:
-        return next((each for each in self._binder.values if self._binder.by_kind and each.kind == kind), None)
+        return next((value for value in self._binder.values if self._binder.by_kind and value.kind == kind), None)
 
 
 def _refusal(binder: Binder, left: Sequence[str], columns: Collection[str]) -> str:
@@ -234,8 +234,8 @@ def _says_task(name: str) -> bool:
 
 def _kind(parameter: inspect.Parameter) -> str | None:
     """What the annotation says of a value; None if nothing."""
-    found = _KINDS.search(_annotation(parameter))
-    return found.lastgroup if found else None
+    match = _KINDS.search(_annotation(parameter))
+    return match.lastgroup if match else None
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -62,15 +62,15 @@ _RESOURCE_NAMES = (
 
 def causes(error: BaseException | None) -> list[BaseException]:
     """``error``, the exceptions that it was raised from or while handling, and the members of groups; nearest first."""
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     waiting: list[Any] = [error]
-    while waiting and len(found) < _MAX_CAUSES:
-        each = waiting.pop(0)
-        if not isinstance(each, BaseException) or any(each is other for other in found):
+    while waiting and len(chain) < _MAX_CAUSES:
+        cause = waiting.pop(0)
+        if not isinstance(cause, BaseException) or any(cause is other for other in chain):
             continue
-        found.append(each)
-        waiting += _linked(each)
-    return found
+        chain.append(cause)
+        waiting += _linked(cause)
+    return chain
 
 
 def _linked(error: BaseException) -> Iterator[Any]:
@@ -85,7 +85,7 @@ def _linked(error: BaseException) -> Iterator[Any]:
 
 def infrastructure_errors(error: BaseException) -> list[BaseException]:
     """The failures of the network, the operating system or a server in the chain of causes of ``error``."""
-    return [each for each in causes(error) if _is_infrastructure(each)]
+    return [cause for cause in causes(error) if _is_infrastructure(cause)]
 
 
 def is_infrastructure_text(text: str) -> bool:
@@ -103,15 +103,15 @@ def named_resources(broken: Sequence[BaseException]) -> set[str]:
 
     ``broken`` are its :func:`infrastructure_errors`. A host that has answered, if only with a status, is none of them.
     """
-    if any(_status(each) or {kind.__name__ for kind in type(each).__mro__} & _CONNECTED for each in broken):
+    if any(_status(cause) or {kind.__name__ for kind in type(cause).__mro__} & _CONNECTED for cause in broken):
         return set()
-    found = set[str]()
-    for value in (value for each in broken for value in _values(each)):
+    names = set[str]()
+    for value in (value for cause in broken for value in _values(cause)):
         for text in value if isinstance(value, (list, tuple)) else [value]:
             name = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
             with suppress(ValueError):  # no URL
-                found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
-    return {name for name in found if len(name) > 2 and not name.isdigit()}
+                names |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
+    return {name for name in names if len(name) > 2 and not name.isdigit()}
 
 
 def _is_infrastructure(error: BaseException) -> bool:
@@ -133,12 +133,16 @@ def _status(error: BaseException) -> int | None:
     """The HTTP status in an exception of any client: requests, httpx, openai, aiohttp, urllib, botocore."""
     with suppress(Exception):  # as in _linked
         response = getattr(error, "response", None)
-        found = [getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")]
+        statuses = [
+            getattr(candidate, name, None) for candidate in (error, response) for name in ("status_code", "status")
+        ]
         if isinstance(response, dict):
-            found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+            statuses.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
         if type(error).__name__ == "HTTPError":
-            found.append(getattr(error, "code", None))
-        return next((each for each in found if isinstance(each, int) and 400 <= each < 600), None)
+            statuses.append(getattr(error, "code", None))
+        return next(
+            (candidate for candidate in statuses if isinstance(candidate, int) and 400 <= candidate < 600), None
+        )
     return None
 
 

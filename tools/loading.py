@@ -25,21 +25,23 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
     module = _import(name, place, option)
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
+    target: Any = module
+    for step in attribute.split("."):
+        if not hasattr(target, step):
             own = {
-                each: value
-                for each, value in vars(module).items()
-                if each.isidentifier() and each[0] != "_"
+                own_name: value
+                for own_name, value in vars(module).items()
+                if own_name.isidentifier() and own_name[0] != "_"
                 if not inspect.isroutine(value) or value.__module__ == module.__name__
             }
-            others = next(filter(None, ([each for each in own if is_kind(own[each])] for is_kind in kinds)), [])
+            others = next(
+                filter(None, ([own_name for own_name in own if is_kind(own[own_name])] for is_kind in kinds)), []
+            )
             raise ValueError(
                 f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'nothing that fits'}"
             )
-        found = getattr(found, part)
-    return found
+        target = getattr(target, step)
+    return target
 
 
 def _import(name: str, place: str, option: str) -> Any:
@@ -64,7 +66,10 @@ def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(2, "no such file", str(path))
     path = path.resolve()
-    loaded = next((each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == str(path)), None)
+    loaded = next(
+        (candidate for candidate in list(sys.modules.values()) if getattr(candidate, "__file__", None) == str(path)),
+        None,
+    )
     if loaded is not None:
         return loaded
     if str(path.parent) not in sys.path:

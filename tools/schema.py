@@ -158,16 +158,16 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
     for number, _, parent, column, parent_column, *_ in conn.execute(
         f"PRAGMA foreign_key_list({connections.quote_identifier(table)})"
     ):
-        _, ours, theirs = foreign.setdefault(number, (parent, [], []))
-        ours.append(column)
+        _, own, referenced = foreign.setdefault(number, (parent, [], []))
+        own.append(column)
         if parent_column is not None:
-            theirs.append(parent_column)
+            referenced.append(parent_column)
     # SQLite lists the keys in reverse order of declaration.
-    for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
+    for _, (parent, own, referenced) in sorted(foreign.items(), reverse=True):
         columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(parent)})").fetchall()
-        theirs = theirs or _primary_key(columns)  # noqa: PLW2901
-        yield f"foreign key ( {_name_list(ours)} ) references {_quote_if_needed(parent)}" + (
-            f" ( {_name_list(theirs)} )" if theirs else ""
+        referenced = referenced or _primary_key(columns)  # noqa: PLW2901
+        yield f"foreign key ( {_name_list(own)} ) references {_quote_if_needed(parent)}" + (
+            f" ( {_name_list(referenced)} )" if referenced else ""
         )
 
 

@@ -100,9 +100,9 @@ def read_env_file() -> None:
     from dotenv import dotenv_values
 
     try:
-        found = dotenv_values(file)
+        variables = dotenv_values(file)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file.absolute()} cannot be read ({error}): save it as UTF-8 text") from error
-    for name, value in found.items():
+    for name, value in variables.items():
         if value is not None and "\0" not in value:
             os.environ.setdefault(name, value)

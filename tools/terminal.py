@@ -74,13 +74,13 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
     """Show a progress bar on a terminal. Yields a function that may set its description, and advances it (by one)."""
-    shown = console(stderr=True)
-    if not shown.is_terminal:  # a disabled bar still prints an empty line
+    output = console(stderr=True)
+    if not output.is_terminal:  # a disabled bar still prints an empty line
         yield lambda *_: None
         return
     from rich.progress import Progress
 
-    with Progress(console=shown, transient=True) as bar:
+    with Progress(console=output, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda text=None, by=1: bar.update(task, advance=by, description=text)
 
@@ -88,9 +88,9 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
 @contextmanager
 def spinner(description: str) -> Iterator[None]:
     """Show a spinner on a terminal, for work whose length is unknown."""
-    shown = console(stderr=True)
-    if not shown.is_terminal:
+    output = console(stderr=True)
+    if not output.is_terminal:
         yield
         return
-    with shown.status(description):
+    with output.status(description):
         yield

@@ -50,7 +50,9 @@ class AnswerKind:
     def read(self, result: AgentResult) -> Candidate | None:
         """The answer, and where it was; None if it is not known which part of the result is the answer."""
         candidates = result.candidates
-        chosen = next((each for each in candidates if each.text.strip()), candidates[0] if candidates else None)
+        chosen = next(
+            (candidate for candidate in candidates if candidate.text.strip()), candidates[0] if candidates else None
+        )
         return None if chosen is None else Candidate(chosen.text.strip(), chosen.field)
 
     def tried(self, steps: Sequence[AgentStep]) -> list[int]:

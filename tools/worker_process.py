@@ -106,9 +106,9 @@ class WorkerPool:
 
 class _Worker:
     def __init__(self, module: str) -> None:
-        self._pipe, theirs = Pipe()
-        with theirs:
-            descriptor = theirs.fileno()
+        self._pipe, other_end = Pipe()
+        with other_end:
+            descriptor = other_end.fileno()
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
                 f"from {module} import serve; serve({descriptor}, {os.getpid()})"

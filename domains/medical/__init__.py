@@ -50,10 +50,10 @@ class MedicalDomain(Domain):
         tasks = [{**row, "db_path": str(database)} for row in rows]
         check_unique_ids(tasks, folder)
         parts: dict[str, list[Task]] = {split: [task for task in tasks if task["split"] == split] for split in _SPLITS}
-        for split, part in parts.items():
-            if not part:
+        for split, tasks_of_split in parts.items():
+            if not tasks_of_split:
                 raise DataError(f"{folder} has no {split} questions; add some, or leave out the column split.")
-        sizes = ", ".join(f"{split} {len(part):,} questions" for split, part in parts.items())
+        sizes = ", ".join(f"{split} {len(tasks_of_split):,} questions" for split, tasks_of_split in parts.items())
         missing = sum(not task["answer"] for task in tasks)
         sizes += f", {missing:,} without an answer" if missing else ""
         return TaskData(train=parts["train"], validation=parts["validation"], source=f"{origin}: {sizes}")
@@ -69,14 +69,14 @@ domain = MedicalDomain()
 def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     """The questions with their splits: of the two parts, or of one file."""
     parts = {file: split for name, split in _PARTS.items() if (file := folder / name).is_file()}
-    found = [file for file in files if file.name in _QUESTIONS]
-    if len(parts) == len(_PARTS) and not found:
+    candidates = [file for file in files if file.name in _QUESTIONS]
+    if len(parts) == len(_PARTS) and not candidates:
         rows = [(file, row) for file in parts for row in _read_rows(file)]
         unique = len({row["id"] for _, row in rows}) == len(rows)  # both files may count from 0
         ids = {file: "" if unique else f"{file.stem}-" for file in parts}
         return [{**row, "id": f"{ids[file]}{row['id']}", "split": parts[file]} for file, row in rows]
     choices = [*_QUESTIONS, " with ".join(_PARTS)]
-    file = _only_one([*found, *parts], folder, "file of questions", choices)
+    file = _only_one([*candidates, *parts], folder, "file of questions", choices)
     if file in parts:
         raise DataError(
             f"{folder} has {file.name} without {next(name for name in _PARTS if name != file.name)}; add it."

@@ -173,13 +173,13 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def find_split(folder: Path, split: str) -> Path:
     """The file of a split. Raises :class:`DataError`, which names the splits of ``folder``."""
-    found = {name: file for name in SPLITS for file in split_file(folder, name)}
-    if split not in found:
+    files = {name: file for name in SPLITS for file in split_file(folder, name)}
+    if split not in files:
         raise DataError(
-            f"{folder} has no split {split!r}; it has {', '.join(['train', *found])}. "
-            f"Others would be {', '.join(f'{name} ({SPLITS[name][0]})' for name in SPLITS if name not in found)}."
+            f"{folder} has no split {split!r}; it has {', '.join(['train', *files])}. "
+            f"Others would be {', '.join(f'{name} ({SPLITS[name][0]})' for name in SPLITS if name not in files)}."
         )
-    return found[split]
+    return files[split]
 
 
 def split_file(folder: Path, split: str) -> list[Path]:

@@ -162,10 +162,10 @@ def _check_target(source: Path, out: Path, written_by: str) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        ours = json_files.read_json(out / REPORT).get("written_by") == written_by
+        is_ours = json_files.read_json(out / REPORT).get("written_by") == written_by
     except (OSError, ValueError, AttributeError):
-        ours = False
-    if not ours:
+        is_ours = False
+    if not is_ours:
         raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")
 
 

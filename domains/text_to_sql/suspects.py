@@ -79,29 +79,29 @@ def suspects(
 def _reasons(database: str, query: str) -> list[str]:
     from sqlglot import exp
 
-    found = []
+    reasons = []
     if depends_on_ties(database, tie_probes(query)):
-        found.append(TIES)
+        reasons.append(TIES)
     with contextlib.suppress(QueryError):
         rows = run_query(database, query, timeout_s=_TIMEOUT_S, max_rows=2).rows
         if len(rows) == 1 and not any(rows[0]):
-            found.append(CONSTANT)
+            reasons.append(CONSTANT)
     tree = parse_query(query)
     if tree is None:
-        return found
+        return reasons
     if tree.find(exp.Table) is None:
-        found.append(NO_TABLE)
+        reasons.append(NO_TABLE)
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like):
         right = node.expression
         quoted = isinstance(right, exp.Column) and not right.table and right.this.args.get("quoted")
         # SQLite takes an unknown name in quotes for a text.
-        if quoted and COLUMN not in found and right.name.lower() in _columns(database, tree):
-            found.append(COLUMN)
+        if quoted and COLUMN not in reasons and right.name.lower() in _columns(database, tree):
+            reasons.append(COLUMN)
     if any(_is_outer(database, column) for column in tree.find_all(exp.Column)):
-        found.append(OUTER)
+        reasons.append(OUTER)
     if _compares_numbers_as_text(database, tree):
-        found.append(NUMBERS)
-    return found
+        reasons.append(NUMBERS)
+    return reasons
 
 
 def _is_outer(database: str, column: Any) -> bool:
@@ -114,14 +114,16 @@ def _is_outer(database: str, column: Any) -> bool:
     if not select.find_ancestor(exp.Subquery, exp.In, exp.Exists) or select.find_ancestor(exp.From, exp.CTE):
         return False
     name, own = column.name.lower(), _columns(database, select)
-    derived = any(select.find_all(exp.CTE)) or any(isinstance(each.this, exp.Select) for each in _sources(select))
-    aliases = {each.alias.lower() for each in select.expressions if each.alias}
+    derived = any(select.find_all(exp.CTE)) or any(
+        isinstance(expression.this, exp.Select) for expression in _sources(select)
+    )
+    aliases = {expression.alias.lower() for expression in select.expressions if expression.alias}
     return bool(own) and not derived and name not in own | aliases and name in _columns(database, select.root())
 
 
 def _sources(select: Any) -> list[Any]:
     first = select.args.get("from_") or select.args.get("from")
-    return [each.this for each in (first, *(select.args.get("joins") or ())) if each is not None]
+    return [clause.this for clause in (first, *(select.args.get("joins") or ())) if clause is not None]
 
 
 def _columns(database: str, tree: Any) -> set[str]:
@@ -182,8 +184,8 @@ def _compares_numbers_as_text(database: str, tree: Any) -> bool:
         return False
     try:
         before, after = (
-            _rows_as_numbers(database, each.sql(dialect="sqlite"), ordered=bool(tree.args.get("order")))
-            for each in (tree, changed)
+            _rows_as_numbers(database, query.sql(dialect="sqlite"), ordered=bool(tree.args.get("order")))
+            for query in (tree, changed)
         )
     except QueryError:
         return False
@@ -194,21 +196,25 @@ def _compared(tree: Any) -> list[list[Any]]:
     """The parts of each comparison, of each sort key, and of each MAX and MIN."""
     from sqlglot import exp
 
-    found: list[list[Any]] = []
+    comparisons: list[list[Any]] = []
     for node in tree.find_all(exp.Max, exp.Min, exp.Ordered, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
-        parts = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
-        found.append([part for part in parts if part is not None])
-    return found
+        operands = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
+        comparisons.append([operand for operand in operands if operand is not None])
+    return comparisons
 
 
-def _cast(database: str, tables: Sequence[tuple[str, str]], parts: list[Any]) -> bool:
+def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any]) -> bool:
     """Cast the columns of such texts among ``parts``, and the texts that they are compared with."""
     from sqlglot import exp
 
-    columns = [part for part in parts if isinstance(part, exp.Column) and _reads_as_numbers(database, tables, part)]
-    texts = [part for part in parts if isinstance(part, exp.Literal) and part.is_string]
-    for part in (*columns, *texts) if columns else ():
-        part.replace(exp.Cast(this=part.copy(), to=exp.DataType.build("REAL")))
+    columns = [
+        operand
+        for operand in operands
+        if isinstance(operand, exp.Column) and _reads_as_numbers(database, tables, operand)
+    ]
+    texts = [operand for operand in operands if isinstance(operand, exp.Literal) and operand.is_string]
+    for operand in (*columns, *texts) if columns else ():
+        operand.replace(exp.Cast(this=operand.copy(), to=exp.DataType.build("REAL")))
     return bool(columns)
 
 
@@ -216,8 +222,8 @@ def _tables(tree: Any) -> list[tuple[str, str]]:
     """The names under which the query uses its tables, each with the table's own name in quotes."""
     from sqlglot import exp
 
-    found = tree.find_all(exp.Table)
-    return [(each.alias_or_name.lower(), each.this.sql(dialect="sqlite", identify=True)) for each in found]
+    tables = tree.find_all(exp.Table)
+    return [(table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True)) for table in tables]
 
 
 def _reads_as_numbers(database: str, tables: Sequence[tuple[str, str]], column: Any) -> bool:

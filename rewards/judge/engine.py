@@ -75,8 +75,8 @@ class Judge:
         """
         settings = self._settings
         if settings.model is None:
-            found = presence(answer, reference=reference, question=question)
-            return Verdict(scores=found._asdict(), score=found.f1)
+            facts = presence(answer, reference=reference, question=question)
+            return Verdict(scores=facts._asdict(), score=facts.f1)
         state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
         prompt = functools.partial(messages, question=question, reference=reference, answer=answer)
         orders = (False, True) if settings.swap_order else (False,)

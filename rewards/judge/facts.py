@@ -59,9 +59,9 @@ def presence(answer: str, *, reference: str, question: str) -> Presence:
         asked, wanted = frozenset(), Counter(_facts(reference))
     if not wanted:
         raise RewardError(f"the reference answer {reference!r:.200} has no facts to compare an answer with")
-    given = Counter(fact for fact in _facts(answer) if fact not in asked)
-    shared = (wanted & given).total()
-    return Presence(shared / max(1, given.total()), shared / wanted.total())
+    answered = Counter(fact for fact in _facts(answer) if fact not in asked)
+    shared = (wanted & answered).total()
+    return Presence(shared / max(1, answered.total()), shared / wanted.total())
 
 
 def _facts(text: str) -> Iterator[str]:
@@ -85,13 +85,13 @@ def share_read(steps: Any, gold: str, database: str) -> float:
     except QueryError as error:
         raise RewardError(f"the gold query failed on {database}: {error}: {gold}") from error
     queries = dict.fromkeys(step["input"] for step in steps if step["kind"] == "tool" and step["ok"])
-    found = set[Any]()
+    read = set[Any]()
     for query in list(queries)[-_MOST_QUERIES:]:
         try:
-            found |= _values(query, database)
+            read |= _values(query, database)
         except QueryError:  # no query, but what another tool was given
             continue
-    return len(wanted & found) / len(wanted) if wanted else float(bool(queries))
+    return len(wanted & read) / len(wanted) if wanted else float(bool(queries))
 
 
 def _values(query: str, database: str) -> set[Any]:

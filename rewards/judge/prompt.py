@@ -97,8 +97,8 @@ def messages(
     """The request's messages. ``unreadable`` is the problem of the last reply."""
     texts = {"reference answer": reference, "answer to grade": answer} if reference else {"answer to grade": answer}
     system = _SYSTEM
-    for part, other in () if reference else _WITHOUT_REFERENCE.items():
-        system = system.replace(part, other)
+    for sentence, other in () if reference else _WITHOUT_REFERENCE.items():
+        system = system.replace(sentence, other)
     lines = [f"{name}: {_json_string(text)}" for name, text in texts.items()]
     if swapped:
         lines.reverse()
@@ -120,9 +120,9 @@ def parse_scores(text: str) -> dict[str, float]:
     objects = _json_objects(text)
     if not objects:
         raise UnreadableError("it has no JSON object")
-    verdicts = [each for each in objects if any(name in CRITERIA for name, _ in each)] or objects[-1:]
+    verdicts = [candidate for candidate in objects if any(name in CRITERIA for name, _ in candidate)] or objects[-1:]
     scores = [_scores(verdict) for verdict in verdicts]
-    if any(each != scores[0] for each in scores):
+    if any(candidate != scores[0] for candidate in scores):
         raise UnreadableError("it has several verdicts that differ")
     return scores[0]
 
@@ -131,9 +131,9 @@ def _scores(verdict: _Object) -> dict[str, float]:
     scores = {}
     for name in CRITERIA:
         values = [value for key, value in verdict if key == name]
-        if not values or any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in values):
+        if not values or any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in values):
             raise UnreadableError(f"{name} is missing or no number")
-        if not all(math.isfinite(each) and 0 <= each <= 1 for each in values):
+        if not all(math.isfinite(number) and 0 <= number <= 1 for number in values):
             raise UnreadableError(f"{name} is not from 0.0 to 1.0")
         if len(set(values)) > 1:
             raise UnreadableError("it has several verdicts that differ")
@@ -148,7 +148,7 @@ def _json_objects(text: str) -> list[_Object]:
         if isinstance(whole := decoder.decode(text.strip()), _Object):
             return [whole]
     text = _THOUGHT.sub("", text)
-    found: list[_Object] = []
+    objects: list[_Object] = []
     at = text.find("{")
     while at >= 0:
         try:
@@ -156,9 +156,9 @@ def _json_objects(text: str) -> list[_Object]:
         except (ValueError, RecursionError):
             end = at + 1
         else:
-            found.append(value)
+            objects.append(value)
         at = text.find("{", end)
-    return found
+    return objects
 
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}

@@ -37,11 +37,11 @@ def database_names(folder: str | Path) -> dict[str, Path]:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(root, name) for name in names if not name.startswith(".")]
-    return found
+        files += [Path(root, name) for name in names if not name.startswith(".")]
+    return files
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -88,10 +88,10 @@ class Databases:
         name = name or ""
         if name not in self._short and name not in self._relative:
             self.names()  # it may be a new file
-        found = self._short.get(name) or self._relative.get(name)
-        if found is None or not _is_inside(found, self.root.resolve()):  # a link may have replaced the file
+        file = self._short.get(name) or self._relative.get(name)
+        if file is None or not _is_inside(file, self.root.resolve()):  # a link may have replaced the file
             raise UnknownDatabaseError(self._unknown(name))
-        return found
+        return file
 
     def _unknown(self, name: str) -> str:
         names = list(self._short)

@@ -318,8 +318,8 @@ class _Idle:
         """The connection to ``path`` that was used last."""
         with self._lock:
             for index in reversed(range(len(self._connections))):
-                found = self._connections[index]
-                if found.path == path and found.inline == inline:
+                connection = self._connections[index]
+                if connection.path == path and connection.inline == inline:
                     return self._connections.pop(index)
         return None
 
@@ -339,10 +339,10 @@ def acquire(path: str, *, inline: bool = True) -> Connection:
 
     Raises OSError or sqlite3.Error if there is no readable database.
     """
-    while (found := _idle.pop(path, inline=inline)) is not None:
-        if found.is_current(path):
-            return found
-        found.close()
+    while (connection := _idle.pop(path, inline=inline)) is not None:
+        if connection.is_current(path):
+            return connection
+        connection.close()
     return Connection(path, inline=inline)
 
 

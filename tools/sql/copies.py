@@ -107,7 +107,7 @@ class DatabaseCopies:
                 self._forget(copy)
             elif not copy.users:
                 self._idle[copy] = None
-            while len(self._idle) > 1 and sum(each.size for each in self._idle) > self._idle_bytes:
+            while len(self._idle) > 1 and sum(idle.size for idle in self._idle) > self._idle_bytes:
                 self._forget(next(iter(self._idle)))
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ def _signature(path: str) -> tuple[int, ...] | None:
 
 def _folder_state(folder: Path) -> dict[str, tuple[int, ...]]:
     return {
-        file: found
+        file: state
         for root, _, names in os.walk(folder)
         for name in names
-        if (found := _signature(file := os.path.join(root, name))) is not None
+        if (state := _signature(file := os.path.join(root, name))) is not None
     }
 
 

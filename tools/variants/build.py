@@ -116,7 +116,7 @@ def _near_misses(
 
     Also ``gold`` with a part replaced by its value there.
     """
-    ordered, found = _is_ordered(gold), []
+    ordered, misses = _is_ordered(gold), []
 
     def value_of(query: str) -> Any:
         with contextlib.suppress(QueryError):
@@ -128,8 +128,8 @@ def _near_misses(
     for mutation in [*mutations(gold, columns), *memorised(gold, value_of)]:
         late = result is None or time.perf_counter() > deadline
         if late or _outcome(database, mutation, ordered, timeout_s=_MUTATION_TIMEOUT_S) == result:
-            found.append(mutation)
-    return found
+            misses.append(mutation)
+    return misses
 
 
 def _try_variants(
@@ -176,7 +176,7 @@ def _try_variants(
 
 def _counts(gold: _Gold) -> Counter[str]:
     """The number of variants that separate each wrong query."""
-    return Counter(each for killed in gold.kills.values() for each in killed)
+    return Counter(query for killed in gold.kills.values() for query in killed)
 
 
 def _separated(path: str, gold: _Gold) -> set[str] | None:
@@ -186,10 +186,10 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
     if expected is None or _is_nothing(expected, gold) or depends_on_ties(path, gold.probes, equal_rows=True):
         return None
     counts = _counts(gold)
-    outcomes = {each: _outcome(path, each, ordered) for each in gold.misses if counts[each] < _ENOUGH}
+    outcomes = {query: _outcome(path, query, ordered) for query in gold.misses if counts[query] < _ENOUGH}
     nothing = type(expected)()
     outcomes |= {_RESULT: nothing if gold.result is None else gold.result, _NO_ROWS: nothing}
-    return {each for each, outcome in outcomes.items() if outcome is not None and outcome != expected}
+    return {query for query, outcome in outcomes.items() if outcome is not None and outcome != expected}
 
 
 def _choose(gold: _Gold) -> list[int]:

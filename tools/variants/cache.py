@@ -54,14 +54,14 @@ def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]
         raise NoVariantsError(connections.read_error(database, error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
         with _known_lock:
-            found = _known.get(key)
-        if found is None or not all(map(os.path.isfile, found.files)):  # the cache may be emptied at any time
-            found = _find(database, gold, question)
+            variants = _known.get(key)
+        if variants is None or not all(map(os.path.isfile, variants.files)):  # the cache may be emptied at any time
+            variants = _find(database, gold, question)
             with _known_lock:
-                _known[key] = found
-    if not found.files:
-        raise NoVariantsError(found.problem)
-    return found.files
+                _known[key] = variants
+    if not variants.files:
+        raise NoVariantsError(variants.problem)
+    return variants.files
 
 
 def _find(database: str, gold: str, question: str) -> _Found:

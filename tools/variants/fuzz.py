@@ -76,7 +76,7 @@ def _column_values(
         weights = [rng.random() ** 3 + 0.01 for _ in parents]
         return _with_nulls(rng.choices(parents, weights, k=count), column, rng)
     wanted = [value for value in known.get(column.name.lower(), ()) if _fits(value, column)]
-    near = [each for value in wanted for each in _near(value)]
+    near = [beside for value in wanted for beside in _near(value)]
     if column.unique:
         return _distinct(column, wanted, near, count, rng)
     pool = list(column.values) or _invented(column, rng)
@@ -117,20 +117,20 @@ def _distinct(column: Column, wanted: list[Any], near: list[Any], count: int, rn
     own = [_short(value) for value in column.values] or _invented(column, rng)
     first = [value for value in dict.fromkeys([*wanted, *near]) if rng.random() < 0.8]
     rest = rng.sample(own, k=len(own))
-    found = dict.fromkeys(_as_stored(value, column) for value in [*first[: count // 2 + 1], *rest])
+    values = dict.fromkeys(_as_stored(value, column) for value in [*first[: count // 2 + 1], *rest])
     numbers = [value for value in own if isinstance(value, (int, float))]
     step = 1
-    while len(found) < count:
-        found.setdefault(max(numbers) + step if len(numbers) * 2 > len(own) else _moved(str(rng.choice(own)), step))
+    while len(values) < count:
+        values.setdefault(max(numbers) + step if len(numbers) * 2 > len(own) else _moved(str(rng.choice(own)), step))
         step += 1
-    result = list(found)[:count]
+    result = list(values)[:count]
     rng.shuffle(result)
     return result
 
 
 def _as_stored(value: Any, column: Column) -> Any:
     """The value after SQLite's conversion for the column, so that no two become equal."""
-    if isinstance(value, str) and any(isinstance(each, (int, float)) for each in column.values):
+    if isinstance(value, str) and any(isinstance(stored, (int, float)) for stored in column.values):
         try:
             return int(value)
         except ValueError:
@@ -142,10 +142,10 @@ def _fits(value: Any, column: Column) -> bool:
     """A text does not go into a column of numbers, nor a number into one of texts."""
     if not column.values:
         return True
-    numeric = sum(isinstance(each, (int, float)) for each in column.values) * 2 > len(column.values)
+    numeric = sum(isinstance(stored, (int, float)) for stored in column.values) * 2 > len(column.values)
     if isinstance(value, str):
         return not numeric or value.lstrip("-").replace(".", "", 1).isdigit()
-    return numeric or all(str(each).lstrip("-").replace(".", "", 1).isdigit() for each in column.values[:20])
+    return numeric or all(str(stored).lstrip("-").replace(".", "", 1).isdigit() for stored in column.values[:20])
 
 
 def _short(value: Any) -> Any:
@@ -180,7 +180,7 @@ def _moved(value: str, step: int) -> str:
 
 def _invented(column: Column, rng: random.Random) -> list[Any]:
     """Values for a column of which no row is known."""
-    if any(part in column.type for part in ("INT", "NUM", "DEC", "REAL", "FLOA", "DOUB", "BOOL")):
+    if any(word in column.type for word in ("INT", "NUM", "DEC", "REAL", "FLOA", "DOUB", "BOOL")):
         return [rng.randrange(1, 60) for _ in range(8)]
     return [f"{column.name} {letter}" for letter in "abcdefgh"]
 

@@ -20,16 +20,16 @@ def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
     tree = parse_query(gold)
     if tree is None:
         return []
-    found: dict[str, None] = {}
+    queries: dict[str, None] = {}
     with contextlib.suppress(RecursionError):
         for index, node in enumerate(list(tree.walk())):
             for change in _changes(node, columns):
                 copy = tree.copy()
-                target = next(each for i, each in enumerate(copy.walk()) if i == index)
+                target = next(candidate for i, candidate in enumerate(copy.walk()) if i == index)
                 changed = _apply(copy, target, change)
-                found.setdefault(changed.sql(dialect="sqlite"))
-        found.pop(tree.sql(dialect="sqlite"), None)
-    return list(found)[:_MAX_MUTATIONS]
+                queries.setdefault(changed.sql(dialect="sqlite"))
+        queries.pop(tree.sql(dialect="sqlite"), None)
+    return list(queries)[:_MAX_MUTATIONS]
 
 
 def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
@@ -40,17 +40,17 @@ def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
     from sqlglot import exp
 
     tree = parse_query(gold)
-    found: list[str] = []
+    queries: list[str] = []
     for index, node in enumerate(list(tree.find_all(exp.Subquery)) if tree is not None else ()):
         if isinstance(node.parent, (exp.Binary, exp.Between)) and (value := value_of(node.this.sql(dialect="sqlite"))):
             copy = tree.copy()
             _replace(list(copy.find_all(exp.Subquery))[index], exp.convert(value))
-            found.append(copy.sql(dialect="sqlite"))
+            queries.append(copy.sql(dialect="sqlite"))
     table = tree.find(exp.Table) if tree is not None else None
     if table is not None and isinstance(number := value_of(gold), int):
         counted = f"SELECT COUNT(*) FROM {table.this.sql(dialect='sqlite', identify=True)}"  # noqa: S608 - quoted
         if (rows := value_of(counted)) not in (None, number):
-            found.append(counted.replace("FROM", f"+ {number - rows} FROM", 1))
+            queries.append(counted.replace("FROM", f"+ {number - rows} FROM", 1))
     order = tree.args.get("order") if isinstance(tree, exp.Select) else None
     key = order.expressions[0].this if order is not None and tree.args.get("limit") is not None else None
     if isinstance(key, exp.Column) and not tree.args.get("group") and not _is_text(key):
@@ -60,8 +60,8 @@ def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
             copy = tree.copy()
             copy.set("order", None)
             copy.set("limit", None)
-            found.append(copy.where(exp.EQ(this=key.copy(), expression=exp.convert(value))).sql(dialect="sqlite"))
-    return found
+            queries.append(copy.where(exp.EQ(this=key.copy(), expression=exp.convert(value))).sql(dialect="sqlite"))
+    return queries
 
 
 def _apply(root: Any, target: Any, change: Any) -> Any:
@@ -82,16 +82,16 @@ def _changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
     elif isinstance(node, exp.SetOperation):
         for kind in (exp.Union, exp.Intersect, exp.Except):
             if kind is not type(node):
-                yield lambda each, kind=kind: _replace(
-                    each, kind(this=each.this.copy(), expression=each.expression.copy(), distinct=True)
+                yield lambda copy, kind=kind: _replace(
+                    copy, kind(this=copy.this.copy(), expression=copy.expression.copy(), distinct=True)
                 )
-        yield lambda each: _replace(each, each.this.copy())
+        yield lambda copy: _replace(copy, copy.this.copy())
     elif isinstance(node, (exp.Where, exp.Having, exp.Limit, exp.Order)):
-        yield lambda each: each.pop() and None
+        yield lambda copy: copy.pop() and None
     elif isinstance(node, exp.Ordered):
         desc = not node.args.get("desc")
         # SQLite's own place of NULL, or the text would have NULLS FIRST.
-        yield lambda each: _replace(each, exp.Ordered(this=each.this.copy(), desc=desc, nulls_first=not desc))
+        yield lambda copy: _replace(copy, exp.Ordered(this=copy.this.copy(), desc=desc, nulls_first=not desc))
     else:
         yield from _condition_changes(node)
 
@@ -101,20 +101,20 @@ def _condition_changes(node: Any) -> Iterator[Any]:
 
     if isinstance(node, (exp.And, exp.Or)):
         other = exp.Or if isinstance(node, exp.And) else exp.And
-        yield lambda each: _replace(each, each.left)
-        yield lambda each: _replace(each, each.right)
-        yield lambda each: _replace(each, other(this=each.left, expression=each.right))
+        yield lambda copy: _replace(copy, copy.left)
+        yield lambda copy: _replace(copy, copy.right)
+        yield lambda copy: _replace(copy, other(this=copy.left, expression=copy.right))
     elif isinstance(node, exp.Not):
-        yield lambda each: _replace(each, each.this)
+        yield lambda copy: _replace(copy, copy.this)
     elif isinstance(node, exp.Literal) and not node.is_string and _is_int(node.this):
         for number in (int(node.this) + 1, int(node.this) - 1):
             if number >= 0:
-                yield lambda each, number=number: _replace(each, exp.Literal.number(number))
+                yield lambda copy, number=number: _replace(copy, exp.Literal.number(number))
     for kind in _comparisons().get(type(node), ()):
-        yield lambda each, kind=kind: _replace(each, kind(this=each.left, expression=each.right))
+        yield lambda copy, kind=kind: _replace(copy, kind(this=copy.left, expression=copy.right))
     if isinstance(node, exp.EQ) and isinstance(_value(node.expression), str):
         begins = exp.Literal.string(f"{_value(node.expression)}%")
-        yield lambda each: _replace(each, exp.Like(this=each.left, expression=begins))
+        yield lambda copy: _replace(copy, exp.Like(this=copy.left, expression=begins))
 
 
 def _replace(node: Any, new: Any) -> Any:
@@ -143,26 +143,26 @@ def _aggregate_changes(node: Any) -> Iterator[Any]:
     inner = node.this
     if isinstance(node, exp.Count):
         if isinstance(inner, exp.Distinct) and len(inner.expressions) == 1:
-            yield lambda each: each.set("this", each.this.expressions[0])
+            yield lambda copy: copy.set("this", copy.this.expressions[0])
         elif isinstance(inner, exp.Column) and not isinstance(inner.this, exp.Star):
-            yield lambda each: each.set("this", exp.Distinct(expressions=[each.this]))
+            yield lambda copy: copy.set("this", exp.Distinct(expressions=[copy.this]))
         return
     if not isinstance(node, exp.Min | exp.Max | exp.Sum | exp.Avg):
         return
     for kind in (exp.Min, exp.Max, exp.Sum, exp.Avg):
         if kind is not type(node):
-            yield lambda each, kind=kind: _replace(each, kind(this=each.this.copy()))
+            yield lambda copy, kind=kind: _replace(copy, kind(this=copy.this.copy()))
 
 
 def _select_changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
     from sqlglot import exp
 
     if node.args.get("distinct"):
-        yield lambda each: each.set("distinct", None)
-    elif isinstance(node.parent, exp.Subquery | exp.In) or all(each.find(exp.AggFunc) for each in node.expressions):
+        yield lambda copy: copy.set("distinct", None)
+    elif isinstance(node.parent, exp.Subquery | exp.In) or all(copy.find(exp.AggFunc) for copy in node.expressions):
         pass  # it makes no difference there
     elif not node.args.get("group"):
-        yield lambda each: each.set("distinct", exp.Distinct())
+        yield lambda copy: copy.set("distinct", exp.Distinct())
     tables = {t.alias_or_name.lower(): t.name.lower() for t in node.find_all(exp.Table)}
     for position, selected in enumerate(node.expressions):
         column = selected.find(exp.Column)
@@ -173,26 +173,26 @@ def _select_changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator
         siblings = next((list(columns[o]) for o in owners if name in columns.get(o, ())), [])
         for sibling in _next_two(siblings, name):
             yield (
-                lambda each, position=position, sibling=sibling: (
-                    each.expressions[position].find(exp.Column).set("this", exp.to_identifier(sibling, quoted=True))
+                lambda copy, position=position, sibling=sibling: (
+                    copy.expressions[position].find(exp.Column).set("this", exp.to_identifier(sibling, quoted=True))
                 )
             )
 
 
 def _next_two(names: list[str], name: str) -> list[str]:
     at = names.index(name) if name in names else 0
-    return [each for each in (names[at + 1 :] + names[:at])[:2] if each != name]
+    return [other for other in (names[at + 1 :] + names[:at])[:2] if other != name]
 
 
 def _join_changes(node: Any) -> Iterator[Any]:
     if not node.args.get("side"):
-        yield lambda each: each.set("side", "LEFT")
+        yield lambda copy: copy.set("side", "LEFT")
     else:
-        yield lambda each: each.set("side", None)
+        yield lambda copy: copy.set("side", None)
     used = {column.table.lower() for column in node.parent_select.find_all(_column())} if node.parent_select else set()
     on = {column.table.lower() for column in node.find_all(_column())}
     if node.this.alias_or_name.lower() not in used - on:
-        yield lambda each: each.pop() and None
+        yield lambda copy: copy.pop() and None
 
 
 def _column() -> Any:
@@ -219,14 +219,14 @@ def literals(gold: str) -> tuple[dict[str, list[Any]], list[int], list[tuple[str
     kinds = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Between, exp.In)
     for node in tree.find_all(*kinds):
         parts = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
-        names = [part.name.lower() for part in parts if isinstance(part, exp.Column) and not _is_text(part)]
-        found = [value for part in parts if part is not None and (value := _value(part)) is not None]
+        names = [operand.name.lower() for operand in parts if isinstance(operand, exp.Column) and not _is_text(operand)]
+        compared = [value for operand in parts if operand is not None and (value := _value(operand)) is not None]
         if isinstance(node.this, exp.AggFunc):
-            counts += [value for value in found if isinstance(value, int)]
+            counts += [value for value in compared if isinstance(value, int)]
         elif len(names) == 2 and isinstance(node, exp.EQ):
             pairs.append((names[0], names[1]))
         for name in names[:1]:
-            values.setdefault(name, []).extend(found)
+            values.setdefault(name, []).extend(compared)
     return values, counts, pairs
 
 

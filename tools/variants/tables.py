@@ -110,7 +110,7 @@ def _with_observed_links(tables: list[Table], pairs: Sequence[tuple[str, str]]) 
     """The tables with full links: the key of a parent that is not named, and pairs whose values are a subset."""
     by_name = {table.name.lower(): table for table in tables}
     wanted = set(pairs) | {(b, a) for a, b in pairs}
-    found = []
+    linked = []
     for table in tables:
         columns = []
         for column in table.columns:
@@ -118,15 +118,15 @@ def _with_observed_links(tables: list[Table], pairs: Sequence[tuple[str, str]]) 
             if link is None and column.values:
                 link = _observed_link(table, column, tables, wanted)
             columns.append(replace(column, link=link))
-        found.append(replace(table, columns=tuple(columns)))
-    return found
+        linked.append(replace(table, columns=tuple(columns)))
+    return linked
 
 
 def _declared_link(column: Column, tables: Mapping[str, Table]) -> tuple[str, str] | None:
     if column.link is None or (parent := tables.get(column.link[0])) is None:
         return None
     target = column.link[1] or (parent.key[0].lower() if parent.key else "")
-    return (column.link[0], target) if target in {each.name.lower() for each in parent.columns} else None
+    return (column.link[0], target) if target in {other.name.lower() for other in parent.columns} else None
 
 
 def _observed_link(

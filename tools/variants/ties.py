@@ -24,19 +24,23 @@ def tie_probes(gold: str) -> list[TieProbe]:
     tree = parse_query(gold)
     if tree is None:
         return []
-    found: list[TieProbe] = []
+    probes: list[TieProbe] = []
     with contextlib.suppress(RecursionError):
         for select in tree.find_all(exp.Select):
             # An order without a limit matters at the end of the query only.
             if select.args.get("order") and (select.args.get("limit") or select is tree):
-                found.append(_probe(select.copy()))
-    return found
+                probes.append(_probe(select.copy()))
+    return probes
 
 
 def _probe(select: Any) -> TieProbe:
     from sqlglot import exp
 
-    aliases = {each.alias.lower(): each.this for each in select.expressions if isinstance(each, exp.Alias)}
+    aliases = {
+        expression.alias.lower(): expression.this
+        for expression in select.expressions
+        if isinstance(expression, exp.Alias)
+    }
     keys = []
     for ordered in select.args["order"].expressions:
         key = ordered.this
