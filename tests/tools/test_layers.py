@@ -139,7 +139,7 @@ print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, t
 )
 def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str]) -> None:
     done = _python("-m", f"groundwire.train.{command[0]}", *command[1:], base=base)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     message = r"error: this needs [a-z0-9]+, which is not installed: pip install 'groundwire\[train\]'\n"
     assert re.fullmatch(message, done.stderr), done.stderr
 
