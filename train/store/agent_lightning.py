@@ -28,7 +28,7 @@ from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
 
 __all__ = [
-    "AttemptFields",
+    "ATTEMPT_FIELDS",
     "Config",
     "Request",
     "ResourcesFields",
@@ -53,6 +53,18 @@ _METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "setting
 """Fields of a rollout that Agent Lightning has no name for, with their defaults."""
 
 
+ATTEMPT_FIELDS: Mapping[str, str] = {
+    "attempt_id": "attempt_id",
+    "number": "sequence_id",
+    "started": "start_time",
+    "ended": "end_time",
+    "status": "status",
+    "worker_id": "worker_id",
+    "heartbeat": "last_heartbeat_time",
+}
+"""Agent Lightning's names of an attempt's fields."""
+
+
 class Config(BaseModel):
     """How often a rollout is tried, and for how long."""
 
@@ -72,19 +84,6 @@ class Request(BaseModel):
     metadata: dict[str, Any] | None = None
 
 
-class AttemptFields(BaseModel):
-    """Agent Lightning's ``Attempt``."""
-
-    rollout_id: str
-    attempt_id: str
-    sequence_id: int
-    start_time: float
-    end_time: float | None = None
-    status: AttemptStatus = "preparing"
-    worker_id: str | None = None
-    last_heartbeat_time: float | None = None
-
-
 class RolloutFields(Request):
     """Agent Lightning's ``Rollout``, and its ``AttemptedRollout`` if it has an attempt, which is the last one."""
 
@@ -92,11 +91,11 @@ class RolloutFields(Request):
     start_time: float
     end_time: float | None = None
     status: RolloutStatus = "queuing"
-    attempt: AttemptFields | None = None
+    attempt: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _one_rollout(self) -> RolloutFields:
-        if self.attempt is not None and self.attempt.rollout_id != self.rollout_id:
+        if self.attempt is not None and self.attempt.get("rollout_id") != self.rollout_id:
             raise ValueError("the attempt belongs to another rollout")
         return self
 
@@ -215,17 +214,8 @@ def rollout_json(rollout: Rollout) -> dict[str, Any]:
 
 def attempt_json(rollout: Rollout, attempt: Attempt) -> dict[str, Any]:
     """An attempt of a rollout."""
-    return {
-        "rollout_id": rollout.rollout_id,
-        "attempt_id": attempt.attempt_id,
-        "sequence_id": attempt.number,
-        "start_time": attempt.started,
-        "end_time": attempt.ended,
-        "status": attempt.status,
-        "worker_id": attempt.worker_id,
-        "last_heartbeat_time": attempt.heartbeat,
-        "metadata": None,
-    }
+    fields = {theirs: getattr(attempt, ours) for ours, theirs in ATTEMPT_FIELDS.items()}
+    return {"rollout_id": rollout.rollout_id, **fields, "metadata": None}
 
 
 def read_rollout(value: Any) -> Rollout:
@@ -235,17 +225,8 @@ def read_rollout(value: Any) -> Rollout:
     rollout.rollout_id, rollout.status = fields.rollout_id, fields.status
     rollout.started, rollout.ended = fields.start_time, fields.end_time
     if (last := fields.attempt) is not None:
-        rollout.attempts = [
-            Attempt(
-                attempt_id=last.attempt_id,
-                number=last.sequence_id,
-                status=last.status,
-                started=last.start_time,
-                ended=last.end_time,
-                heartbeat=last.last_heartbeat_time,
-                worker_id=last.worker_id,
-            )
-        ]
+        known = {ours: last[theirs] for ours, theirs in ATTEMPT_FIELDS.items() if theirs in last}
+        rollout.attempts = [TypeAdapter(Attempt).validate_python(known)]
     return rollout
 
 

@@ -1,5 +1,8 @@
 """The interface of a store of rollouts, and the life of a rollout: when it is queued, tried, given up and ended."""
 
+# The methods are documented in RolloutStore.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import time
@@ -109,7 +112,6 @@ class StateMachine(ABC):
         self._scan_s, self._scanned = scan_s, 0.0
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """As :meth:`RolloutStore.enqueue`."""
         with self._transaction():
             for rollout in rollouts:
                 rollout.started = time.time()
@@ -117,7 +119,6 @@ class StateMachine(ABC):
                 self._push(rollout.rollout_id)
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
-        """As :meth:`RolloutStore.dequeue`."""
         taken: list[Rollout] = []
         with self._transaction():
             self._give_up_overdue()
@@ -129,33 +130,28 @@ class StateMachine(ABC):
         return taken
 
     async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
-        """As :meth:`RolloutStore.get`."""
         with self._transaction():
             self._give_up_overdue()
             rollout = self._find(rollout_id)
             return self._with_calls(rollout) if rollout is not None and with_calls else rollout
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
-        """As :meth:`RolloutStore.ended`."""
         with self._transaction():
             self._give_up_overdue()
             rollouts = map(self._find, rollout_ids)
             return [rollout.rollout_id for rollout in rollouts if rollout is not None and rollout.status in ENDED]
 
     async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
-        """As :meth:`RolloutStore.count`."""
         rollouts = [rollout for rollout in map(self._find, rollout_ids) if rollout is not None]
         return sum(statuses is None or rollout.status in statuses for rollout in rollouts)
 
     async def cancel(self, rollout_id: str) -> None:
-        """As :meth:`RolloutStore.cancel`."""
         with self._transaction():
             rollout = self._known(rollout_id)
             self._set_status(rollout, "cancelled")
             self._save(rollout)
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
-        """As :meth:`RolloutStore.heartbeat`."""
         with self._transaction():
             rollout = self._known(rollout_id)
             attempt = attempt_of(rollout, attempt_id)
@@ -166,7 +162,6 @@ class StateMachine(ABC):
             return is_open
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
-        """As :meth:`RolloutStore.end_attempt`."""
         with self._transaction():
             rollout = self._known(rollout_id)
             attempt = attempt_of(rollout, attempt_id)

@@ -104,24 +104,24 @@ def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
     """
     resource = _attributes(of_resource.resource.attributes)
     for span in (span for of_scope in of_resource.scope_spans for span in of_scope.spans):
-        attributes = _attributes(span.attributes)
+        attributes, context = _attributes(span.attributes), _context(span)
         rollout_id, attempt_id, number = [attributes.get(name, resource.get(name)) for name in _IDS]
         if rollout_id is None or attempt_id is None:
             continue
-        trace_id, span_id = span.trace_id.hex().rjust(32, "0"), span.span_id.hex().rjust(16, "0")
         yield {
             "name": span.name,
             "rollout_id": str(rollout_id),
             "attempt_id": str(attempt_id),
             "sequence_id": int(str(number)) if str(number).isdecimal() else None,
-            "trace_id": trace_id,
-            "span_id": span_id,
+            "trace_id": context["trace_id"],
+            "span_id": context["span_id"],
             "parent_id": span.parent_span_id.hex().rjust(16, "0") if span.parent_span_id else None,
             "attributes": attributes,
             "start_time": span.start_time_unix_nano / _NANO or None,
             "end_time": span.end_time_unix_nano / _NANO or None,
             "status": {"status_code": ("UNSET", "OK", "ERROR")[span.status.code], "description": span.status.message},
-            "context": {"trace_id": trace_id, "span_id": span_id, "is_remote": False, "trace_state": {}},
+            "context": context,
+            "parent": None,
             "resource": {"attributes": resource, "schema_url": of_resource.schema_url},
             "events": [
                 {
@@ -131,20 +131,13 @@ def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
                 }
                 for event in span.events
             ],
-            "links": [
-                {
-                    "context": {
-                        "trace_id": link.trace_id.hex().rjust(32, "0"),
-                        "span_id": link.span_id.hex().rjust(16, "0"),
-                        "is_remote": False,
-                        "trace_state": {},
-                    },
-                    "attributes": _attributes(link.attributes),
-                }
-                for link in span.links
-            ],
-            "parent": None,
+            "links": [{"context": _context(link), "attributes": _attributes(link.attributes)} for link in span.links],
         }
+
+
+def _context(of: Any) -> dict[str, Any]:
+    trace_id, span_id = of.trace_id.hex().rjust(32, "0"), of.span_id.hex().rjust(16, "0")
+    return {"trace_id": trace_id, "span_id": span_id, "is_remote": False, "trace_state": {}}
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from groundwire.train.store.agent_lightning import (
-    AttemptFields,
+    ATTEMPT_FIELDS,
     Request,
     RolloutFields,
     SpanFields,
@@ -45,7 +45,7 @@ _WORKER: Mapping[str, Any] = {
 }
 FIELDS: Mapping[str, Sequence[str]] = {
     "query_rollouts": [name for name in RolloutFields.model_fields if name != "attempt"],
-    "query_attempts": [*AttemptFields.model_fields, "metadata"],
+    "query_attempts": ["rollout_id", *ATTEMPT_FIELDS.values(), "metadata"],
     "query_spans": list(SpanFields.model_fields),
     "query_resources": ["resources_id", "create_time", "update_time", "version", "resources"],
     "query_workers": list(_WORKER),

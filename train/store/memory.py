@@ -1,5 +1,8 @@
 """A store in the memory of the trainer's process: its runners, proxy and trainer hand on the same objects."""
 
+# The methods are documented in RolloutStore.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import sys
@@ -47,17 +50,14 @@ class MemoryStore(StateMachine):
         return secret_masker()
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
-        """As :meth:`RolloutStore.end_attempt`."""
         if rollout_id not in self._forgotten:  # it was cancelled at its deadline
             await super().end_attempt(rollout_id, attempt_id, outcome, failed=failed)
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
-        """As :meth:`RolloutStore.unfinished`."""
         rollouts = [rollout for rollout in self._rollouts.values() if rollout.status not in ENDED]
         return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """As :meth:`RolloutStore.reserve_sequence_ids`."""
         numbers = []
         for rollout_id, _ in attempts:
             number = self._numbers.get(rollout_id, 0) + 1
@@ -67,22 +67,18 @@ class MemoryStore(StateMachine):
         return numbers
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
-        """As :meth:`RolloutStore.add_calls`."""
         for call in calls:
             self._add((call.attempt_id, call.sequence, call.choice), call)
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
-        """As :meth:`RolloutStore.add_annotations`."""
         for span in spans:
             self._add((span.attempt_id, span.span_id), span)
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
-        """As :meth:`RolloutStore.put_resources`."""
         self._resources.pop(resources_id, None)  # the newest is the last
         self._resources[resources_id] = dict(resources)
 
     async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
-        """As :meth:`RolloutStore.get_resources`."""
         if resources_id is not None:
             return self._resources.get(resources_id)
         return next(reversed(self._resources.values()), None)

@@ -4,6 +4,9 @@ It needs the base of groundwire only, so runners work in the environment of an a
 of the trainer.
 """
 
+# The methods are documented in RolloutStore.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -74,7 +77,6 @@ class RemoteStore:
             rollout.rollout_id, rollout.started, rollout.status = known.rollout_id, known.started, known.status
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
-        """As :meth:`RolloutStore.dequeue`."""
         request = {"limit": limit, "worker_id": worker_id}
         taken = [read_rollout(value) for value in await self._request("post", "/queues/rollouts/dequeue", json=request)]
         if not all(rollout.attempts for rollout in taken):
@@ -82,7 +84,6 @@ class RemoteStore:
         return taken
 
     async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
-        """As :meth:`RolloutStore.get`."""
         value = await self._request("get", f"/rollouts/{_quoted(rollout_id)}")
         if value is None:
             return None
@@ -94,7 +95,6 @@ class RemoteStore:
         return rollout
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
-        """As :meth:`RolloutStore.ended`."""
         ended: list[str] = []
         for part in _parts(list(rollout_ids)):
             reply = await self._request("post", "/waits/rollouts", json={"rollout_ids": part, "timeout": 0})
@@ -102,7 +102,6 @@ class RemoteStore:
         return ended
 
     async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
-        """As :meth:`RolloutStore.count`."""
         total = 0
         for part in _parts(list(rollout_ids)):
             search: dict[str, Any] = {"rollout_id_in": part, "limit": 1}
@@ -112,16 +111,13 @@ class RemoteStore:
         return total
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
-        """As :meth:`RolloutStore.unfinished`."""
         rollouts = self._search("/rollouts/search", {"status_in": _UNFINISHED})
         return [rollout["rollout_id"] async for rollout in rollouts if rollout["resources_id"] == resources_id]
 
     async def cancel(self, rollout_id: str) -> None:
-        """As :meth:`RolloutStore.cancel`."""
         await self._request("post", f"/rollouts/{_quoted(rollout_id)}", json={"status": "cancelled"})
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
-        """As :meth:`RolloutStore.heartbeat`."""
         rollout = await self.get(rollout_id, with_calls=False)
         if rollout is None or not rollout.attempts or rollout.attempts[-1].attempt_id != attempt_id:
             return False
@@ -142,26 +138,21 @@ class RemoteStore:
         await self._update_attempt(rollout_id, attempt_id, status="failed" if failed else "succeeded")
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """As :meth:`RolloutStore.reserve_sequence_ids`."""
         if self.connection.batches:
             return await self._request("post", "/spans/next/batch", json=attempts)
         requests = [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in attempts]
         return [(await self._request("post", "/spans/next", json=request))["sequence_id"] for request in requests]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
-        """As :meth:`RolloutStore.add_calls`."""
         await self._add([to_span(without_secrets(call, self._mask)) for call in calls])
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
-        """As :meth:`RolloutStore.add_annotations`."""
         await self._add([without_secrets(span, self._mask) for span in spans])
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
-        """As :meth:`RolloutStore.put_resources`."""
         await self._request("post", f"/resources/{_quoted(resources_id)}", json=resources_json(resources))
 
     async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
-        """As :meth:`RolloutStore.get_resources`."""
         path = "/resources/latest" if resources_id is None else f"/resources/{_quoted(resources_id)}"
         update = await self._request("get", path)
         return None if update is None else read_resources(update)

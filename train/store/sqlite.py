@@ -7,6 +7,9 @@ used last are cached as objects: parsing JSON costs more than finding it. Calls,
 JSON in the form in which runners send them, with packed token ids; they are read once, by the trainer.
 """
 
+# The methods are documented in RolloutStore.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import sqlite3
@@ -95,21 +98,17 @@ class SqliteStore(StateMachine):
             return len(rows)
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
-        """As :meth:`RolloutStore.unfinished`."""
         rollouts = self._in_status(("queuing", "requeuing", "preparing", "running"))
         return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """As :meth:`RolloutStore.reserve_sequence_ids`."""
         with self._transaction():
             return [self._next_number(rollout_id) for rollout_id, _ in attempts]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
-        """As :meth:`RolloutStore.add_calls`."""
         await self.add_annotations([to_span(call) for call in calls])
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
-        """As :meth:`RolloutStore.add_annotations`."""
         with self._transaction():
             for span in spans:
                 self.add_span_rows(span.rollout_id, span.attempt_id, [span_json(span)])
@@ -132,17 +131,14 @@ class SqliteStore(StateMachine):
             return new
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
-        """As :meth:`RolloutStore.put_resources`."""
         with self._transaction():
             self._put_resources(resources_id, resources_json(resources))
 
     async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
-        """As :meth:`RolloutStore.get_resources`."""
         update = self._resources(resources_id)
         return None if update is None else read_resources(update)
 
     async def forget(self, rollout_id: str) -> None:
-        """As :meth:`RolloutStore.forget`."""
         if not self._in_file:
             with self._transaction():
                 self._conn.execute("DELETE FROM spans WHERE rollout_id = ?", (rollout_id,))

@@ -28,10 +28,11 @@ from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.agent_lightning import Request, SpanFields, span_json
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
-from groundwire.train.store.http_server import _ROUTES, application, bind, serve
+from groundwire.train.store.http_server import application, bind, serve
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.routes import ROUTES
 from groundwire.train.store.sqlite import MEMORY
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
@@ -188,7 +189,7 @@ async def test_values_out_of_range_are_refused_with_a_reason(path: str, body: An
 @pytest.mark.parametrize("body", [b"", b"null", b"{}", b"[]", b"0", b'""'])
 async def test_no_body_of_another_form_is_a_failure_of_the_store(body: bytes) -> None:
     async with _serving() as server:
-        for route in _ROUTES:
+        for route in ROUTES:
             method, path = route.split()
             if method == "POST":
                 path = path.format(rollout_id="r", attempt_id="a", worker_id="w", resources_id="s")
