@@ -19,16 +19,18 @@ from groundwire import domains
 from groundwire.domains import Task
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
+from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PREFIXES
-from groundwire.train.verl.old_logprobs import OldLogprobs
+from groundwire.train.verl.hydra_config import chooses_old_logprobs
+from groundwire.train.verl.metrics import last_probability_difference
 from groundwire.train.verl.patches import patch_trainer
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.rollout_workers import RolloutWorkers, WorkerProcesses, load_tokenizer, run_config
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
+__all__ = ["RolloutManager", "VerlStepTimer", "choose_old_logprobs", "minibatch_prompts", "prompts_from_batch"]
 
 
 class RolloutManager:
@@ -44,7 +46,7 @@ class RolloutManager:
         self.run = RunDir.open(config.groundwire.run_dir)
         rollout = config.actor_rollout_ref.rollout
         self._group_sizes = {"train": rollout.n, "val": rollout.val_kwargs.n}
-        self._old_logprobs = OldLogprobs.of(self.config, config, self.run)
+        self._old_logprobs = OldLogprobs() if chooses_old_logprobs(self.config, config) else None
         self.timer, self.workers = VerlStepTimer(), workers
         self.service = RolloutService(
             runtime=workers,
@@ -96,7 +98,8 @@ class RolloutManager:
         chosen: dict[str, float] = {}
         if partition == "train":
             self._set_minibatches(rows)
-            chosen = self._old_logprobs.choose(step) if self._old_logprobs else {}
+            if self._old_logprobs is not None:
+                chosen = choose_old_logprobs(self._old_logprobs, self._verl, self.run, step)
         try:
             seconds = self.timer.end_sampling(self.workers.seconds(), training=partition == "train")
             return {**self.service.finish_sampling(partition, step, seconds), **chosen}
@@ -132,6 +135,16 @@ def _training_tasks(run: RunDir) -> list[Task]:
 
     column = pq.read_table(run.path / "tasks" / "train.parquet", columns=["task"])["task"]
     return [json.loads(task) for task in column.to_pylist()]
+
+
+def choose_old_logprobs(rule: OldLogprobs, verl: Any, run: RunDir, step: int) -> dict[str, float]:
+    """Set for ``step``, whose rollouts are complete, what verl's trainer reads in every step; returns a metric.
+
+    verl has logged the step before. With ``bypass_mode`` it takes the sampler's log-probabilities as the old ones.
+    """
+    computes = rule.computes(step, last_probability_difference(run))
+    verl.algorithm.rollout_correction.bypass_mode = not computes
+    return {"rollouts/old_logprobs_recomputed": float(computes)}
 
 
 def _shares_prefixes(verl: Any) -> bool:

@@ -9,7 +9,7 @@ reports the versions of the weights. vLLM's own HTTP port does none of this, so 
 from __future__ import annotations
 
 import asyncio
-import pickle
+import pkgutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -78,25 +78,11 @@ class VerlEngine:
     async def _generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, on_token: OnToken | None) -> Completion:
         available = self.max_model_len - len(prompt_ids)
         limit = min(available, sampling.max_tokens or available)
-        params = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": -1,
-            "max_tokens": limit,
-            "logprobs": True,
-            # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
-            **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
-            **({"output_kind": _FinalOnly()} if self._final_only else {}),
-            **({"stop": list(sampling.stop)} if sampling.stop else {}),
-            **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
-            **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
-            # SGLang refuses a seed.
-            **({"seed": sampling.seed} if sampling.seed is not None and self._server == "vllm" else {}),
-        }
-        key = self._route_keys.key(sampling.session or str(id(params)), prompt_ids)
+        parameters = self._parameters(sampling, limit)
+        key = self._route_keys.key(sampling.session or str(id(parameters)), prompt_ids)
         try:
             with self._timer.busy("sampling"):
-                output = await self._client.generate(key, prompt_ids=list(prompt_ids), sampling_params=params)
+                output = await self._client.generate(key, prompt_ids=list(prompt_ids), sampling_params=parameters)
         except Exception as error:  # Ray wraps the server's error
             raise EngineError(
                 f"verl's server failed: {type(error).__name__}: {mask_secrets(str(error))[:500]}"
@@ -104,32 +90,61 @@ class VerlEngine:
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
-        ended_by_id = tokens[-1] in sampling.stop_token_ids
-        text, stopped = self.tokenizer.decode(tokens[:-1] if ended_by_id else tokens, skip_special_tokens=True), False
-        for stop in sampling.stop:
-            if stop in text:
-                text, stopped = text[: text.index(stop)], True
-        ended = stopped or ended_by_id or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
-        last = output.extra_fields.get("max_global_steps")
         first = output.extra_fields.get("min_global_steps")
+        last = output.extra_fields.get("max_global_steps")
         if sampling.grammar and first != last:
             raise EngineError(
                 f"the weights changed from version {first} to {last} during a constrained reply, and verl then starts "
                 "its grammar again in the middle of the text; send the request again"
             )
-        self.weights_version = last if last is not None else self.weights_version
-        for token, logprob in zip(tokens, logprobs, strict=True) if on_token else ():
-            on_token(token, logprob)  # type: ignore[misc]
+        if last is not None:
+            self.weights_version = last
+        if on_token:
+            for token, logprob in zip(tokens, logprobs, strict=True):
+                on_token(token, logprob)
+        text, ended = self._text(tokens, sampling)
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=tokens,
             logprobs=logprobs,
             text=text,
-            finish_reason="stop" if ended else "length",
+            finish_reason="stop" if ended or len(tokens) < limit else "length",
             weights_version=self.weights_version,
             first_weights_version=first,
             cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,
         )
+
+    def _parameters(self, sampling: Sampling, limit: int) -> dict[str, Any]:
+        """The sampling parameters of vLLM, or of the other server, for at most ``limit`` tokens."""
+        parameters: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "max_tokens": limit,
+            "logprobs": True,
+        }
+        if sampling.stop:
+            parameters["stop"] = list(sampling.stop)
+        if sampling.stop_token_ids:
+            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+        if self._server != "vllm":
+            return parameters  # SGLang refuses a seed
+        # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
+        parameters["detokenize"] = bool(sampling.stop)
+        if sampling.seed is not None:
+            parameters["seed"] = sampling.seed
+        if sampling.grammar:
+            parameters["structured_outputs"] = _structured_outputs(sampling.grammar)
+        if self._final_only:
+            parameters["output_kind"] = _FinalOnly()
+        return parameters
+
+    def _text(self, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
+        """The text of a reply before what ended it, and whether a stop string or the end of the turn did."""
+        ended = tokens[-1] in sampling.stop_token_ids
+        text = self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
+        ends = [text.index(stop) for stop in sampling.stop if stop in text]
+        return text[: min(ends, default=len(text))], bool(ends) or ended or tokens[-1] == self.tokenizer.eos_token_id
 
 
 class _FinalOnly:
@@ -138,7 +153,8 @@ class _FinalOnly:
     """
 
     def __reduce__(self) -> Any:
-        return pickle.loads, (b"cbuiltins\ngetattr\n(cvllm.sampling_params\nRequestOutputKind\nVFINAL_ONLY\ntR.",)
+        """Unpickled, in the server's process, it is the value of this name."""
+        return pkgutil.resolve_name, ("vllm.sampling_params:RequestOutputKind.FINAL_ONLY",)
 
 
 def _structured_outputs(grammar: str) -> Any:

@@ -44,6 +44,7 @@ from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 __all__ = [
     "INSTALL",
     "check_context_length",
+    "chooses_old_logprobs",
     "compose",
     "compose_for_run",
     "count_gpus",
@@ -263,6 +264,23 @@ def other_estimator(config: RunConfig) -> str | None:
     overrides = _verl_overrides(config)
     name = overrides.get(f"+{ESTIMATOR}", overrides.get(ESTIMATOR))
     return None if name in (None, "grpo", OWN_ESTIMATOR) else str(name)
+
+
+def chooses_old_logprobs(config: RunConfig, verl: Any) -> bool:
+    """Whether :class:`.OldLogprobs` decides about the pass for old log-probabilities; ``verl`` is the composed config.
+
+    Not where the pass is the user's choice, or has another purpose. Asynchronous modes sample with earlier weights and
+    correct for that, router replay records its routes in the pass, a KL term in the reward is measured from its result,
+    and the losses other than PPO's clip at distances from a ratio of 1 that may be as small as the sampler's error
+    (GSPO's 0.0003).
+    """
+    given = any("rollout_correction" in key or "router_replay" in key for key in config.verl)
+    needed = (
+        verl.trainer.v1.trainer_mode != "sync"
+        or verl.algorithm.use_kl_in_reward
+        or verl.actor_rollout_ref.actor.policy_loss.loss_mode != "vanilla"
+    )
+    return not (given or needed)
 
 
 def _verl_overrides(config: RunConfig) -> dict[str, Any]:

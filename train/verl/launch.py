@@ -26,7 +26,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.pretrained.locate import check_hub, is_hub_name
-from groundwire.train.verl.hydra_config import compose_for_run, count_gpus, other_estimator
+from groundwire.train.verl.hydra_config import chooses_old_logprobs, compose_for_run, count_gpus, other_estimator
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
@@ -68,6 +68,11 @@ def check(config: RunConfig, data: TaskData) -> None:
     composed, plan = compose_for_run(config, data, "RUN_DIR")
     if plan:
         print(f"memory: predicted {plan}", file=sys.stderr)
+    if chooses_old_logprobs(config, composed):
+        print(
+            "old log-probabilities: the sampler's, except in every 20th step and while they differ (docs/verl.md)",
+            file=sys.stderr,
+        )
     model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
         _check_gpus(composed.trainer.n_gpus_per_node)

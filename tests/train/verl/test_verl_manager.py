@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 
 from groundwire import domains
 from groundwire.adapters import Endpoint, Question
+from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -31,8 +32,13 @@ from groundwire.train.config.verl_names import SHARED_PREFIXES
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl import agent_loop_manager, launch, rollout_workers, transfer_queue
-from groundwire.train.verl.agent_loop_manager import RolloutManager, _shares_prefixes, minibatch_prompts
-from groundwire.train.verl.old_logprobs import OldLogprobs
+from groundwire.train.verl.agent_loop_manager import (
+    RolloutManager,
+    _shares_prefixes,
+    choose_old_logprobs,
+    minibatch_prompts,
+)
+from groundwire.train.verl.hydra_config import chooses_old_logprobs
 from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
@@ -296,7 +302,7 @@ def _recomputed(made: OldLogprobs, run: RunDir, verl: Any, differences: Mapping[
     with open(run.path / "verl.jsonl", "wb", buffering=0) as log:  # as verl's logger writes it
         log.write(b'{"step": 0, "data": {"val-core/spider/reward/mean@1": 0.5}}\n')
         for step, difference in differences.items():
-            figures = made.choose(step)
+            figures = choose_old_logprobs(made, verl, run, step)
             recomputed = not verl.algorithm.rollout_correction.bypass_mode
             assert figures == {"rollouts/old_logprobs_recomputed": recomputed}
             data = {"training/rollout_probs_diff_mean": difference} if recomputed else {"actor/ppo_kl": 0.1}
@@ -308,10 +314,10 @@ def _recomputed(made: OldLogprobs, run: RunDir, verl: Any, differences: Mapping[
 def test_old_logprobs_are_the_samplers_while_the_last_measured_difference_is_small(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     verl = _config(run)
-    made = OldLogprobs(verl, run)
+    made = OldLogprobs()
     small = dict.fromkeys(range(1, 50), 0.002)
     assert _recomputed(made, run, verl, small) == [1, 21, 41]
-    resumed = OldLogprobs(verl, run)  # with bypass_mode as the last process left it
+    resumed = OldLogprobs()  # with bypass_mode as the last process left it
     large = dict.fromkeys(range(51, 54), 0.005)
     assert _recomputed(resumed, run, verl, {50: None, **large, **dict.fromkeys(range(54, 80), 0.004)}) == [
         50,  # verl logs a number that is not finite as null
@@ -344,8 +350,7 @@ def test_a_pass_that_the_user_chose_or_that_something_else_needs_is_kept(
     verl.trainer.v1.trainer_mode = change.get("mode", "sync")
     verl.actor_rollout_ref.actor.policy_loss.loss_mode = change.get("loss_mode", "vanilla")
     verl.algorithm.use_kl_in_reward = change.get("use_kl_in_reward", False)
-    made = OldLogprobs.of(RunConfig(**verl.groundwire.config), verl, run)
-    assert (made is not None) == chosen
+    assert chooses_old_logprobs(RunConfig(**verl.groundwire.config), verl) == chosen
 
 
 def test_a_teacher_is_refused() -> None:
