@@ -536,16 +536,16 @@ async def test_the_first_answers_do_not_import_fastmcp_s_store_of_sessions(datab
 
 async def test_connections_that_send_no_request_are_closed(monkeypatch):
 
-    from groundwire.tools.mcp_sql import http_protocol
+    from groundwire.tools.mcp_sql import __main__ as command
 
-    monkeypatch.setattr(http_protocol, "_FIRST_REQUEST_S", 0.3)
+    monkeypatch.setattr(command, "_FIRST_REQUEST_S", 0.3)
 
     async def slow(scope, receive, send):
         await asyncio.sleep(1)
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    config = uvicorn.Config(slow, port=0, http=http_protocol.ClosingProtocol, lifespan="off", log_level="error")
+    config = uvicorn.Config(slow, port=0, http=command._closing_protocol(), lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110

@@ -6,6 +6,7 @@ machines need a token. FastMCP takes a second to import, so all options are chec
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -15,7 +16,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +28,7 @@ from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
 
+_FIRST_REQUEST_S = 30.0
 _TOKEN = "MCP_SQL_TOKEN"  # noqa: S105 - the variable's name
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -75,9 +77,6 @@ def main(
 
             from groundwire.tools.mcp_sql.server import Limits, sql_server
 
-            if http:
-                from groundwire.tools.mcp_sql.http_protocol import ClosingProtocol
-
         limits = Limits(timeout_s=timeout, max_rows=max_rows, max_chars=max_chars)
         server = sql_server(databases, limits=limits, token=token)
         if listener is None:
@@ -97,11 +96,27 @@ def main(
                 port=bound_port,
                 sockets=[listener],
                 middleware=[Middleware(AsgiGuard, guard=Guard(token=token, variable=_TOKEN, hosts=[host]))],
-                uvicorn_config={"http": ClosingProtocol},
+                uvicorn_config={"http": _closing_protocol()},
                 host_origin_protection=False,  # it accepts the pages of all servers of this machine
                 show_banner=False,
                 log_level="ERROR",
             )
+
+
+def _closing_protocol() -> Any:
+    """Uvicorn's protocol, which closes connections that send no request: Uvicorn itself keeps them for ever."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class ClosingProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_unused, transport)
+
+        def _close_unused(self, transport: Any) -> None:
+            if getattr(self, "cycle", None) is None:  # no complete request so far
+                transport.close()
+
+    return ClosingProtocol
 
 
 def _is_server_fault(record: logging.LogRecord) -> bool:

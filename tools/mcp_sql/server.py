@@ -180,29 +180,24 @@ def _tool_result(text: str, structured: dict[str, Any], cut: str | None) -> Tool
 
 
 def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
-    cuts = []
-    columns, rows = result.columns, list[tuple[Any, ...]]()
+    """The rows that fit below the names of the columns; of the first row at least a part."""
+    columns, cuts = result.columns, list[str]()
     if sum(len(name) + 2 for name in columns) > max_chars:
         limit = max(max_chars // (2 * len(columns)), _MIN_VALUE_CHARS)
         columns = [_shorten(name, limit) for name in columns]
         columns = columns[: _fitting([len(name) + 2 for name in columns], max_chars)]
     left = max_chars - sum(len(name) + 2 for name in columns)
-    for row in result.rows:
-        shown = tuple(_json_value(value) for value in row[: len(columns)])
-        size = len(repr(shown)) + 2
-        if not rows and size > left:  # show at least a part of the first row
-            limit = max(left // len(shown), _MIN_VALUE_CHARS)
-            if any(isinstance(value, str) and len(value) > limit for value in shown):
-                cuts.append("Long values are shortened: ask for a part with substr().")
-            shown = tuple(_shorten(value, limit) for value in shown)
-            if len(repr(shown)) > max(left, max_chars // 2):
-                shown = shown[: _fitting([len(repr(value)) + 2 for value in shown], max(left, max_chars // 2))]
-                columns = columns[: len(shown)]
-            size = len(repr(shown)) + 2
-        elif size > left:
-            break
-        rows.append(shown)
-        left -= size
+    rows = [tuple(map(_json_value, row[: len(columns)])) for row in result.rows]
+    if rows and len(repr(rows[0])) + 2 > left:
+        limit = max(left // len(columns), _MIN_VALUE_CHARS)
+        if any(isinstance(value, str) and len(value) > limit for value in rows[0]):
+            cuts.append("Long values are shortened: ask for a part with substr().")
+        first, room = tuple(_shorten(value, limit) for value in rows[0]), max(left, max_chars // 2)
+        if len(repr(first)) > room:  # many columns: those that do not fit are left out of all rows
+            first = first[: _fitting([len(repr(value)) + 2 for value in first], room)]
+            columns = columns[: len(first)]
+        rows = [first, *(row[: len(first)] for row in rows[1:])]
+    rows = rows[: _fitting([len(repr(row)) + 2 for row in rows], left)]
     if len(columns) < len(result.columns):
         cuts.append(f"{len(columns)} of {len(result.columns)} columns shown: ask for fewer.")
     elif columns != result.columns:
