@@ -27,7 +27,7 @@ from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, check_readable
-from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.files import first_error, read_bytes
 
@@ -98,6 +98,8 @@ SPLITS = {
 """The names of the sets of questions besides training, and their files, of which the first found is read."""
 FILES = {REPORT, _ZERO_ROWS, *(name for layout in _LAYOUTS for names in layout for name in names)}
 FILES |= {name for names in SPLITS.values() for name in names}
+_SAMPLE = 500
+"""Questions of ``test_dev_500``, where the data has none."""
 _IDS = TypeAdapter(list[str])
 _TEXTS = ("db_path", "hardness")
 # Each gold again, as tokens and as a parse tree: ten times the bytes.
@@ -122,9 +124,19 @@ class SpiderDomain(SqlDomain):
         """``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data."""
         return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env=_ENVIRONMENT)
 
-    def read(self, folder: Path, split: str = "validation") -> Splits:
-        """The tasks for training, and those of ``split``, as the split ``validation``."""
+    def read(self, folder: Path, split: str = "") -> Splits:
+        """The tasks for training, and those of ``split``, as the split ``validation``.
+
+        For :meth:`prepare` they are those of ``test_dev``, and there are ``test_dev_500`` and ``test``, if the folder
+        has them.
+        """
         train_files, validation_files = find_files(folder)
+        if not split:
+            files = {name: file for name in SPLITS for file in split_file(folder, name)}
+            parts = {"validation": files.get("test_dev") or files.get("dev") or validation_files[0]}
+            parts |= {name: files[name] for name in ("test_dev_500", "test") if name in files}
+            judged = {name: read_tasks([file], folder, test=True) for name, file in parts.items()}
+            return Splits({"train": read_tasks(train_files, folder), **judged})
         if split != "validation":
             validation_files = [find_split(folder, split)]
         several = sum(len(split_file(folder, name)) for name in SPLITS) > 1
@@ -144,11 +156,29 @@ class SpiderDomain(SqlDomain):
         """The golds whose ids ``gold_zero_rows.json`` lists for ``train`` and ``dev``, or None without that file."""
         return _listed_problems(folder, train=train, dev=validation)
 
-    def prepare(self, source: Path, out: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """See :func:`groundwire.domains.spider.prepare.prepare`."""
-        from groundwire.domains.spider.prepare import prepare
+    written_by = "groundwire.domains.spider.prepare"
 
-        return prepare(source, out)
+    def unpacked(self, source: Path, staging: Path | None) -> Path:
+        """The folder, or what the published zip holds."""
+        from groundwire.domains.spider.prepare import unpacked
+
+        return unpacked(source, staging)
+
+    def files(
+        self, splits: Splits, problems: Mapping[Gold, GoldProblem]
+    ) -> tuple[Mapping[str, list[Task]], dict[str, int]]:
+        """``train_spider``, ``test_dev``, ``test_dev_500`` (the source's own, else a sample), and ``test``."""
+        tasks = splits.tasks
+        kept, judged, left_out = leave_out(tasks["train"], tasks["validation"], problems)
+        written = {"train_spider": kept, "test_dev": judged, "test_dev_500": _sample(judged)}
+        for name in [name for name in tasks if name not in ("train", "validation")]:
+            written[name] = leave_out([], tasks[name], problems)[1]
+        return written, left_out
+
+    def place(self, task: Task) -> str:
+        """A database's place in a prepared folder: in the folder that has it in the source."""
+        folder = "test_database" if Path(task["db_path"]).parts[-3:-2] == ("test_database",) else "database"
+        return f"{folder}/{task['db_id']}/{task['db_id']}.sqlite"
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""
@@ -159,6 +189,13 @@ class SpiderDomain(SqlDomain):
 
 
 domain = SpiderDomain()
+
+
+def _sample(tasks: list[Task]) -> list[Task]:
+    """The tasks with the lowest hashes of their ids, which depend on neither order nor Python version."""
+    by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
+    chosen = {task["id"] for task in by_hash[:_SAMPLE]}
+    return [task for task in tasks if task["id"] in chosen]
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:

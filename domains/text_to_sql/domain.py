@@ -116,9 +116,9 @@ class SqlDomain(Domain):
         """Write ``out`` from ``source``: the files of :meth:`files`, databases or links to them, and the files of
         :func:`write_folder`. Raises :class:`DataError`, or OSError when writing fails.
         """
-        folder, _ = self.folder(str(source), "--source")
-        with replaced(out, folder, self.written_by) as staging:
-            splits = self.read(folder)
+        self.unpacked(source, None)  # it is checked before anything is made
+        with replaced(out, source, self.written_by) as staging:
+            splits = self.read(self.unpacked(source, staging))
             return write_folder(
                 staging / "new",
                 out.resolve(),
@@ -135,6 +135,10 @@ class SqlDomain(Domain):
     def written_by(self) -> str:
         """The mark of the folders that :meth:`prepare` wrote, and may replace."""
         return f"groundwire.domains.{self.name}"
+
+    def unpacked(self, source: Path, staging: Path | None) -> Path:
+        """The folder that :meth:`prepare` reads; ``staging`` has room for what an archive holds, if it is given."""
+        return self.folder(str(source), "--source")[0]
 
     def files(
         self, splits: Splits, problems: Mapping[Gold, GoldProblem]
