@@ -47,6 +47,7 @@ from groundwire.tools.sql import (
     QueryError,
     QueryTimeoutError,
     run_query,
+    sorted_row,
 )
 from groundwire.tools.types import AgentStep
 
@@ -117,12 +118,8 @@ def _pass_quick_rejection(gold: Rows, predicted: Rows, ordered: bool) -> bool:
     """Rule 8. It also decides results: 10 and 10.0 are equal, but sort differently in a row with 1."""
     if gold == predicted and repr(gold) == repr(predicted):
         return True
-    expected, returned = map(_sorted_row, gold), map(_sorted_row, predicted)
+    expected, returned = map(sorted_row, gold), map(sorted_row, predicted)
     return list(expected) == list(returned) if ordered else set(expected) == set(returned)
-
-
-def _sorted_row(row: Row) -> Row:
-    return tuple(sorted(row, key=lambda value: str(value) + str(type(value))))
 
 
 def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> bool:

@@ -119,17 +119,8 @@ class SqlDomain(Domain):
         self.unpacked(source, None)  # it is checked before anything is made
         with replaced(out, source, self.written_by) as staging:
             splits = self.read(self.unpacked(source, staging))
-            return write_folder(
-                staging / "new",
-                out.resolve(),
-                splits.tasks,
-                files=lambda problems: self.files(splits, problems),
-                place=self.place,
-                about={"written_by": self.written_by, "source": source.name},
-                link=self.links_databases,
-                where=splits.where,
-                timeout_s=timeout_s or self.gold_timeout_s,
-            )
+            about = {"written_by": self.written_by, "source": source.name}
+            return write_folder(staging / "new", self, splits, about, timeout_s=timeout_s or self.gold_timeout_s)
 
     @property
     def written_by(self) -> str:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
 from groundwire.domains._readers import read_json
-from groundwire.domains._types import DataError, Task
-from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, gold_error, gold_of
+from groundwire.domains._types import DataError
+from groundwire.domains.text_to_sql.golds import GoldProblem, check_golds, gold_error, gold_of
 from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
+
+if TYPE_CHECKING:
+    from groundwire.domains.text_to_sql.domain import Splits, SqlDomain
 
 REPORT, SUSPECTS = "report.json", "suspects.json"
 _LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
@@ -47,26 +50,17 @@ def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
 
 
 def write_folder(
-    target: Path,
-    previous: Path,
-    parts: Mapping[str, list[Task]],
-    *,
-    files: Callable[[Mapping[Gold, GoldProblem]], tuple[Mapping[str, list[Task]], dict[str, int]]],
-    place: Callable[[Task], str],
-    about: Mapping[str, Any],
-    link: bool = False,
-    where: Callable[[Task], str] = lambda task: f"task {task['id']}",
-    timeout_s: float = 5.0,
+    target: Path, domain: SqlDomain, splits: Splits, about: Mapping[str, Any], *, timeout_s: float
 ) -> dict[str, Any]:
-    """Check the golds of all ``parts``, write ``target`` and return its report, which begins with ``about``.
+    """Check the golds of all ``splits``, write ``target`` and return its report, which begins with ``about``.
 
-    ``files`` returns the tasks of each parquet file and the number left out of training by reason. ``place`` is the
-    path of a task's database in ``target``: a copy, or with ``link`` a symbolic link. ``where`` names a task's row for
-    people. A gold is slow after ``timeout_s`` seconds.
+    The domain says which files there are, and where a database is: a copy of it, or a link to it. A gold is slow after
+    ``timeout_s`` seconds.
     """
-    every = [task for tasks in parts.values() for task in tasks]
+    link, place = domain.links_databases, domain.place
+    every = [task for tasks in splits.tasks.values() for task in tasks]
     if not link:
-        _check_space(previous.parent, {Path(task["db_path"]) for task in every})
+        _check_space(target.parent.parent, {Path(task["db_path"]) for task in every})
     problems = check_golds(every, timeout_s=timeout_s)
     databases = {place(task): task["db_path"] for task in every}
     with progress("Linking databases" if link else "Copying databases", len(databases)) as advance:
@@ -77,7 +71,7 @@ def write_folder(
             else:
                 shutil.copyfile(path, target / name)
             advance()
-    written, left_out = files(problems)
+    written, left_out = domain.files(splits, problems)
     for name, tasks in written.items():
         _write_parquet([{**task, "db_path": place(task)} for task in tasks], target / f"{name}.parquet")
     suspicious = suspects(every, problems)
@@ -90,12 +84,12 @@ def write_folder(
         "golds": [
             {
                 "id": task["id"],
-                "where": where(task),
+                "where": splits.where(task),
                 "split": part,
                 "db_id": task["db_id"],
                 **problems[gold_of(task)]._asdict(),
             }
-            for part, tasks in parts.items()
+            for part, tasks in splits.tasks.items()
             for task in tasks
             if gold_of(task) in problems
         ],

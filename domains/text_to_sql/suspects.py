@@ -17,7 +17,7 @@ from typing import Any
 
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
-from groundwire.tools.sql import QueryError, connections, run_query
+from groundwire.tools.sql import QueryError, connections, run_query, sorted_row
 from groundwire.tools.sql.syntax import parse_query
 from groundwire.tools.variants.ties import depends_on_ties, tie_probes
 
@@ -169,7 +169,7 @@ def _result(database: str, query: str, timeout_s: float) -> frozenset[Any] | Non
     """The set of a result's rows, whatever the order of rows and columns; None if the query fails."""
     with contextlib.suppress(QueryError):
         rows = run_query(database, query, timeout_s=timeout_s, max_rows=_MAX_ROWS).rows
-        return frozenset(tuple(sorted(row, key=lambda value: str(value) + str(type(value)))) for row in rows)
+        return frozenset(map(sorted_row, rows))
     return None
 
 
@@ -234,11 +234,10 @@ def _reads_as_numbers(database: str, tables: Sequence[tuple[str, str]], column: 
 @lru_cache(maxsize=4096)
 def _are_numbers(database: str, table: str, column: str) -> bool:
     """Whether the texts of a column read as numbers; no if the table does not have the column."""
+    if column.lower() not in _columns_of(database, table):
+        return False  # SQLite would take the name for a text
     name = connections.quote_identifier(column)
     try:
-        columns = run_query(database, f"SELECT * FROM {table} LIMIT 0").columns  # noqa: S608 - quoted
-        if column.lower() not in map(str.lower, columns):
-            return False  # SQLite would take the name for a text
         sql = f"SELECT {name} FROM {table} WHERE typeof({name}) = 'text' LIMIT {_SAMPLE}"  # noqa: S608
         texts = [row[0] for row in run_query(database, sql).rows]
     except QueryError:

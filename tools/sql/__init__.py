@@ -8,7 +8,15 @@ continue (:mod:`groundwire.tools.sql.errors`).
 
 from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.errors import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, SqlError
-from groundwire.tools.sql.query import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, QueryResult, is_sqlite, render, run_query
+from groundwire.tools.sql.query import (
+    MAX_JUDGED_BYTES,
+    MAX_JUDGED_ROWS,
+    QueryResult,
+    is_sqlite,
+    render,
+    run_query,
+    sorted_row,
+)
 
 __all__ = [
     "MAX_JUDGED_BYTES",
@@ -24,4 +32,5 @@ __all__ = [
     "is_sqlite",
     "render",
     "run_query",
+    "sorted_row",
 ]

@@ -226,6 +226,11 @@ def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[
     return rows, False
 
 
+def sorted_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values in an order that does not depend on that of the columns, as Spider's evaluator sorts them."""
+    return tuple(sorted(row, key=lambda value: str(value) + str(type(value))))
+
+
 def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False) -> str:
     """The rows as text for an agent: ``[('a', 1), ('b', 2)]``, at most about ``max_chars`` characters.
 

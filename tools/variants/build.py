@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.sql import DatabaseError, QueryError, run_query
+from groundwire.tools.sql import DatabaseError, QueryError, run_query, sorted_row
 from groundwire.tools.variants.fuzz import RowStyle, make_rows, write_database
 from groundwire.tools.variants.mutations import literals, memorised, mutations
 from groundwire.tools.variants.tables import Schema, read_schema
@@ -226,6 +226,6 @@ def _outcome(path: str, sql: str, ordered: bool, *, timeout_s: float = _TIMEOUT_
     """
     with contextlib.suppress(QueryError):
         rows = run_query(path, sql, timeout_s=timeout_s, max_rows=_MAX_ROWS).rows
-        canonical = [tuple(sorted(row, key=lambda value: str(value) + str(type(value)))) for row in rows]
+        canonical = list(map(sorted_row, rows))
         return canonical if ordered else Counter(canonical)
     return None
