@@ -8,21 +8,6 @@ from typing import Any
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = [
-    "ENGINE_VENDOR",
-    "ESTIMATOR",
-    "LOGGER",
-    "MINIBATCH",
-    "OWN_ESTIMATOR",
-    "RUN_NAMES",
-    "SHARED",
-    "SHARED_PREFIXES",
-    "loss_keys",
-    "with_published_names",
-    "with_run_names",
-    "without_verl",
-]
-
 ENGINE_VENDOR = "groundwire"
 """The name under which verl finds the engine for shared prefixes. Any other gives verl's own."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["BASE", "VERL_PRESETS", "removed_preset"]
-
 _MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
 
 BASE: dict[str, Any] = {

@@ -30,8 +30,6 @@ from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.rollout_workers import RolloutWorkers, WorkerProcesses, load_tokenizer, run_config
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["RolloutManager", "VerlStepTimer", "choose_old_logprobs", "minibatch_prompts", "prompts_from_batch"]
-
 
 class RolloutManager:
     """verl calls :meth:`create` once, then :meth:`generate_sequences` for every batch of prompts."""

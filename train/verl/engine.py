@@ -21,8 +21,6 @@ from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
-__all__ = ["VerlEngine"]
-
 
 class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.

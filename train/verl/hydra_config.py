@@ -41,19 +41,6 @@ from groundwire.train.policy.pretrained.model_settings import read_context_lengt
 from groundwire.train.verl.memory_plan import TOKENS, plan_for_settings
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
-__all__ = [
-    "INSTALL",
-    "check_context_length",
-    "chooses_old_logprobs",
-    "compose",
-    "compose_for_run",
-    "count_gpus",
-    "flat_config",
-    "other_estimator",
-    "plan_run",
-    "without_flash_attn",
-]
-
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """How to install verl. The project is not on the package index yet."""
 

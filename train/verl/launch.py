@@ -31,17 +31,6 @@ from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, wri
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
 
-__all__ = [
-    "TrainingError",
-    "check",
-    "collect",
-    "link_newest_model",
-    "merge_adapters",
-    "patch_problem",
-    "peft_problem",
-    "train",
-]
-
 _ADAPTED_PREFIX = "base_model.model."
 _PEFT_LIMIT = (0, 21)
 

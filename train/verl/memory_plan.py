@@ -12,8 +12,6 @@ from typing import Any
 
 from groundwire.train.algorithms.memory_plan import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
 
-__all__ = ["TOKENS", "plan_for_settings"]
-
 _MODEL = "actor_rollout_ref.model."
 _ROLLOUT = "actor_rollout_ref.rollout."
 _ACTOR = "actor_rollout_ref.actor."

@@ -20,8 +20,6 @@ from groundwire.tools.step_timer import PHASES
 from groundwire.train.algorithms.health import HealthRules, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 
-__all__ = ["archive_verl_log", "follow_verl_log", "last_probability_difference", "write_metrics"]
-
 _MAX_BYTES = 1 << 30
 
 

@@ -21,100 +21,59 @@ from groundwire.train.config.verl_names import OWN_ESTIMATOR
 from groundwire.train.verl.rows import PADDED_COLUMNS, read_columns
 from groundwire.train.verl.shared_prefixes.balance import divide_rows
 
-__all__ = ["EXTENDED", "PATCHES", "Patch", "changed_functions", "patch", "patch_trainer", "patched"]
-
 
 class Patch(NamedTuple):
     """A function or class of verl or Ray that is replaced."""
 
-    where: str
-    """The module in which the name is looked up, as verl or Ray does it."""
-    defined: str
-    """Where its source is, from ``site-packages`` on: ``FILE:NAME``."""
+    module: str
+    """In which the name is looked up, as verl or Ray does it."""
     digest: str
     """Of the source; "" if only its existence matters."""
-    why: str
+    source: str = ""
+    """Where another module defines it, from ``site-packages`` on: ``FILE:NAME``."""
 
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 PATCHES: Mapping[str, Patch] = {
-    # In the process of verl's trainer, from the creation of the manager on (patch_trainer).
-    "trainer_base.PPOTrainer._balance_batch": Patch(
-        _TRAINER,
-        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._balance_batch",
-        "6036c24b205d",
-        "verl divides rows among GPUs by length alone, whatever trainer.balance_batch is, and so each group among all",
-    ),
+    # -- In the process of verl's trainer, from the creation of the manager on (patch_trainer):
+    # verl divides rows among GPUs by length alone, whatever trainer.balance_batch is, and so each group among all.
+    "trainer_base.PPOTrainer._balance_batch": Patch(_TRAINER, "6036c24b205d"),
+    # During _balance_batch: its order is replaced afterwards, and computing it takes time for each row.
     "trainer_base.get_seqlen_balanced_partitions": Patch(
-        _TRAINER,
-        "verl/utils/seqlen_balancing.py:get_seqlen_balanced_partitions",
-        "f8f2c027ffb6",
-        "during _balance_batch: its order is replaced afterwards, and computing it takes time for each row",
+        _TRAINER, "f8f2c027ffb6", "verl/utils/seqlen_balancing.py:get_seqlen_balanced_partitions"
     ),
-    "trainer_base.PPOTrainer._compute_old_log_prob": Patch(
-        _TRAINER,
-        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_old_log_prob",
-        "47e705af8fb4",
-        "with bypass_mode it reads a column and writes it under another name, which our rows have from the start",
-    ),
-    "trainer_base.PPOTrainer._compute_advantage": Patch(
-        _TRAINER,
-        "verl/trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_advantage",
-        "723b42cbdaf4",
-        "it reads six columns to compute advantages, which our rows have from the start",
-    ),
+    # With bypass_mode it reads a column and writes it under another name, which our rows have from the start.
+    "trainer_base.PPOTrainer._compute_old_log_prob": Patch(_TRAINER, "47e705af8fb4"),
+    # It reads six columns to compute advantages, which our rows have from the start.
+    "trainer_base.PPOTrainer._compute_advantage": Patch(_TRAINER, "723b42cbdaf4"),
+    # During _compute_advantage, which also measures how far sampler and trainer differ: ours returns the rows' own.
     "trainer_base.compute_advantage_for_multi_trajectories": Patch(
-        _TRAINER,
-        "verl/trainer/ppo/v1/utils.py:compute_advantage_for_multi_trajectories",
-        "46c7a2240d72",
-        "during _compute_advantage, which also measures how far sampler and trainer differ: ours returns the rows' own",
+        _TRAINER, "46c7a2240d72", "verl/trainer/ppo/v1/utils.py:compute_advantage_for_multi_trajectories"
     ),
-    "padding_utils.construct_minimal_padding_template": Patch(
-        "verl.trainer.ppo.padding_utils",
-        "verl/trainer/ppo/padding_utils.py:construct_minimal_padding_template",
-        "8da2149e76c4",
-        "a row of padding copies the columns of another, and ours with a value per token then have the wrong length",
-    ),
-    # In verl's workers, during a mini-batch (shared_prefixes.engine).
-    "tensordict_utils.index_select_tensor_dict": Patch(
-        "verl.utils.tensordict_utils",
-        "verl/utils/tensordict_utils.py:index_select_tensor_dict",
-        "64f3112457ed",
-        "it copies a mini-batch row by row, also where that is the whole batch in its order",
-    ),
+    # A row of padding copies the columns of another, and ours with a value per token then have the wrong length.
+    "padding_utils.construct_minimal_padding_template": Patch("verl.trainer.ppo.padding_utils", "8da2149e76c4"),
+    # -- In verl's workers, during a mini-batch (shared_prefixes.engine):
+    # It copies a mini-batch row by row, also where that is the whole batch in its order.
+    "tensordict_utils.index_select_tensor_dict": Patch("verl.utils.tensordict_utils", "64f3112457ed"),
+    # It divides rows by length; ours keeps common prefixes together, and leaves out rows without a gradient.
     "transformer_impl.prepare_micro_batches": Patch(
-        "verl.workers.engine.fsdp.transformer_impl",
-        "verl/workers/engine/utils.py:prepare_micro_batches",
-        "786b212905c6",
-        "it divides rows by length; ours keeps common prefixes together, and leaves out rows without a gradient",
+        _ENGINE, "786b212905c6", "verl/workers/engine/utils.py:prepare_micro_batches"
     ),
-    "torch_functional.FusedLinearForPPO": Patch(
-        "verl.utils.experimental.torch_functional",
-        "verl/utils/experimental/torch_functional.py:FusedLinearForPPO",
-        "79a8adf00701",
-        "it computes logits for every token; ours for those with a loss",
-    ),
+    # It computes logits for every token; ours for those with a loss.
+    "torch_functional.FusedLinearForPPO": Patch("verl.utils.experimental.torch_functional", "79a8adf00701"),
+    # It slices row by row, and the GPU stops for each row.
     "losses.no_padding_2_padding": Patch(
-        "verl.workers.utils.losses",
-        "verl/workers/utils/padding.py:no_padding_2_padding",
-        "c37d19e7d9c3",
-        "it slices row by row, and the GPU stops for each row",
+        "verl.workers.utils.losses", "c37d19e7d9c3", "verl/workers/utils/padding.py:no_padding_2_padding"
     ),
-    # In the process that starts the run, around Ray's start (ray_job).
-    "ray.init": Patch(
-        "ray",
-        "ray/_private/worker.py:init",
-        "",
-        "verl calls it; what follows puts the run's keys where its processes find them, and not into runtime_env",
-    ),
-    "state.next_job_id": Patch(
-        "ray._private.state",
-        "ray/_private/state.py:next_job_id",
-        "9b7e6485a183",
-        "the first job of each Ray has number 1, and verl names the socket for the weights in /tmp after it "
-        "(verl/workers/rollout/vllm_rollout/vllm_rollout.py): two runs on one host would wait for each other",
-    ),
+    # -- In the process that starts the run, around Ray's start (ray_job):
+    # verl calls it; what follows puts the run's keys where its processes find them, and not into runtime_env.
+    "ray.init": Patch("ray", "", "ray/_private/worker.py:init"),
+    # The first job of each Ray has number 1, and verl names the socket for the weights in /tmp after it
+    # (verl/workers/rollout/vllm_rollout/vllm_rollout.py): two runs on one host would wait for each other.
+    "state.next_job_id": Patch("ray._private.state", "9b7e6485a183"),
 }
+"""What is replaced, and before each entry why."""
 EXTENDED: Mapping[str, str] = {
     "verl/trainer/main_ppo.py:TaskRunnerV1.run": "ffed4efa9d54",
     "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer.sample": "93761c3e79ef",
@@ -132,7 +91,7 @@ EXTENDED: Mapping[str, str] = {
 
 def patch(name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
     """Replace ``name``, one of :data:`PATCHES`, by what ``wrap`` makes of it. The result puts it back."""
-    owner: Any = importlib.import_module(PATCHES[name].where)
+    owner: Any = importlib.import_module(PATCHES[name].module)
     *classes, attribute = name.split(".")[1:]
     for class_name in classes:
         owner = getattr(owner, class_name)
@@ -153,26 +112,32 @@ def patched(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
 
 def changed_functions() -> list[str]:
     """The functions of both lists whose source is not that of the versions that this project was made for."""
-    digests = {entry.defined: entry.digest for entry in PATCHES.values()} | dict(EXTENDED)
-    return [defined for defined, digest in digests.items() if digest and source_digest(defined) != digest]
+    sources = {source_of(name): entry.digest for name, entry in PATCHES.items() if entry.digest} | dict(EXTENDED)
+    return [source for source, digest in sources.items() if source_digest(source) != digest]
 
 
-def source_digest(defined: str) -> str:
-    """The digest of a source (:attr:`Patch.defined`); "" if there is none. Nothing is imported."""
-    file, _, name = defined.partition(":")
+def source_of(name: str) -> str:
+    """Where the source of one of :data:`PATCHES` is, as ``FILE:NAME``."""
+    entry = PATCHES[name]
+    return entry.source or f"{entry.module.replace('.', '/')}.py:{name.partition('.')[2]}"
+
+
+def source_digest(source: str) -> str:
+    """The digest of a source, given as ``FILE:NAME``; "" if there is none. Nothing is imported."""
+    file, _, name = source.partition(":")
     package, _, rest = file.partition("/")
     spec = importlib.util.find_spec(package)
     path = Path(next(iter((spec and spec.submodule_search_locations) or [""]))) / rest
     if not path.is_file():
         return ""
-    source = path.read_text()
-    node: Any = ast.parse(source)
+    text = path.read_text()
+    node: Any = ast.parse(text)
     for part in name.split("."):
         node = next((inner for inner in node.body if getattr(inner, "name", "") == part), None)
         if node is None:
             return ""
     first = min(line.lineno for line in [node, *node.decorator_list])
-    lines = source.splitlines()[first - 1 : node.end_lineno]
+    lines = text.splitlines()[first - 1 : node.end_lineno]
     return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
 
 

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "ray_job", "read_variables"]
-
 SETUP_HOOK = f"{__name__}.read_variables"
 """The function that Ray calls in each process of the job, for ``runtime_env.worker_process_setup_hook``."""
 RUN = "GROUNDWIRE_RAY_RUN"

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from groundwire.train.rollouts.runtime import RolloutRuntime
     from groundwire.train.verl.rollout_workers import RolloutWorkers
 
-__all__ = ["Prompt", "RolloutService"]
-
 _log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
 _CONSTRAINED = (

@@ -31,8 +31,6 @@ from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.shared_prefixes.prefixes import rollouts_together
 from groundwire.train.verl.transfer_queue import RowWriter
 
-__all__ = ["RolloutWorker", "RolloutWorkers", "WorkerProcesses", "load_tokenizer", "run_config", "start_actor"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _CHECK_S = 0.5

@@ -19,17 +19,6 @@ from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "PADDED_COLUMNS",
-    "TrainingRow",
-    "add_derived_columns",
-    "read_columns",
-    "row_fields",
-    "row_tag",
-    "training_rows",
-    "untrained_row",
-]
-
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
 _READ = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")

@@ -18,8 +18,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from groundwire.train.verl.agent_loop_manager import RolloutManager
 from groundwire.train.verl.rollout_workers import WorkerProcesses
 
-__all__ = ["AsyncSampler", "SyncSampler", "TaskRunner"]
-
 
 class _ReportingSampler:
     """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""

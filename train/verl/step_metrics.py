@@ -27,8 +27,6 @@ from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import to_row
 
-__all__ = ["SampledSteps"]
-
 _log = logging.getLogger(__name__)
 
 

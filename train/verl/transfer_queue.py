@@ -21,8 +21,6 @@ from groundwire.tools.startup import freeze_objects
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl.rows import TrainingRow, row_fields, row_tag
 
-__all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer"]
-
 T = TypeVar("T")
 _MAX_WRITE_S = 300.0  # a write takes milliseconds, and verl's trainer waits for a lost one without end
 

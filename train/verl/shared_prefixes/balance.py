@@ -14,8 +14,6 @@ from typing import Any
 
 from groundwire.train.verl.shared_prefixes.prefixes import DIGITS, equal_hashes, shared_tokens
 
-__all__ = ["divide_rows"]
-
 _GRADIENT_COST = 4
 """The cost of a row with a gradient, where that of a row without is 1: both need a forward pass for old
 log-probabilities, and only the first an update, which takes about three times as long."""

@@ -41,8 +41,6 @@ from groundwire.train.verl.patches import patched
 from groundwire.train.verl.rows import add_derived_columns
 from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches, prefix_tree
 
-__all__ = ["SharedPrefixesEngine"]
-
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
 _KEPT = "groundwire_kept"

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from cachetools import LRUCache
 
-__all__ = ["DIGITS", "PREFIXES", "RouteKeys", "equal_hashes", "prefix_hashes", "rollouts_together", "shared_tokens"]
-
 PREFIXES = [round(64 * 2 ** (number / 8)) for number in range(97)]
 """The lengths of the prefixes that have a hash: from 64 tokens to 262,144."""
 DIGITS = 4

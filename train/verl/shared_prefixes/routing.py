@@ -18,8 +18,6 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from groundwire.train.verl.shared_prefixes.prefixes import DIGITS, PREFIXES, REMEMBERED, prefix_hashes
 
-__all__ = ["KeyedClient", "PrefixRouter"]
-
 _MOST_AHEAD = 4
 """A server with as many more open requests than the least busy one gets no prompt for its prefix."""
 _LEAST_SHARE = 0.5

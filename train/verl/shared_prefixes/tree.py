@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PrefixTree", "micro_batches", "prefix_tree"]
-
 
 class PrefixTree(NamedTuple):
     """``T`` tokens of a micro-batch's rows, one row after the other, of which ``U`` are kept."""
