@@ -2,7 +2,7 @@
 
 A prompt takes this way: :meth:`RolloutService.submit` gives it a task and seeds, ``_run_group`` waits for its rollouts,
 ``_train`` or ``_validate`` makes their rows, the queue gets these, and at the end of the sampling
-:class:`.step_metrics.SampledSteps` gets the rollouts.
+:class:`.metrics.SampledSteps` gets the rollouts.
 
 A group with at least two rewards is ``finished``; failed rollouts are not in it. A group with fewer has nothing to
 compare: it has no rows and is a ``failure``, which verl replaces by another prompt. So is a group without a gradient,
@@ -32,8 +32,8 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.store.rollout import Rollout
+from groundwire.train.verl.metrics import SampledSteps
 from groundwire.train.verl.rows import TrainingRow, training_rows, untrained_row
-from groundwire.train.verl.step_metrics import SampledSteps
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 if TYPE_CHECKING:
