@@ -16,15 +16,11 @@ from typing import Any
 
 from groundwire.domains import TaskData
 from groundwire.tools.settings import suggestion_for
-from groundwire.tools.startup import child_python_path
 from groundwire.train.algorithms.memory_plan import MemoryPlan
-from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import (
-    ENGINE_VENDOR,
     ESTIMATOR,
     LOGGER,
     MINIBATCH,
@@ -39,7 +35,7 @@ from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length
 from groundwire.train.verl.memory_plan import TOKENS, plan_for_settings
-from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
+from groundwire.train.verl.ray_job import SETUP_HOOK, environment
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """How to install verl. The project is not on the package index yet."""
@@ -168,7 +164,7 @@ def flat_config(
         "trainer.v1.sampler.custom_sampler.name": _SAMPLERS[mode],
         _WORKERS: workers,
         f"+{_SAMPLER_WORKERS}": workers,
-        **{f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in _environment(run_dir, config.track).items()},
+        **{f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment(run_dir, config.track).items()},
         f"{_RUNTIME_ENV}worker_process_setup_hook": SETUP_HOOK,  # keys: env_vars would show them
         "+groundwire": {"run_dir": run_dir, "config": config.to_dict()},
     }
@@ -345,22 +341,6 @@ def check_context_length(config: RunConfig) -> None:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"
         )
-
-
-def _environment(run_dir: str, trackers: Sequence[str]) -> dict[str, str]:
-    """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
-    defaults = {
-        "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
-        "VERL_ENGINE_VENDOR": ENGINE_VENDOR,
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
-        **(wandb_environment(RunDir(Path(run_dir))) if "wandb" in trackers else {}),
-    }
-    return {
-        "PYTHONPATH": child_python_path(),
-        "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
-        RUN: run_dir,
-        **{name: os.environ.get(name, value) for name, value in defaults.items()},
-    }
 
 
 def compose(flat: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What verl's Ray job needs: a number of its own, and the user's keys in its processes on every host.
+"""What verl's Ray job needs: a number of its own, and in its processes the environment and the user's keys.
 
 Ray gives the processes that it starts on other hosts the environment of ``ray start`` there, without the keys of the
 trainer's shell. Ray's own way, ``runtime_env.env_vars``, would show them: verl prints it, and Ray writes it to its logs
@@ -12,9 +12,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 SETUP_HOOK = f"{__name__}.read_variables"
@@ -25,6 +26,28 @@ _PREFIXES = ("WANDB_", "HF_", "HUGGING_FACE_", "SWANLAB_", "OPENAI_", "GROUNDWIR
 _SUFFIX = "_API_KEY"  # of the providers that LiteLLM calls for a judge
 _NAMESPACE = b"groundwire"
 _WAIT_S = 30.0
+
+
+def environment(run_dir: str, trackers: Sequence[str]) -> dict[str, str]:
+    """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
+    # Here, because Ray's processes import this module before anything else.
+    from groundwire.tools.startup import child_python_path
+    from groundwire.train.artifacts.run_dir import RunDir
+    from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
+    from groundwire.train.config.verl_names import ENGINE_VENDOR
+
+    defaults = {
+        "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
+        "VERL_ENGINE_VENDOR": ENGINE_VENDOR,
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
+        **(wandb_environment(RunDir(Path(run_dir))) if "wandb" in trackers else {}),
+    }
+    return {
+        "PYTHONPATH": child_python_path(),
+        "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
+        RUN: run_dir,
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+    }
 
 
 def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
