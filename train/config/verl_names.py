@@ -129,9 +129,9 @@ def without_verl(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trackers(logger: Any, given: Mapping[str, Any]) -> list[str]:
     """The trackers among verl's loggers."""
-    found = [name for name in ([logger] if isinstance(logger, str) else list(logger)) if name in TRACKERS]
-    if given.get("track") and set(given["track"]) != set(found):
+    trackers = [name for name in ([logger] if isinstance(logger, str) else list(logger)) if name in TRACKERS]
+    if given.get("track") and set(given["track"]) != set(trackers):
         raise ConfigError(
             f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
         )
-    return found
+    return trackers

@@ -225,5 +225,5 @@ def _column(batch: Any, name: str, count: int) -> list[Any]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [getattr(each, "data", each) for each in value]
+        return [getattr(entry, "data", entry) for entry in value]
     return [getattr(value, "data", value)] * count

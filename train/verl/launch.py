@@ -115,14 +115,14 @@ def peft_problem() -> tuple[str, str] | None:
 
 
 def _check_gpus(wanted: int) -> None:
-    found = count_gpus()
-    if not found:
+    available = count_gpus()
+    if not available:
         raise ConfigError(
             "verl trains on GPUs, and torch finds none here: leave out --trainer verl, or run "
             "groundwire doctor --trainer verl for the reason"
         )
-    if wanted > found:
-        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {found} GPUs here")
+    if wanted > available:
+        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {available} GPUs here")
 
 
 def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str], None]) -> None:
@@ -244,9 +244,9 @@ def merge_adapters(folder: Path, settings: Path) -> bool:
             a, b = state[f"{module}.lora_A.weight"], state[f"{module}.lora_B.weight"]
             weight = (base.float() + scale * (b.float() @ a.float())).to(base.dtype)
         merged[name.replace(".base_layer.", ".")] = weight.contiguous()
-    part, whole = folder / ".merged.part", folder / "model.safetensors"
-    save_file(merged, part, metadata={"format": "pt"})
-    part.replace(whole)  # loaders prefer this file to an index, so the folder can be loaded at every moment
+    unfinished, whole = folder / ".merged.part", folder / "model.safetensors"
+    save_file(merged, unfinished, metadata={"format": "pt"})
+    unfinished.replace(whole)  # loaders prefer this file to an index, so the folder can be loaded at every moment
     for file in {*files, folder / "model.safetensors.index.json"} - {whole}:
         file.unlink(missing_ok=True)
     return True

@@ -65,12 +65,12 @@ def read_variables() -> None:
 
     key, deadline = os.environ.get(RUN, "").encode(), time.monotonic() + _WAIT_S
     # Ray starts the first processes while the trainer's process still connects.
-    while (found := _internal_kv_get(key, namespace=_NAMESPACE)) is None:
+    while (stored := _internal_kv_get(key, namespace=_NAMESPACE)) is None:
         if time.monotonic() > deadline:
             print("warning: the run's environment variables (keys, hubs) did not arrive here", file=sys.stderr)
             return
         time.sleep(0.1)
-    for name, value in json.loads(found).items():
+    for name, value in json.loads(stored).items():
         os.environ.setdefault(name, value)
 
 

@@ -160,17 +160,13 @@ class RolloutWorkers:
         self._workers = self._loop.call(self._started(number))
 
     async def _started(self, number: int) -> list[_Worker]:
-        workers = [_Worker(*self._start(each)) for each in range(number)]
+        workers = [_Worker(*self._start(index)) for index in range(number)]
         await asyncio.gather(*(worker.started for worker in workers))
         return workers
 
     def submit(self, work: Callable[[RolloutWorkers], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the event loop and return at once."""
         return asyncio.run_coroutine_threadsafe(work(self), self._loop.loop)
-
-    def call(self, work: Callable[[RolloutWorkers], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work`` on the event loop and return its result."""
-        return self._loop.call(work(self))
 
     def runner_failure(self) -> str:
         """Always "": a worker's failure is an error of the rollouts that it runs."""
@@ -185,24 +181,25 @@ class RolloutWorkers:
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase since the last call, as means of the workers."""
 
-        async def ask(_: RolloutWorkers) -> list[Any]:
-            return await asyncio.gather(
-                *(each.actor.seconds.remote() for each in self._workers), return_exceptions=True
-            )
-
-        found = [seconds for seconds in self.call(ask) if isinstance(seconds, dict)]
-        return {phase: sum(each[phase] for each in found) / len(found) for phase in (found[0] if found else ())}
+        answers = self._loop.call(self._ask("seconds"))
+        of_workers = [seconds for seconds in answers if isinstance(seconds, dict)]
+        phases = of_workers[0] if of_workers else ()
+        return {phase: sum(seconds[phase] for seconds in of_workers) / len(of_workers) for phase in phases}
 
     def stop(self) -> None:
         """End the workers' parts. A process that has ended has none."""
 
         async def stop() -> None:
-            ends = await asyncio.gather(*(each.actor.stop.remote() for each in self._workers), return_exceptions=True)
-            for error in ends:
+            for error in await self._ask("stop"):
                 if isinstance(error, Exception) and not _process_ended(error):
                     _log.warning("a rollout process did not end its parts: %s", getattr(error, "cause", None) or error)
 
         self._loop.stop(stop())
+
+    async def _ask(self, method: str) -> list[Any]:
+        """The result of this method of each worker, or its error."""
+        calls = (getattr(worker.actor, method).remote() for worker in self._workers)
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _run(self, requests: Sequence[Rollout], deadline: float) -> list[Rollout]:
         failure = ""

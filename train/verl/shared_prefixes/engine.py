@@ -242,11 +242,12 @@ class _MicroBatches(Sized):
         rows = {name: _rows(value) for name, value in tensors.items() if value.is_nested}
         settings = {name: value.data for name, value in self._data.items() if isinstance(value, NonTensorData)}
         for batch in self._batches:
-            part: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
+            fields: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
             for name, value in tensors.items():
-                part[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
-            part[_KEPT] = NonTensorData(_kept(*([each[row] for row in batch] for each in self._of_rows)))
-            yield TensorDict(part, batch_size=len(batch))
+                fields[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
+            of_rows = ([values[row] for row in batch] for values in self._of_rows)
+            fields[_KEPT] = NonTensorData(_kept(*of_rows))
+            yield TensorDict(fields, batch_size=len(batch))
 
 
 def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Kept:
