@@ -1,8 +1,8 @@
-"""verl's update, with and without shared prompts: ``python -m dev.gpu.verl_update``.
+"""verl's update, with and without shared prefixes: ``python -m dev.gpu.verl_update``.
 
 64 groups of 8 rows with prompts of 836 to 936 tokens and replies of 42, random weights. All engines get the same rows
 and the same weights, and recompute activations. Prints a line of JSON for each engine and budget of tokens, and how far
-the log-probabilities of each differ from the first engine's. Where liger-kernel is installed, shared prompts are also
+the log-probabilities of each differ from the first engine's. Where liger-kernel is installed, shared prefixes are also
 measured with its kernels (verl's ``use_liger``).
 
 With ``--gpus 2`` each GPU has half of the groups. One GPU with half as many ``--groups`` does the same work: what two
@@ -29,8 +29,8 @@ from groundwire.train.policy.attention import VARLEN
 
 _VOCABULARY = 49152
 _ROWS, _PROMPT, _SPREAD, _REPLY = 8, 886, 50, 42
-_ENGINES = {"verl": (False, False), "shared prompts": (True, False), "shared prompts, liger": (True, True)}
-"""Whether an engine shares prompts, and whether it has liger-kernel's norms, rotation and activation."""
+_ENGINES = {"verl": (False, False), "shared prefixes": (True, False), "shared prefixes, liger": (True, True)}
+"""Whether an engine shares prefixes, and whether it has liger-kernel's norms, rotation and activation."""
 
 
 def _rows(groups: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The program of each of two processes: with shared prompts verl's actor learns what it learns with its own engine.
+"""The program of each of two processes: with shared prefixes verl's actor learns what it learns with its own engine.
 
 FSDP divides the model between both. The processes have other rows, in other numbers of micro-batches, and at times one
 of them has no row with a gradient.

@@ -54,7 +54,7 @@ class SFTSettings(Settings):
         lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
     )
     device: str = _data("cpu", "cpu or cuda")
-    gpus: int = _data(1, "GPUs; several train with verl, without shared prompts", ge=1)
+    gpus: int = _data(1, "GPUs; several train with verl, without shared prefixes", ge=1)
     seed: int = _data(0, "Seed of the order, the held-out part, the wrong queries and the changed schemas")
 
     agent_options: Mapping[str, Any] = _prompt(

@@ -226,7 +226,7 @@ def without_flash_attn(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
     """
     if importlib.util.find_spec("flash_attn"):
         return {}
-    # Otherwise verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
+    # Otherwise verl takes logprobs token by token in Python, which is most of a step.
     fused: dict[str, str | bool] = {"actor_rollout_ref.model.use_fused_kernels": True}
     key = "actor_rollout_ref.model.use_remove_padding"
     if overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu():

@@ -1,8 +1,8 @@
 """Rollouts in processes beside verl's trainer, which Ray runs.
 
-A rollout of one call costs some milliseconds of CPU: its agent, the proxy, the store, the chat template and verl's
-client. One process does this for a few hundred rollouts a second, and a GPU samples more. So the groups of a
-step are divided among several processes, and the trainer's own process only gets their results.
+A rollout costs CPU time: its agent, the proxy, the store, the chat template and verl's client. A GPU samples more
+rollouts than one process can run. So the groups of a step are divided among several processes, and the trainer's own
+process only gets their results.
 """
 
 from __future__ import annotations
@@ -226,11 +226,11 @@ class RolloutWorkers:
 class WorkerProcesses:
     """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter` for every eight of them.
 
-    They start at once: their imports take up to 40 s on a slow processor.
+    They start at once: their imports take a while.
     """
 
     def __init__(self, rollout: int) -> None:
-        # A rollout of one call takes 8 ms of a process, and its row 0.6 ms of a writer.
+        # A rollout takes more than ten times as long as writing its row.
         self.row_writers = [start_actor(RowWriter, restarts=True) for _ in range(math.ceil(rollout / 8))]
         self._rollout = [start_actor(RolloutWorker) for _ in range(rollout)]
         for worker in self._rollout:

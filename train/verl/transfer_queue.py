@@ -2,11 +2,9 @@
 
 verl registers each prompt under its ``uid`` and reads two things: the prompt's status (``finished``: take its rows;
 ``failure``: replace the prompt) and the rows under ``{uid}_{session}_{index}``. TransferQueue's calls block, so those
-with statuses run in a thread. Rows are written by processes of their own: a row of an agent's shape costs 0.6 ms, as
-tensors and as bytes, and two GPUs sample thousands of rows in a few seconds.
-
-A call costs a millisecond of CPU for statuses and ten for rows, however few it writes. So everything that arrives
-while no writer is idle is written by the next call together.
+with statuses run in a thread. Rows are written by processes of their own, since two GPUs sample thousands of rows in a
+few seconds. A call has a cost of its own, however few rows it writes, so everything that arrives while no writer is
+idle is written by the next call together.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def test_rows_are_not_padded_without_flash_attn_unless_it_is_asked_for(monkeypat
     assert (padded[padding], padded[attention]) == (False, "sdpa")
 
 
-def test_verl_finds_the_engine_with_shared_prompts_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verl_finds_the_engine_with_shared_prefixes_unless_another_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flash_attn" else found(name))
     monkeypatch.delenv("VERL_ENGINE_VENDOR", raising=False)

@@ -37,7 +37,7 @@ QUESTIONS, ROLLOUTS = 3, 4
 
 
 READ = {"input_ids", "response_mask", "old_log_probs", "advantages"}
-"""What an update reads of a row. The engine for shared prompts derives what else verl reads."""
+"""What an update reads of a row. The engine for shared prefixes derives what else verl reads."""
 
 
 def read_by_a_worker(batch: Any) -> set[str]:
