@@ -20,6 +20,7 @@ from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
+from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.cli.machine_checks import (
     Check,
     check_disk,
@@ -39,7 +40,7 @@ __all__ = ["app", "examine"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _DISK_GB = {"verl": 50, "local": 1}
-_TIMEOUT_S = 10.0
+_ENDPOINT_S = 10.0
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
@@ -171,10 +172,7 @@ def _check_logins() -> Iterator[Check]:
     else:
         yield Check("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
     if installed_version("wandb") is not None:
-        netrc = Path.home() / ".netrc"
-        in_netrc = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
-        logged_in = os.environ.get("WANDB_API_KEY") or in_netrc
-        state = "logged in" if logged_in else "not logged in (--track wandb needs it: wandb login)"
+        state = "logged in" if logged_in("wandb") else "not logged in (--track wandb needs it: wandb login)"
         yield Check("ok", f"Weights & Biases: {state}")
 
 
@@ -226,7 +224,7 @@ def _check_endpoint(url: str) -> Iterator[Check]:
     from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 
     try:
-        probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_TIMEOUT_S)
+        probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_ENDPOINT_S)
     except EndpointUnusableError as error:
         yield Check("failure", str(error), "start the server, or correct --endpoint")
         return

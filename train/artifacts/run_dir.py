@@ -124,7 +124,8 @@ class RunDir:
     def is_empty(self) -> bool:
         """Whether the run has no results yet: only its settings, and with verl the tasks."""
         inputs = ("config.json", ".lock", "tasks")
-        files = (file for each in self.path.iterdir() if each.name not in inputs for file in (each, *each.rglob("*")))
+        results = [path for path in self.path.iterdir() if path.name not in inputs]
+        files = (file for path in results for file in (path, *path.rglob("*")))
         return not any(file.stat().st_size for file in files if file.is_file())
 
     def has_final_files(self) -> bool:
@@ -147,10 +148,25 @@ class RunDir:
         file = self.path / "config.json"
         try:
             config = read_json(file)
-        except (OSError, ValueError) as error:
+            if not isinstance(config, dict):
+                raise ValueError("it holds no settings")
+            self._check_format(config)
+            for part in reversed(config.get("earlier", [])):
+                if step is not None and step <= part["last_step"]:
+                    config |= part["settings"]
+            for name in sorted(config.keys() & RunConfig.model_fields.keys() - {*_TABLES}):
+                RunConfig.check_value(name, config[name])
+            for name in _TABLES:
+                if not isinstance(table := config.get(name, {}), dict):
+                    raise ValueError(f"{name} is {shorten_repr(table)}; it must be a table")
+        except RunDirError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
             raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
-        if not isinstance(config, dict):
-            raise RunDamagedError(f"{file} is damaged (it holds no settings): restore it, or start a new run")
+        return config
+
+    def _check_format(self, config: dict[str, Any]) -> None:
+        """Take the version of the format out of ``config``. Raises :class:`RunDirError` for another one."""
         if "sft" in config:
             raise RunDirError(
                 f"{self.path} is a run of groundwire sft, which has no rollouts: evaluate its model with groundwire "
@@ -162,21 +178,6 @@ class RunDir:
                 f"{self.path} was written by {'an older' if older else 'another'} version of groundwire (format "
                 f"{shorten_repr(version or 0)}, this version reads {_FORMAT}): start a new run, or use that version"
             )
-        try:
-            for part in reversed(config.get("earlier", [])):
-                if step is not None and step <= part["last_step"]:
-                    config |= part["settings"]
-        except (TypeError, LookupError, AttributeError) as error:
-            raise RunDamagedError(f"{file} is damaged (earlier: {error}): restore it, or start a new run") from error
-        try:
-            for name in sorted(config.keys() & RunConfig.model_fields.keys() - {*_TABLES}):
-                RunConfig.check_value(name, config[name])
-            for name in _TABLES:
-                if not isinstance(table := config.get(name, {}), dict):
-                    raise UserError(f"{name} is {shorten_repr(table)}; it must be a table")
-        except UserError as error:
-            raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
-        return config
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings of the run."""
