@@ -12,20 +12,27 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from groundwire import domains
 from groundwire.domains import Task
 from groundwire.train import evaluate
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.metrics import compare, compute_metrics, format_accuracy, format_change
-from groundwire.train.evaluation.run_reader import final_rows
+from groundwire.train.evaluation.metrics import (
+    compare,
+    compute_metrics,
+    format_accuracy,
+    format_change,
+    scores_by_question,
+)
+from groundwire.train.evaluation.run_reader import final_rollouts
 from groundwire.train.job.trained_model import with_settings_of_run
+from groundwire.train.store.rollout import Rollout
 
 _CHOSEN_ON = 200
 
-Rows = Sequence[Mapping[str, Any]]
+Rollouts = Sequence[Rollout]
 
 
 def main() -> None:
@@ -36,12 +43,15 @@ def main() -> None:
     seen = chosen_on(domains.get("spider").load().validation)
     with tempfile.TemporaryDirectory() as folder:
         settings = with_settings_of_run({"model": str(runs[0].path)})
-        before = _rows(folder, **{**settings, "model": runs[0].config()["model"]})
+        before = _rollouts(folder, **{**settings, "model": runs[0].config()["model"]})
         print("| | first query alone | before | first query alone, after | after | points |\n|---|---|---|---|---|---|")
         for run in runs:
-            after = _rows(folder, model=str(run.path))
+            after = _rollouts(folder, model=str(run.path))
             for name, kept in (("chosen on", True), ("others", False)):
-                parts = [[row for row in rows if (row["task_id"] in seen) is kept] for rows in (before, after)]
+                parts = [
+                    [each for each in rollouts if (str(each.task["id"]) in seen) is kept]
+                    for rollouts in (before, after)
+                ]
                 print(_line(f"{run.path.name}, {name}", *parts), flush=True)
 
 
@@ -50,19 +60,19 @@ def chosen_on(tasks: Sequence[Task]) -> Collection[str]:
     return {str(tasks[int((i + 0.5) * len(tasks) / _CHOSEN_ON)]["id"]) for i in range(_CHOSEN_ON)}
 
 
-def _rows(folder: str, **settings: Any) -> Rows:
+def _rollouts(folder: str, **settings: Any) -> Rollouts:
     done = evaluate(**{**settings, "val_tasks": 0, "output_dir": folder, "quiet": True})
-    return final_rows(RunDir.open(done.run_dir))
+    return final_rollouts(RunDir.open(done.run_dir))
 
 
-def _line(name: str, before: Rows, after: Rows) -> str:
+def _line(name: str, before: Rollouts, after: Rollouts) -> str:
     cells = [f"{name}, {len(after)} questions"]
-    for rows in (before, after):
-        figures = compute_metrics(rows)
+    for rollouts in (before, after):
+        figures = compute_metrics(rollouts)
         low, high = figures["ci95"]
         first = format_accuracy(next(iter(figures["by_turn"]), figures["accuracy"]))
         cells += [first, f"{format_accuracy(figures['accuracy'])} [{low:.2f}, {high:.2f}]"]
-    return f"| {' | '.join([*cells, format_change(compare(before, after))])} |"
+    return f"| {' | '.join([*cells, format_change(compare(*map(scores_by_question, (before, after))))])} |"
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ def main(
 
 def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     from groundwire.train.evaluation.metrics import compare as compared
-    from groundwire.train.evaluation.run_reader import final_rows, table_entry
+    from groundwire.train.evaluation.metrics import scores_by_question
+    from groundwire.train.evaluation.run_reader import final_rollouts, table_entry
 
     runs = [RunDir.open(path) for path in paths]
     if not compare:
@@ -99,7 +100,7 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
         parts += [] if form == "json" else [speed_table(entries, form), changes(entries, form)]
         return "\n\n".join(filter(None, parts))
     try:
-        result = compared(*(final_rows(run) for run in runs))
+        result = compared(*(scores_by_question(final_rollouts(run)) for run in runs))
     except ValueError as error:
         raise RunDirError(f"{paths[0]} and {paths[1]} cannot be compared: {error}") from error
     return comparison(result, [run.path.name for run in runs], form)

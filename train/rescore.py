@@ -7,11 +7,10 @@ learns only from groups whose rewards differ, so the result lists the groups tha
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +19,13 @@ import typer
 
 from groundwire.rewards import Reward, declared_range, in_training
 from groundwire.rewards.audit import Score, map_concurrently, score
-from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.metrics import RIGHT
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["RescoredGroup", "RescoredRollout", "RescoredRun", "app", "rescore"]
 
@@ -87,64 +87,53 @@ class RescoredRun:
 
 
 async def rescore(
-    rows: Iterable[Mapping[str, Any]], reward: Reward, *, on_end: Callable[[], None] = lambda: None
+    rollouts: Sequence[Rollout], reward: Reward, *, on_end: Callable[[], None] = lambda: None
 ) -> RescoredRun:
     """Score the rollouts of a run with ``reward``. ``on_end`` is called after each rollout.
 
     Rollouts of training are judged as in training. A failure that scored in the run has no answer: it scores the least
     of the new rewards, or 0 if none is lower.
-
-    Raises ``ValueError`` for a row without a task or steps.
     """
-    rows = list(rows)
-    kept = [_parse_row(row) for row in rows if row.get("reward") is not None]
+    kept = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
 
-    async def score_rollout(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
-        row, task, steps = item
-        if row["status"] != "succeeded":
+    async def score_rollout(rollout: Rollout) -> Score:
+        if rollout.outcome.failure:
             return Score(math.inf)
-        with in_training(row["mode"] == "train"):
-            return await score(reward, task, row["answer"], steps)
+        with in_training(rollout.mode == "train"):
+            return await score(reward, rollout.task, rollout.outcome.answer, rollout.outcome.steps)
 
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)
-    least = min([0.0, declared_range(reward)[0], *(each.value for each in scores if each.value is not None)])
-    scores = [Score(least) if each.value == math.inf else each for each in scores]
-    rollouts = [
+    least = min([0.0, declared_range(reward)[0], *(given.value for given in scores if given.value is not None)])
+    scores = [Score(least) if given.value == math.inf else given for given in scores]
+    rescored = [
         RescoredRollout(
-            step=row["step"],
-            mode=row["mode"],
-            group=row["group"],
-            task=row["task_id"],
-            rollout=row["rollout_id"],
-            question=str(task.get("question", "")),
-            answer=row["answer"],
-            old=row["reward"],
-            new=scored.value,
-            error=scored.error,
+            step=rollout.step,
+            mode=str(rollout.mode),
+            group=rollout.group,
+            task=str(rollout.task["id"]),
+            rollout=rollout.rollout_id,
+            question=str(rollout.task.get("question", "")),
+            answer=rollout.outcome.answer,
+            old=rollout.outcome.reward or 0.0,
+            new=given.value,
+            error=given.error,
         )
-        for (row, task, _), scored in zip(kept, scores, strict=True)
+        for rollout, given in zip(kept, scores, strict=True)
     ]
     members: dict[tuple[int, str], list[RescoredRollout]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.mode == "train":
-            members[rollout.step, rollout.group].append(rollout)
+    for result in rescored:
+        if result.mode == "train":
+            members[result.step, result.group].append(result)
     groups = [
         RescoredGroup(
             step=step,
             group=name,
-            old=[rollout.old for rollout in group],
-            new=[rollout.new for rollout in group if rollout.new is not None],
+            old=[result.old for result in group],
+            new=[result.new for result in group if result.new is not None],
         )
         for (step, name), group in sorted(members.items())
     ]
-    return RescoredRun(rollouts=rollouts, groups=groups, failed=len(rows) - len(kept))
-
-
-def _parse_row(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], list[Any]]:
-    try:
-        return row, json.loads(row["task"]), json.loads(row["agent_steps"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"rollout {row.get('rollout_id')!r} has no task and steps to score: {error}") from error
+    return RescoredRun(rollouts=rescored, groups=groups, failed=len(rollouts) - len(kept))
 
 
 def _differ(rewards: Sequence[float]) -> bool:
@@ -171,12 +160,9 @@ def main(
     with exit_on_user_error():
         read_env_file()
         function, notes = get_reward(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-        rows, damaged = RunDir.open(run_dir).rollouts(_COLUMNS)
-        with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
-            try:
-                result = asyncio.run(rescore(rows, function, on_end=on_end))
-            except ValueError as error:
-                raise CommandError(str(error)) from error
+        rollouts, damaged = RunDir.open(run_dir).rollouts(_COLUMNS)
+        with progress("Judging", sum(rollout.outcome.reward is not None for rollout in rollouts)) as on_end:
+            result = asyncio.run(rescore(rollouts, function, on_end=on_end))
         counts = _counts(result)
         if json_file is not None:
             write_json(json_file, _report(result, counts, reward, damaged))
@@ -185,7 +171,7 @@ def main(
     for note in notes:
         typer.echo(f"note: {note}")
     typer.echo("\n".join(_table(result, counts, reward)))
-    typer.echo(f"{len(rows):,} rollouts in {time.monotonic() - started:.1f} s")
+    typer.echo(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
 
 
 def _report(result: RescoredRun, counts: dict[str, Any], reward: str, damaged: list[str]) -> dict[str, Any]:

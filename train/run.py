@@ -97,10 +97,9 @@ def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:
     results = run_dev(job, endpoint, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
     from groundwire.train.evaluation.stop_reasons import never_called
-    from groundwire.train.store.rows import to_row
 
     show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
-    if reason := never_called(list(map(to_row, results))):
+    if reason := never_called(results):
         shown.print(f"note: {reason}", markup=False)
 
 

@@ -16,20 +16,21 @@ from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.failures import POLICY_FAILURES
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["app", "overview"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-Row = Mapping[str, Any]
 Settings = Callable[[int], Mapping[str, Any]]
 
 _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
-    *("calls", "untrainable", "credits"),
+    "calls",
 )
 
 
@@ -67,39 +68,37 @@ def main(
         typer.echo(f"warning: {message}", err=True)
 
 
-def overview(batches: Iterable[Sequence[Row]], settings: Settings, decoder: TokenDecoder) -> Iterator[str]:
+def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: TokenDecoder) -> Iterator[str]:
     """The number of rollouts of each kind, with an example each, then of prefix mismatches.
 
     Each batch is a whole step or validation; one is in memory at a time. ``settings`` returns those of a step.
     """
-    from groundwire.train.evaluation.diagnosis import KINDS, diagnose, scored  # slow: imports numpy
-
     kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     training = later_prompts = 0
-    for rows in batches:
-        training += sum(row["mode"] == "train" for row in rows)
-        for row, reason in zip(rows, diagnose(rows, _of_step(rows, settings)), strict=True):
+    for rollouts in batches:
+        training += sum(rollout.mode == "train" for rollout in rollouts)
+        for rollout, reason in zip(rollouts, diagnose(rollouts, _of_step(rollouts, settings)), strict=True):
             kinds[reason.kind] += 1
-            if row["status"] != "succeeded":
-                failures[f"{row['status']} ({scored(row)})"] += 1
-            examples.setdefault(reason.kind, f"{row['rollout_id']}: {reason.text}")
-            calls = row["calls"] or ()
+            if failure := rollout.outcome.failure:
+                failures[f"{failure} ({scored(rollout)})"] += 1
+            examples.setdefault(reason.kind, f"{rollout.rollout_id}: {reason.text}")
+            calls = rollout.trainable_calls
             later_prompts += max(0, len(calls) - 1)
             for mismatch in find_mismatches(calls, decoder):
                 causes[mismatch.cause] += 1
-                examples.setdefault(mismatch.cause, f"{row['rollout_id']}: {mismatch.difference(decoder)}")
-    rollouts, mismatches = kinds.total(), causes.total()
-    if not rollouts:
+                examples.setdefault(mismatch.cause, f"{rollout.rollout_id}: {mismatch.difference(decoder)}")
+    total, mismatches = kinds.total(), causes.total()
+    if not total:
         yield "no rollout has been written yet"
         return
-    yield f"{rollouts} rollouts, {training} of them for training"
-    yield from _counts(kinds, rollouts, KINDS, examples)
+    yield f"{total} rollouts, {training} of them for training"
+    yield from _counts(kinds, total, KINDS, examples)
     if failures:
-        yield f"failed: {', '.join(f'{count} {kind} {count / rollouts:.0%}' for kind, count in failures.most_common())}"
+        yield f"failed: {', '.join(f'{count} {kind} {count / total:.0%}' for kind, count in failures.most_common())}"
         policy = sum(count for kind, count in failures.items() if kind.split()[0] in POLICY_FAILURES)
         rest = failures.total() - policy
-        yield f"the policy caused {policy} ({policy / rollouts:.0%}), what it runs on {rest} ({rest / rollouts:.0%})"
+        yield f"the policy caused {policy} ({policy / total:.0%}), what it runs on {rest} ({rest / total:.0%})"
     if mismatches:
         backend = settings(0).get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"
@@ -112,32 +111,29 @@ def overview(batches: Iterable[Sequence[Row]], settings: Settings, decoder: Toke
 
 
 def _explain(
-    batches: Iterable[Sequence[Row]], rollout_id: str, settings: Settings, decoder: TokenDecoder
+    batches: Iterable[Sequence[Rollout]], rollout_id: str, settings: Settings, decoder: TokenDecoder
 ) -> Iterator[str]:
     """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
-    from groundwire.train.evaluation.credits import credit_lines
-    from groundwire.train.evaluation.diagnosis import diagnose
-
-    found: list[tuple[Row, str, list[str]]] = []
-    for rows in batches:
-        matches = [index for index, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
-        if matches:
-            reasons = diagnose(rows, _of_step(rows, settings))
-            found += [(rows[index], reasons[index].text, list(credit_lines(rows[index]))) for index in matches]
-    found = [each for each in found if each[0]["rollout_id"] == rollout_id] or found
-    if len(found) != 1:
-        problem = f"{len(found)} rollouts begin with" if found else "no rollout of this run is"
+    matches: list[tuple[Rollout, Reason]] = []
+    for rollouts in batches:
+        if any(rollout.rollout_id.startswith(rollout_id) for rollout in rollouts):
+            reasons = diagnose(rollouts, _of_step(rollouts, settings))
+            explained = zip(rollouts, reasons, strict=True)
+            matches += [(rollout, reason) for rollout, reason in explained if rollout.rollout_id.startswith(rollout_id)]
+    matches = [match for match in matches if match[0].rollout_id == rollout_id] or matches
+    if len(matches) != 1:
+        problem = f"{len(matches)} rollouts begin with" if matches else "no rollout of this run is"
         raise CommandError(f"{problem} {rollout_id!r}; report.html and rollouts.parquet have the ids")
-    [(row, text, lines)] = found
-    yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {text}"
-    yield from lines
-    for mismatch in find_mismatches(row["calls"] or (), decoder):
+    [(rollout, reason)] = matches
+    yield f"{rollout.rollout_id} (step {rollout.step}, task {rollout.task['id']}): {reason.text}"
+    yield from credit_lines(rollout)
+    for mismatch in find_mismatches(rollout.trainable_calls, decoder):
         yield mismatch.explanation(str(settings(0).get("backend")), decoder)
 
 
-def _of_step(rows: Sequence[Row], settings: Settings) -> Mapping[str, Any]:
+def _of_step(rollouts: Sequence[Rollout], settings: Settings) -> Mapping[str, Any]:
     """The settings with which a batch was run."""
-    return settings(int(rows[0]["step"])) if rows else {}
+    return settings(rollouts[0].step) if rollouts else {}
 
 
 def _counts(counts: Counter[str], total: int, names: Mapping[str, str], examples: Mapping[str, str]) -> Iterator[str]:

@@ -105,8 +105,8 @@ def _train(agent: Agent, python: str, settings: Iterable[str]) -> dict[str, Any]
         run = RunDir.open(str(Path(folder) / "latest"))
         summary = json.loads((run.path / "summary.json").read_text())
         decoder, causes, later = token_decoder(run), Counter[str](), 0
-        for rows in run.rollout_batches(["calls"], []):
-            for calls in (row["calls"] or () for row in rows):
+        for rollouts in run.rollout_batches(["calls"], []):
+            for calls in (rollout.trainable_calls for rollout in rollouts):
                 later += max(0, len(calls) - 1)
                 causes.update(mismatch.cause for mismatch in find_mismatches(calls, decoder))
         kept = ("steps", "rollouts", "failures", "validation", "wall_time_s")

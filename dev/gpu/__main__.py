@@ -56,7 +56,7 @@ from dev.gpu.options import read_options
 from dev.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.run_reader import final_rows
+from groundwire.train.evaluation.run_reader import final_rollouts
 from groundwire.train.policy.model import check_device
 
 _TEMPERATURES = {"0": "1", "1": "2"}
@@ -269,8 +269,8 @@ def part_constrained(suite: Suite) -> dict[str, Any]:
     arguments = [*trainer, "--ci-fast", *_agent("constrained"), *suite.options.overrides]
     result, folder = suite.train("constrained", arguments)
     if folder is not None:
-        rows = final_rows(RunDir.open(folder))
-        result["complete"] = f"{sum(bool(row['answer']) for row in rows)} of {len(rows)}"
+        rollouts = final_rollouts(RunDir.open(folder))
+        result["complete"] = f"{sum(bool(rollout.outcome.answer) for rollout in rollouts)} of {len(rollouts)}"
     return result
 
 

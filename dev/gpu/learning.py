@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev.gpu.learning_results import Rows, differences, error_classes, training_figures
+from dev.gpu.learning_results import Scores, differences, error_classes, training_figures
 from dev.gpu.suite import Suite
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.overrides import parse_overrides
-from groundwire.train.evaluation.run_reader import final_rows
+from groundwire.train.evaluation.metrics import scores_by_question
+from groundwire.train.evaluation.run_reader import final_rollouts
 
 __all__ = ["CONTROLS", "VARIANTS", "part_learning", "part_medical", "write_parts"]
 
@@ -69,7 +70,6 @@ _OF_TRAINER: dict[str, dict[str, Any]] = {
     },
 }
 _EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run in the memory that the GRPO runs leave
-_COLUMNS = ("task_id", "task", "status", "reward", "answer")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Run:
         self.suite, self.experiment, self.options = suite, experiment, suite.options
         self.result: dict[str, Any] = {"data": experiment.data, "programs": {}, "accuracy": {}, "training": {}}
         suite.results[experiment.part] = self.result
-        self._rows: dict[str, dict[str, Rows]] = {}
+        self._scores: dict[str, dict[str, Scores]] = {}
         self._lock = threading.Lock()
         at_once = self.options.at_once
         with ThreadPoolExecutor(at_once) as self._evaluations, ThreadPoolExecutor(at_once) as runs:
@@ -252,13 +252,13 @@ class _Run:
         self._write("programs", name, program)
         if folder is None:
             return
-        rows = [{column: row[column] for column in _COLUMNS} for row in final_rows(RunDir.open(folder))]
+        rollouts = final_rollouts(RunDir.open(folder))
         figures = json.loads((folder / "evaluation.json").read_text())
-        figures |= {"rows": str(folder.relative_to(self.suite.out)), "errors": error_classes(rows)}
+        figures |= {"rows": str(folder.relative_to(self.suite.out)), "errors": error_classes(rollouts)}
         with self._lock:
-            of_stage = self._rows.setdefault(f"{agent}, {kind}", {})
-            of_stage[stage] = rows
-            compared = {each: differences(found) for each, found in self._rows.items()}
+            of_stage = self._scores.setdefault(f"{agent}, {kind}", {})
+            of_stage[stage] = scores_by_question(rollouts)
+            compared = {each: differences(found) for each, found in self._scores.items()}
             self.result["differences"] = compared
         self._write("accuracy", f"{agent}, {kind}, {stage}", figures)
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
 from groundwire.rewards.spider import execution_match
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.metrics import RIGHT, compare, scores_by_question
+from groundwire.train.evaluation.metrics import RIGHT, compare
 from groundwire.train.evaluation.run_reader import read_speed
+from groundwire.train.store.rollout import Rollout
 
-__all__ = ["Rows", "differences", "error_classes", "training_figures"]
+__all__ = ["Scores", "differences", "error_classes", "training_figures"]
 
-Rows = Sequence[Mapping[str, Any]]
+Scores = Mapping[str, Sequence[float]]
+"""The scores of each question's samples, by its id."""
 _SQL_ERRORS = ("no such column", "no such table", "ambiguous column", "syntax error", "unrecognized token")
 
 
-def differences(stages: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+def differences(stages: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
     """The paired differences of an agent's stages: ``zero``, ``sft``, ``seed 0``, ..., variants of the first seed, and
     the controls ``SFT for longer …``.
 
@@ -33,7 +34,10 @@ def differences(stages: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     pairs += [(seed, name) for seed in seeds[:1] for name in variants]
     pairs += [(control, seed) for control in controls for seed in seeds]
     found = {f"{a} -> {b}": _compared(stages[a], stages[b]) for a, b in pairs if a in stages and b in stages}
-    together = [row for seed in seeds for row in stages[seed]]
+    together = defaultdict[str, list[float]](list)
+    for seed in seeds:
+        for task, scores in stages[seed].items():
+            together[task] += scores
     for base in ("sft", *controls) if len(seeds) > 1 else ():
         # A mean over seeds beats a single 0 more often than it loses against a 1, which McNemar's test takes for a win.
         if base in stages:
@@ -42,7 +46,7 @@ def differences(stages: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _compared(before: Rows, after: Rows) -> dict[str, Any]:
+def _compared(before: Scores, after: Scores) -> dict[str, Any]:
     try:
         found = compare(before, after)
     except ValueError as error:
@@ -50,29 +54,28 @@ def _compared(before: Rows, after: Rows) -> dict[str, Any]:
     return found | {name: len(found[name]) for name in ("won", "lost")}
 
 
-def _normal_p(before: Rows, after: Rows) -> float:
+def _normal_p(before: Scores, after: Scores) -> float:
     """Two-sided p-value of the mean difference of a question (normal approximation)."""
-    first, second = scores_by_question(before), scores_by_question(after)
-    changes = [mean(second[task]) - mean(first[task]) for task in first if task in second]
+    changes = [mean(after[task]) - mean(before[task]) for task in before if task in after]
     error = stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
     return math.erfc(abs(mean(changes)) / error / math.sqrt(2)) if error else 1.0
 
 
-def error_classes(rows: Rows) -> dict[str, int]:
+def error_classes(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """How many wrong answers failed in which way; of SQL queries by the database's message."""
-    wrong = [row for row in rows if row["reward"] is None or row["reward"] <= RIGHT]
+    wrong = [rollout for rollout in rollouts if (rollout.outcome.reward or 0.0) <= RIGHT]
     return dict(Counter(map(_error_class, wrong)).most_common())
 
 
-def _error_class(row: Mapping[str, Any]) -> str:
-    task = json.loads(row["task"])
-    if row["status"] != "succeeded":
-        return str(row["status"])
+def _error_class(rollout: Rollout) -> str:
+    task, answer = rollout.task, rollout.outcome.answer
+    if rollout.outcome.failure:
+        return rollout.outcome.failure
     if "db_path" not in task or "query" not in task:
         return "wrong"
-    if not row["answer"].strip():
+    if not answer.strip():
         return "no query"
-    found = execution_match(row["answer"], task["query"], task["db_path"])
+    found = execution_match(answer, task["query"], task["db_path"])
     if found.reason.startswith(("the results ", "the prediction reads ")):  # it ran
         return found.reason
     return next((name for name in _SQL_ERRORS if name in found.reason), "another error")

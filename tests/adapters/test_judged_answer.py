@@ -24,6 +24,7 @@ from rich.console import Console
 from test_unmodified_agents import traced
 
 from groundwire.adapters import AgentSetupError, Endpoint, Question, agent_backend
+from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT
@@ -33,6 +34,7 @@ from groundwire.train.cli.progress import ProgressDisplay
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.evaluation.notes import RolloutNotes
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.store.rollout import Outcome, Rollout
 
 PROSE = Question(id="1", text="How many?", database="", answers=TEXT)
 SQL = dataclasses.replace(PROSE, answers=SQL)
@@ -325,10 +327,11 @@ def test_a_rollout_without_a_call_is_judged_and_counted_apart(tmp_path: Path) ->
     assert len([line for line in lines if line.startswith("note: 1 of 4 validation rollouts made no LLM call: ")]) == 1
     assert (result.accuracy.value, result.accuracy.n) == (1.0, 4)
     assert (result.figures["without_calls"], result.figures["failures"]) == (1, {})
-    rows = sorted(RunDir.open(result.run_dir).rollouts()[0], key=lambda row: str(row["task_id"]))
-    assert [row["judged_field"] for row in rows] == ["answer", *["what it returned"] * 3]
-    assert rows[0]["input"] == "by_rule(question='Question 0?')"
-    assert "made no LLM call that can be traced" in rows[0]["message"]
+    ended = sorted(RunDir.open(result.run_dir).rollouts()[0], key=lambda rollout: str(rollout.task["id"]))
+    outcomes = [rollout.outcome for rollout in ended]
+    assert [outcome.judged_field for outcome in outcomes] == ["answer", *["what it returned"] * 3]
+    assert outcomes[0].input == "by_rule(question='Question 0?')"
+    assert "made no LLM call that can be traced" in outcomes[0].message
 
 
 def test_training_leaves_out_and_counts_rollouts_without_a_call(tmp_path: Path) -> None:
@@ -339,8 +342,9 @@ def test_training_leaves_out_and_counts_rollouts_without_a_call(tmp_path: Path) 
     run = RunDir.open(trained.run_dir)
     assert trained.metrics[-1]["without_calls"] == 2
     assert json.loads((run.path / "summary.json").read_text())["without_calls"] == 2
-    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
-    kinds = [reason.kind for row, reason in zip(rows, diagnose(rows), strict=True) if "0" in row["task"]]
+    sampled = [rollout for rollout in run.rollouts()[0] if rollout.mode == "train"]
+    reasons = zip(sampled, diagnose(sampled), strict=True)
+    kinds = [reason.kind for rollout, reason in reasons if "0" in str(rollout.task)]
     assert kinds == ["no_calls"] * 2
     shown = io.StringIO()
     ProgressDisplay(Console(file=shown, width=200), 1).on_step_end(trained.metrics[-1])
@@ -356,14 +360,14 @@ def test_that_a_cache_answers_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     told: list[str] = []
     notes = RolloutNotes(told.append)
 
-    def row(task: str, calls: int) -> dict[str, Any]:
-        known = {"mode": "train", "status": "succeeded", "message": "", "untrainable": json.dumps([])}
-        return {**known, "task_id": task, "calls": [{}] * calls}
+    def ended(task: str, calls: int) -> Rollout:
+        call = LLMCall(rollout_id="", attempt_id="", sequence=0)
+        return Rollout(task={"id": task}, outcome=Outcome(reward=1.0), calls=[call] * calls)
 
-    notes.show([row("a", 1), row("b", 0)])
+    notes.show([ended("a", 1), ended("b", 0)])
     assert caplog.messages == []
     for _ in range(2):
-        notes.show([row("a", 0), row("a", 0), row("b", 0)])
+        notes.show([ended("a", 0), ended("a", 0), ended("b", 0)])
     [silent], [cached] = told, caplog.messages
     assert silent.startswith("1 of 2 rollouts made no LLM call: they are judged, and train nothing.")
     assert cached.startswith("2 of 3 rollouts made no LLM call, though others of their questions did: a cache")

@@ -261,7 +261,7 @@ def report(folder: Path, processes: Processes) -> Wait:
     run = RunDir.create(folder / "runs", backend="langgraph", domain="spider", config=resolve("fast").to_dict())
     seconds = dict.fromkeys(("update", "sampling", "sql", "reward", "agent", "waiting"), 1.0)
     for step in (1, 2):
-        run.write_rollouts(step, [{**rows, "mode": "train", "step": step, "rollout_id": f"ro-{step}"}])
+        run.write_rows(step, [{**rows, "mode": "train", "step": step, "rollout_id": f"ro-{step}"}])
         run.append_metrics({"step": step, "reward": 0.5, "failures": {}, "seconds": seconds, "wall_time_s": step})
     arguments = ("-m", "groundwire.train.report", str(run.path), "--watch", "--port", "0")
     process = processes.python("live report", *arguments)

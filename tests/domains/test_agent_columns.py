@@ -25,6 +25,7 @@ from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.evaluation.notes import gold_in_prompts
 from groundwire.train.job.prepare import Objects, prepare
 from groundwire.train.rollouts.agent_view import AgentView
+from groundwire.train.store.rollout import Rollout
 
 LEVEL, WEIGHTS = "level", {"zone": 1.0}
 
@@ -230,13 +231,13 @@ def _leaks(golds: list[str], prompt: Any, *, copies: int = 1, **columns: Any) ->
     tasks = [{"id": str(n), "question": f"Number {n}?", "expected": gold, **columns} for n, gold in enumerate(golds)]
     view = AgentView.of(task_list(tasks, validation=[{"question": "another"}]), _asks)
 
-    def result(task: Any) -> Any:
+    def result(task: Any) -> Rollout:
         texts = [prompt(task), f"tool: {task['expected']}"]
         calls = [
             LLMCall(rollout_id="r", attempt_id="a", sequence=n, messages_json=json.dumps([{"content": text}]))
             for n, text in enumerate(texts)
         ]
-        return SimpleNamespace(task=task, calls=calls[::-1], untrainable=[])
+        return Rollout(task=task, calls=calls[::-1])
 
     return gold_in_prompts([result(task) for task in tasks for _ in range(copies)], view)
 

@@ -178,8 +178,8 @@ def test_a_run_completes_with_the_local_grader_and_a_note_on_the_starter(tmp_pat
     assert "graded by the local grader" in done.stdout
     assert "knows nothing but SQL" in done.stdout
     assert "databases never trained on" not in done.stdout
-    rollouts, _ = begun.rollouts(["mode", "status", "reward_components"])
-    scored = [json.loads(row["reward_components"]) for row in rollouts if row["status"] == "succeeded"]
+    rollouts, _ = begun.rollouts(["mode", "status", "reward", "reward_components"])
+    scored = [rollout.outcome.reward_components for rollout in rollouts if rollout.succeeded]
     assert len(scored) >= 0.9 * len(rollouts)
     assert all({"rows", "judge"} <= set(parts) for parts in scored)
 

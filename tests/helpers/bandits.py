@@ -16,6 +16,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback, evaluator
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["Choose", "evaluate", "probability", "rollouts", "train"]
 
@@ -99,16 +100,16 @@ def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: di
     }
 
 
-def rollouts(run: RunDir) -> list[dict[str, Any]]:
+def rollouts(run: RunDir) -> list[Rollout]:
     """The training rollouts of the run's last step."""
-    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
-    return [row for row in rows if row["step"] == max(row["step"] for row in rows)]
+    trained = [rollout for rollout in run.rollouts()[0] if rollout.mode == "train"]
+    return [rollout for rollout in trained if rollout.step == max(other.step for other in trained)]
 
 
 def probability(run: RunDir, call: int, digit: str) -> float:
     """The probability of ``digit``, one of two, in the ``call``-th call (from 0) of the last step's rollouts, whose
     answers are all their digits.
     """
-    rows = rollouts(run)
-    chosen = [(row["answer"][call], math.exp(row["calls"][call]["logprobs"][0])) for row in rows]
+    last = rollouts(run)
+    chosen = [(one.outcome.answer[call], math.exp(one.calls[call].logprobs[0])) for one in last]
     return sum(likely if each == digit else 1 - likely for each, likely in chosen) / len(chosen)

@@ -133,9 +133,10 @@ async def test_such_text_ends_no_run_wherever_it_is(tmp_path: Path) -> None:
         policy = {"base_url": server.base_url, "model": "scripted", "api_key": "none"}
         where = {"output_dir": str(tmp_path), "quiet": True, "retries": 0}
         result = await asyncio.to_thread(evaluate, agent, tasks, reward, **policy, **where)
-    rows, unreadable = RunDir.open(result.run_dir).rollouts()
+    rollouts, unreadable = RunDir.open(result.run_dir).rollouts()
     assert unreadable == []
-    found = {row["status"]: (row["answer"], row["message"], json.loads(row["reward_components"])) for row in rows}
+    ended = [rollout.outcome for rollout in rollouts]
+    found = {end.status: (end.answer, end.message, end.reward_components) for end in ended}
     assert found["succeeded"] == (GOOD, "", {GOOD: 1.0})
     assert GOOD in found["agent"][1]
     assert found["reward"][:2] == (GOOD, GOOD)

@@ -6,15 +6,15 @@ Both trainers write the figures into ``metrics.jsonl`` under the same names, whi
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.rewards import unchecked_of
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["HealthRules", "reply_counts", "step_figures", "warnings_by_step"]
 
@@ -36,8 +36,8 @@ _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected"
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
 
 
-def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, Any]:
-    """Counts in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
+def reply_counts(rollouts: Iterable[Rollout], agent_match: str | None = None) -> dict[str, Any]:
+    """Counts in training rollouts that add up over parts of a step.
 
     ``right`` are the answers that a reward with variants paid, ``right_unchecked`` those of them without variants.
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
@@ -45,22 +45,20 @@ def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = No
     """
     names = ("replies", "replies_truncated", "right", "right_unchecked", *_PAIRS.values())
     counts: dict[str, Any] = dict.fromkeys(names, 0)
-    previous: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for row in rows:
-        unchecked = unchecked_of(json.loads(row.get("reward_components") or "{}"))
-        if unchecked is not None and (row["reward"] or 0) > 0:
+    previous: dict[tuple[Any, ...], LLMCall] = {}
+    for rollout in rollouts:
+        unchecked = unchecked_of(rollout.outcome.reward_components)
+        if unchecked is not None and (rollout.outcome.reward or 0) > 0:
             counts["right"] += 1
             counts["right_unchecked"] += unchecked
-        for call in row["calls"] or ():
-            if not re.search(agent_match or "", call["agent"] or ""):
-                continue
+        for call in calls_of_agents(rollout.trainable_calls, agent_match):
             counts["replies"] += 1
-            counts["replies_truncated"] += call["finish_reason"] == "length"
-            prompt = (row["group"], row["temperature"], tuple(call["prompt_ids"]))
+            counts["replies_truncated"] += call.truncated
+            prompt = (rollout.group, rollout.sampling.get("temperature"), tuple(call.prompt_ids))
             if (other := previous.get(prompt)) is not None:
                 counts["same_prompt_pairs"] += 1
-                counts["same_prompt_equal"] += list(other["response_ids"]) == list(call["response_ids"])
-                counts["same_prompt_expected"] += math.exp(sum(other["logprobs"]))
+                counts["same_prompt_equal"] += other.response_ids == call.response_ids
+                counts["same_prompt_expected"] += math.exp(sum(other.logprobs))
             previous[prompt] = call
     return counts
 

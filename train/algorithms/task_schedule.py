@@ -105,8 +105,8 @@ class TaskSchedule:
         columns = list(columns)
         classes = {str(task["id"]): "/".join(str(task.get(column)) for column in columns) for task in tasks}
         schedule = cls(tasks, config, PassRates(classes))
-        for rows in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
-            schedule.add_rows(rows)
+        for rollouts in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
+            schedule.add_rollouts(rollouts)
         return schedule
 
     def groups(self, step: int) -> Iterator[list[Rollout]]:
@@ -126,12 +126,12 @@ class TaskSchedule:
             with self._lock:
                 self._rates.add(task, rewards)
 
-    def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count the groups of training rollouts, rows of ``rollouts.parquet``."""
+    def add_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Count the groups of training rollouts."""
         groups: dict[tuple[int, str], list[float]] = {}
-        for row in rows:
-            if row["mode"] == "train" and row["reward"] is not None:
-                groups.setdefault((row["step"], row["task_id"]), []).append(row["reward"])
+        for rollout in rollouts:
+            if rollout.mode == "train" and (reward := rollout.outcome.reward) is not None:
+                groups.setdefault((rollout.step, str(rollout.task["id"])), []).append(reward)
         for (_, task), rewards in groups.items():
             self.add(task, rewards)
 

@@ -17,8 +17,9 @@ from groundwire.train.evaluation.metrics import (
     format_accuracy,
     format_change,
     format_first_query,
+    scores_by_question,
 )
-from groundwire.train.evaluation.run_reader import final_rows, first_and_last, summarize_change
+from groundwire.train.evaluation.run_reader import final_rollouts, first_and_last, summarize_change
 from groundwire.train.job.trained_model import trained_model
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accuracy", "Change", "EvaluationResult", "TrainingResult", "training_result"]
 
-_JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "credits", "untrainable", "turn_scores")
+_JSON_COLUMNS = ("task", "reward_components", "agent_steps", "turn_scores")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class TrainingResult(_Result):
         Raises ``ValueError`` if the run has only one full validation.
         """
         before, after = first_and_last(RunDir(self.run_dir))
-        return compare(baseline(before)[0], after)
+        return compare(baseline(before)[0], scores_by_question(after))
 
     def __str__(self) -> str:
         if self.untrained:
@@ -138,7 +139,7 @@ class EvaluationResult(_Result):
 
         Raises ``ValueError`` if they share no question.
         """
-        return compare(*(final_rows(RunDir(each.run_dir)) for each in (self, other)))
+        return compare(*(scores_by_question(final_rollouts(RunDir(result.run_dir))) for result in (self, other)))
 
     def __str__(self) -> str:
         return f"{self.accuracy}; {self.run_dir}"

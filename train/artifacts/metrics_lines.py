@@ -13,11 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from groundwire.tools.files import first_error
+from groundwire.train.store.rows import Count, Number
 
-__all__ = ["Count", "MetricsLine", "Number", "RolloutsLine", "check_names", "line_error"]
+__all__ = ["MetricsLine", "RolloutsLine", "check_names", "line_error"]
 
-Count = Annotated[int, Field(ge=0)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Counts = dict[str, Count]
 
 

@@ -34,12 +34,13 @@ from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_re
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write, step_number
 from groundwire.train.artifacts.metrics_lines import MetricsLine, RolloutsLine, check_names, line_error
-from groundwire.train.artifacts.run_files import missing_column, rollout_error
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import COLUMNS, from_row, missing_column, row_error, to_row
 
 __all__ = ["RunDamagedError", "RunDir", "RunDirError"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
 
 
@@ -264,9 +265,15 @@ class RunDir:
     # -- rollouts
 
     def write_rollouts(
-        self, step: int, rows: Sequence[Mapping[str, Any]], *, kind: str = "train", append: bool = False
+        self, step: int, rollouts: Sequence[Rollout], *, kind: str = "train", append: bool = False
     ) -> None:
         """Write the rollouts of one step (``kind``: train or val), or ``append`` them to those already written."""
+        self.write_rows(step, [to_row(rollout) for rollout in rollouts], kind=kind, append=append)
+
+    def write_rows(
+        self, step: int, rows: Sequence[Mapping[str, Any]], *, kind: str = "train", append: bool = False
+    ) -> None:
+        """As :meth:`write_rollouts`, of rows as :func:`groundwire.train.store.rows.to_row` makes them."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -314,29 +321,30 @@ class RunDir:
                 writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))
         return unreadable
 
-    def rollouts(self, columns: Collection[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    def rollouts(self, columns: Collection[str] | None = None) -> tuple[list[Rollout], list[str]]:
         """All rollouts, and a message for each file that cannot be read, as :meth:`rollout_batches` reads them.
 
         Raises :class:`RunDirError` if there are no rollouts.
         """
         unreadable: list[str] = []
-        rows = [row for batch in self.rollout_batches(columns, unreadable) for row in batch]
-        if not rows:
+        rollouts = [rollout for batch in self.rollout_batches(columns, unreadable) for rollout in batch]
+        if not rollouts:
             if unreadable:
                 raise RunDamagedError(f"{self.path} has no rollouts: {unreadable[0]}")
             raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
-        return rows, unreadable
+        return rollouts, unreadable
 
-    def rollout_batches(self, columns: Collection[str] | None, unreadable: list[str]) -> Iterator[list[dict[str, Any]]]:
+    def rollout_batches(self, columns: Collection[str] | None, unreadable: list[str]) -> Iterator[list[Rollout]]:
         """The rollouts of one step or validation at a time, since those of a long run do not fit into memory.
 
-        Reads the files of the steps, else ``rollouts.parquet``; of a file these ``columns``, or all that it has. A file
-        cannot be read if it lacks one of them that is not optional, or has a wrong value; a message for it is appended
-        to ``unreadable``.
+        Reads the files of the steps, else ``rollouts.parquet``; of a file these ``columns``, by default all. What is
+        not read has its default in the record. A file cannot be read if it lacks a column that is not optional, or has
+        a wrong value; a message for it is appended to ``unreadable``.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        columns = COLUMNS if columns is None else columns
         merged = self.path / "rollouts.parquet"
         for path in self._rollout_files() or ([merged] if merged.is_file() else []):
             try:
@@ -346,14 +354,14 @@ class RunDir:
                     continue
                 with suppress(FileNotFoundError), pq.ParquetFile(path) as file:
                     names = file.schema_arrow.names
-                    if missing := missing_column(names, columns or ()):
+                    if missing := missing_column(names, columns):
                         raise ValueError(missing)
-                    present = [name for name in names if columns is None or name in columns]
+                    present = [name for name in names if name in columns]
                     for group in range(file.num_row_groups):  # in the merged file: one per step
                         rows = file.read_row_group(group, columns=present).to_pylist()
-                        if problem := rollout_error(rows):
+                        if problem := row_error(rows):
                             raise ValueError(problem)
-                        yield rows
+                        yield [from_row(row) for row in rows]
             except (pa.ArrowException, OSError, ValueError) as error:
                 unreadable.append(_unreadable_message(path, error))
 

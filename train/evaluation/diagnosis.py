@@ -1,4 +1,4 @@
-"""Explains why a rollout taught the policy nothing, from its row in ``rollouts.parquet``.
+"""Explains why a rollout taught the policy nothing, from its record.
 
 A rollout is trained on if it has a reward, if at least one call of a trained agent has token ids, and if its reward
 differs from its group's mean. Each rule below tests one condition, in this order; the first that fails is the reason.
@@ -6,20 +6,16 @@ differs from its group's mean. Each rule below tests one condition, in this orde
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
-
-__all__ = ["KINDS", "NO_CALL", "Reason", "diagnose", "no_triplets", "scored"]
-
-Row = Mapping[str, Any]
+from groundwire.adapters.tracing import CallCredit, LLMCall
+from groundwire.train.store.rollout import Rollout
 
 KINDS = {
     "trained": "trained",
@@ -72,58 +68,100 @@ class Reason:
     text: str
 
 
-def diagnose(rows: Sequence[Row], settings: Mapping[str, Any] = MappingProxyType({})) -> list[Reason]:
-    """The reason of each row. ``rows`` are whole steps, since each rollout is compared with its group; ``settings`` are
-    the run's.
+def diagnose(rollouts: Sequence[Rollout], settings: Mapping[str, Any] = MappingProxyType({})) -> list[Reason]:
+    """The reason of each rollout. They are those of whole steps, since each is compared with its group; ``settings``
+    are the run's.
     """
     match = settings.get("agent_match")
-    groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["reward"] is not None:
-            groups[group_key(row)].append(row)
-    return [_reason(row, groups[group_key(row)], match) for row in rows]
+    groups: defaultdict[tuple[Any, ...], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.outcome.reward is not None:
+            groups[_group_key(rollout)].append(rollout)
+    return [_reason(rollout, groups[_group_key(rollout)], match) for rollout in rollouts]
 
 
-def _reason(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason:
-    """``group`` are the rows of its group with a reward."""
-    failure = _failure(row)
-    if row["mode"] == "val":
-        validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
-        return failure or no_triplets(row, None) or validated
-    if failure is not None and row["reward"] is not None:
-        reason = _reason({**row, "status": "succeeded"}, group, agent_match)
-        return Reason(reason.kind, f"{failure.text}; {reason.text}")
-    return (
-        failure
-        or no_triplets(row, agent_match)
-        or _no_gradient(row, group, agent_match)
-        or Reason("trained", _trained_text(row, [each["reward"] for each in group], agent_match))
-    )
+def no_triplets(rollout: Rollout, agent_match: str | None) -> Reason | None:
+    """Why a rollout gives nothing to train on; None if it does."""
+    reason = _nothing_trainable(rollout, agent_match)
+    if reason is None or rollout.trainable_calls:
+        return reason
+    return _failure(rollout) or reason
 
 
-def _failure(row: Row) -> Reason | None:
-    """The failure of a rollout, and what it scores; None if it succeeded."""
-    if row["status"] == "succeeded":
-        return None
-    reason = _failure_reason(row)
-    return Reason(reason.kind, f"{reason.text} ({scored(row)})")
+def trained_calls(rollout: Rollout, agent_match: str | None) -> list[LLMCall]:
+    """The calls that were trained; of a rollout that was not, those that could be: of the agents that match."""
+    calls = rollout.trainable_calls
+    trained = [call for call in calls if call.credit is not None]
+    return trained or [call for call in calls if re.search(agent_match or "", call.agent)]
 
 
-def _failure_reason(row: Row) -> Reason:
-    status, message = row["status"], row["message"] or "no message"
-    if status == "prompt_too_long":
-        return Reason("prompt_too_long", _too_long_text(message))
-    if status == "no_result":
-        return Reason("no_result", f"the store has neither its reward nor its failure: {message}")
-    if status == "endpoint" and (problems := _untrainable_reasons(row)):
-        return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {problems[-1]}")
-    kind = status if status in KINDS else "failed"
-    return Reason(kind, f"{KINDS[kind]} after {row['attempts']} attempt(s): {message}")
+def credit_lines(rollout: Rollout) -> Iterator[str]:
+    """What each call was trained with, as the trainer recorded it. None was in a validation, without a reward, and if
+    another estimator of verl's computed the advantages.
+    """
+    trained = [(call.agent, call.credit) for call in rollout.calls if call.credit is not None]
+    for number, (agent, credit) in enumerate(trained, 1):
+        name = f" ({agent})" if agent else ""
+        yield (
+            f"call {number}{name}: return {credit.returns:.4g}, advantage {credit.advantage:.3g}, "
+            f"weight {credit.weight:.3g}"
+        )
 
 
-def scored(row: Row) -> str:
+def scored(rollout: Rollout) -> str:
     """What a failed rollout counts as."""
-    return "left out" if row["reward"] is None else f"scored {row['reward']:g}"
+    return "left out" if rollout.outcome.reward is None else f"scored {rollout.outcome.reward:g}"
+
+
+def _reward(rollout: Rollout) -> float:
+    """Of a rollout that has one."""
+    return rollout.outcome.reward or 0.0
+
+
+def _credits(rollout: Rollout) -> list[CallCredit]:
+    return [call.credit for call in rollout.calls if call.credit is not None]
+
+
+def _group_key(rollout: Rollout) -> tuple[Any, ...]:
+    return rollout.step, rollout.mode, rollout.sampling.get("temperature"), rollout.group
+
+
+def _reason(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None) -> Reason:
+    """``group`` are the rollouts of its group with a reward."""
+    failure = _failure(rollout)
+    if rollout.mode == "val":
+        validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
+        return failure or _nothing_trainable(rollout, None) or validated
+    if failure is not None and rollout.outcome.reward is None:
+        return failure
+    reason = (
+        _nothing_trainable(rollout, agent_match)
+        or _no_gradient(rollout, group, agent_match)
+        or Reason("trained", _trained_text(rollout, group, agent_match))
+    )
+    return reason if failure is None else Reason(reason.kind, f"{failure.text}; {reason.text}")
+
+
+def _failure(rollout: Rollout) -> Reason | None:
+    """The failure of a rollout, and what it scores; None if it succeeded."""
+    if not rollout.outcome.failure:
+        return None
+    reason = _failure_reason(rollout)
+    return Reason(reason.kind, f"{reason.text} ({scored(rollout)})")
+
+
+def _failure_reason(rollout: Rollout) -> Reason:
+    failure, message = rollout.outcome.failure, rollout.outcome.message or "no message"
+    if failure == "prompt_too_long":
+        return Reason("prompt_too_long", _too_long_text(message))
+    if failure == "no_result":
+        return Reason("no_result", f"the store has neither its reward nor its failure: {message}")
+    if failure == "endpoint" and (untrainable := rollout.untrainable_calls):
+        last = untrainable[-1].untrainable_reason
+        return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {last}")
+    kind = failure if failure in KINDS else "failed"
+    attempts = rollout.attempt.number if rollout.attempt else 0
+    return Reason(kind, f"{KINDS[kind]} after {attempts} attempt(s): {message}")
 
 
 def _too_long_text(message: str) -> str:
@@ -135,20 +173,16 @@ def _too_long_text(message: str) -> str:
     return f"prompt over the limit: {message}"
 
 
-def no_triplets(row: Row, agent_match: str | None) -> Reason | None:
-    """Why a rollout gives no triplet; None if it gives one."""
-    if trained_calls(row, agent_match):
+def _nothing_trainable(rollout: Rollout, agent_match: str | None) -> Reason | None:
+    """Why no call of a rollout can be trained on, whether or not it failed; None if one can."""
+    if trained_calls(rollout, agent_match):
         return None
-    if row["calls"]:
-        names = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
+    if calls := rollout.trainable_calls:
+        names = ", ".join(sorted({call.agent or "(no name)" for call in calls}))
         return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {names}")
-    return _failure(row) or _no_trainable_call(_untrainable_reasons(row), row["message"])
-
-
-def _no_trainable_call(problems: Sequence[str], message: str | None) -> Reason:
-    """The reason if no call can be trained on; ``problems`` has one entry for each call."""
+    problems = [call.untrainable_reason for call in rollout.untrainable_calls]
     if not problems:
-        return Reason("no_calls", message or NO_CALL)
+        return Reason("no_calls", rollout.outcome.message or NO_CALL)
     if all(problem == _NO_IDS for problem in problems):
         return Reason(
             "no_token_ids",
@@ -160,44 +194,40 @@ def _no_trainable_call(problems: Sequence[str], message: str | None) -> Reason:
     return Reason("bad_calls", f"none of its {len(problems)} call(s) can be trained on; the last: {problems[-1]}")
 
 
-def _no_gradient(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason | None:
-    if (recorded := row_credits(row)) and not any(recorded):
-        return Reason("bad_calls", f"none of its {len(recorded)} call(s) was trained: verl trains no constrained reply")
-    compared = [each for each in group if trained_calls(each, agent_match)]
+def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None) -> Reason | None:
+    if any(map(_credits, group)) and not _credits(rollout):
+        calls = len(rollout.trainable_calls)
+        return Reason("bad_calls", f"none of its {calls} call(s) was trained: verl trains no constrained reply")
+    compared = [other for other in group if trained_calls(other, agent_match)]
     if len(compared) < 2:
         return Reason("only_reward", "no other rollout of its group has a reward to compare it with")
-    rewards = [each["reward"] for each in compared]
-    mean = sum(rewards) / len(rewards)
-    if not any(_has_gradient(each, mean) for each in compared):
+    rewards = [_reward(other) for other in compared]
+    own, mean = _reward(rollout), sum(rewards) / len(rewards)
+    if not any(_has_gradient(other, mean) for other in compared):
         equal = min(rewards) == max(rewards)
-        text = f"all {len(rewards)} rewards of its group were {row['reward']:g}"
+        text = f"all {len(rewards)} rewards of its group were {own:g}"
         return Reason("equal_rewards", text if equal else "the returns of comparable calls of its group were equal")
-    if not _has_gradient(row, mean):
-        at_mean = math.isclose(row["reward"], mean, abs_tol=1e-9)
-        text = f"its reward {row['reward']:g} is its group's mean"
+    if not _has_gradient(rollout, mean):
+        at_mean = math.isclose(own, mean, abs_tol=1e-9)
+        text = f"its reward {own:g} is its group's mean"
         return Reason("mean_reward", text if at_mean else "the return of each call is the mean of comparable calls")
     return None
 
 
-def _has_gradient(row: Row, mean: float) -> bool:
+def _has_gradient(rollout: Rollout, mean: float) -> bool:
     """Whether a rollout was trained; by its reward if verl computed the advantages, whose estimator compares them."""
-    if credits := row_credits(row):
-        return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits if credit)
-    return not math.isclose(row["reward"], mean, abs_tol=1e-9)
+    if credits := _credits(rollout):
+        return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits)
+    return not math.isclose(_reward(rollout), mean, abs_tol=1e-9)
 
 
-def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> str:
-    calls = trained_calls(row, agent_match)
-    tokens = sum(len(call["response_ids"]) for call in calls)
-    other_calls = len(row["calls"]) - len(calls)
+def _trained_text(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None) -> str:
+    calls = trained_calls(rollout, agent_match)
+    tokens = sum(len(call.response_ids) for call in calls)
+    other_calls = len(rollout.trainable_calls) - len(calls)
     others = f", {other_calls} {'of other agents' if agent_match else 'constrained'} left out" if other_calls else ""
-    mean = sum(group) / max(1, len(group))
+    mean = sum(map(_reward, group)) / max(1, len(group))
     return (
-        f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {row['reward']:g}, mean of its group "
+        f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {_reward(rollout):g}, mean of its group "
         f"{mean:.3g}"
     )
-
-
-def _untrainable_reasons(row: Row) -> list[str]:
-    """Why each call without token ids cannot be trained on."""
-    return [call["untrainable_reason"] for call in json.loads(row.get("untrainable") or "[]")]

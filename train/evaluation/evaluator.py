@@ -6,6 +6,7 @@ and in its training run, question by question.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from groundwire.adapters import Backend
@@ -16,14 +17,17 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts, starter_limits
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
 from groundwire.train.evaluation.stop_reasons import lasting_failure, never_called, nothing_judged
-from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
+from groundwire.train.evaluation.validation import (
+    choose_tasks,
+    validation_deadline_s,
+    validation_name,
+    validation_requests,
+)
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
-from groundwire.train.store.rows import to_row
-
-__all__ = ["evaluate", "local_engine"]
+from groundwire.train.store.rollout import Rollout
 
 
 def evaluate(
@@ -45,7 +49,6 @@ def evaluate(
     could be judged, all failed in the same way, or the reward failed for most.
     """
     tasks = choose_tasks(data.validation, config.val_tasks)
-    breakdowns = domain.breakdowns
     timer = StepTimer()
     runtime = RolloutRuntime(
         engine=upstream or local_engine(config, run, timer),
@@ -56,37 +59,39 @@ def evaluate(
         config=config,
         run=run,
     )
-    rows: list[dict[str, Any]] = []
-    rollout_notes = RolloutNotes(callback.on_note)
+    served = MODEL_NAME if upstream is None else upstream.model
+    rollouts: list[Rollout] = []
+    notes = RolloutNotes(callback.on_note)
     with runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
             requests = validation_requests(tasks, config, config.val_temperature, sample=sample)
-            deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
-            results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
-            sample_rows = list(map(to_row, results))
-            run.write_rollouts(0, sample_rows, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
-            answers = {str(result.task["id"]): result.outcome.answer for result in results}
+            deadline_s = validation_deadline_s(config, len(requests))
+            ended = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
+            run.write_rollouts(0, ended, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
+            answers = {str(rollout.task["id"]): rollout.outcome.answer for rollout in ended}
             domain.write_predictions(run.path, tasks, answers, sample)
-            rows += sample_rows
+            rollouts += ended
             if sample == 0:
-                calls = [call for result in results for call in result.trainable_calls]
-                served = MODEL_NAME if upstream is None else upstream.model
-                notes = agent_notes(rows, (call.model for call in calls), served)
-                for note in filter(None, [*notes, gold_in_prompts(results, runtime.view)]):
+                model = config.model if upstream is None else ""
+                for note in agent_notes(ended, served=served, view=runtime.view, model=model):
                     callback.on_note(note)
-                if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
-                    callback.on_note(limits)
-            rollout_notes.show(sample_rows)
-            if (
-                reason := lasting_failure(rows)
-                or never_called(rows)
-                or (nothing_judged(rows) if sample + 1 == samples else "")
-            ):
-                raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
-    metrics = compute_metrics(rows, breakdowns)
-    seconds = round(sum(timer.split().values()), 2)
-    validation = {validation_name(config.val_temperature): compute_accuracy(rows, breakdowns)}
+            notes.show(ended)
+            _check_judged(rollouts, run, last=sample + 1 == samples)
+    return _write_metrics(rollouts, config, domain, run, samples=samples, seconds=round(sum(timer.split().values()), 2))
+
+
+def _check_judged(rollouts: Sequence[Rollout], run: RunDir, *, last: bool) -> None:
+    reason = lasting_failure(rollouts) or never_called(rollouts)
+    if reason := reason or (nothing_judged(rollouts) if last else ""):
+        raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
+
+
+def _write_metrics(
+    rollouts: Sequence[Rollout], config: RunConfig, domain: Domain, run: RunDir, *, samples: int, seconds: float
+) -> dict[str, Any]:
+    metrics = compute_metrics(rollouts, domain.breakdowns)
+    validation = {validation_name(config.val_temperature): compute_accuracy(rollouts, domain.breakdowns)}
     run.append_metrics({"step": 0, **validation, "wall_time_s": seconds})
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **metrics})

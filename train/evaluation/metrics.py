@@ -1,17 +1,17 @@
 """The metrics of rollouts: accuracy with its confidence interval, token counts, and the comparison of two runs.
 
-All of them are computed from rows of ``rollouts.parquet``, so they are the same for a validation while training, an
-evaluation, and a run that ended long ago.
+All of them are computed from records of rollouts, so they are the same for a validation while training, an evaluation,
+and a run that ended long ago.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Breakdowns
 from groundwire.train.algorithms.statistics import (
     FEW_QUESTIONS,
@@ -20,39 +20,18 @@ from groundwire.train.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
-
-__all__ = [
-    "RIGHT",
-    "baseline",
-    "compare",
-    "compute_accuracy",
-    "compute_metrics",
-    "few_questions",
-    "format_accuracy",
-    "format_change",
-    "format_first_query",
-    "is_judged",
-    "made_no_call",
-    "scores_by_question",
-]
+from groundwire.train.store.rollout import Rollout
 
 RIGHT = 0.5
 """A rollout counts as right above this reward, which leaves out partial credit for a wrong answer."""
 
-Row = Mapping[str, Any]
 
-
-def is_judged(row: Row) -> bool:
+def is_judged(rollout: Rollout) -> bool:
     """Whether a rollout counts for accuracy: it has a reward, which is 0 if the policy caused its failure."""
-    return row["reward"] is not None
+    return rollout.outcome.reward is not None
 
 
-def made_no_call(row: Row) -> bool:
-    """Whether the agent answered without an LLM call that was traced: that counts for accuracy, and trains nothing."""
-    return row["status"] == "succeeded" and not row["calls"] and not json.loads(row.get("untrainable") or "[]")
-
-
-def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
+def compute_accuracy(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
     """Accuracy (the mean reward) with its 95 % interval, overall and by each column of ``breakdowns``.
 
     ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those that failed, whether they score or are
@@ -60,78 +39,66 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
     ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
     ``first_query_accuracy`` is what the first queries of an SQL agent score, if it writes several.
     """
-    judged = [row for row in rows if is_judged(row)]
-    binary = all(row["reward"] in (0.0, 1.0) for row in judged)
-    tasks = [json.loads(row["task"]) for row in judged] if breakdowns else []
-    result = {"metric_name": "accuracy" if binary else "mean reward", **_mean_score(judged), "total": len(rows)}
+    judged = list(filter(is_judged, rollouts))
+    binary = all(rollout.outcome.reward in (0.0, 1.0) for rollout in judged)
+    metrics = {"metric_name": "accuracy" if binary else "mean reward", **_mean_score(judged), "total": len(rollouts)}
     for column, labels in (breakdowns or {}).items():
-        parts: dict[str, list[Row]] = {value: [] for value in labels}
-        for row, task in zip(judged, tasks, strict=True):
-            if task.get(column) is not None:
-                parts.setdefault(str(task[column]), []).append(row)
-        found = {value: _mean_score(part) for value, part in parts.items() if part}
-        if found:
-            unknown = sorted(value for value in found if value not in labels)
-            result[f"by_{column}"] = {value: found[value] for value in (*labels, *unknown) if value in found}
-    silent = sum(map(made_no_call, judged))
-    calls = sum(len(row["calls"] or ()) + len(_calls_without_ids(row)) for row in judged)
+        if parts := _by_value(judged, column, labels):
+            metrics[f"by_{column}"] = {value: _mean_score(part) for value, part in parts.items()}
+    if silent := sum(rollout.made_no_call for rollout in judged):
+        metrics["without_calls"] = silent
     by_turn = _accuracy_by_turn(judged)
-    return {
-        **result,
-        **({"without_calls": silent} if silent else {}),
-        **({"first_query_accuracy": by_turn[0]} if len(by_turn) > 1 else {}),
-        "calls_per_rollout": round(calls / len(judged), 4) if judged else None,
-        "failures": dict(Counter(row["status"] for row in rows if row["status"] != "succeeded")),
-    }
+    if len(by_turn) > 1:
+        metrics["first_query_accuracy"] = by_turn[0]
+    calls = sum(len(_answered_calls(rollout)) for rollout in judged)
+    metrics["calls_per_rollout"] = round(calls / len(judged), 4) if judged else None
+    metrics["failures"] = dict(Counter(rollout.outcome.failure for rollout in rollouts if rollout.outcome.failure))
+    return metrics
 
 
-def compute_metrics(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
+def compute_metrics(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
     """The metrics of one evaluation, as in ``evaluation.json``: accuracy, by turn too, and tokens per call."""
-    judged = [row for row in rows if is_judged(row)]
+    judged = list(filter(is_judged, rollouts))
     scores = scores_by_question(judged)
+    failed = [rollout.outcome for rollout in rollouts if rollout.outcome.failure]
     return {
-        **compute_accuracy(rows, breakdowns),
+        **compute_accuracy(rollouts, breakdowns),
         "questions": len(scores),
         **_sample_metrics(scores),
         "by_turn": _accuracy_by_turn(judged),
         **_token_metrics(judged),
-        "failure_messages": _first_messages(rows),
+        "failure_messages": {  # of the first failure of each type
+            outcome.failure: shorten(outcome.message, 300, placeholder=" …") for outcome in reversed(failed)
+        },
     }
 
 
-def _first_messages(rows: Sequence[Row]) -> dict[str, str]:
-    """The message of the first failure of each type, in one line."""
-    failed = (row for row in reversed(rows) if row["status"] != "succeeded")
-    return {row["status"]: shorten(row.get("message") or "", 300, placeholder=" …") for row in failed}
-
-
-def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:
+def scores_by_question(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:
     """The scores of each question's judged samples, by task id."""
     scores: dict[str, list[float]] = defaultdict(list)
-    for row in filter(is_judged, rows):
-        scores[row["task_id"]].append(row["reward"])
+    for rollout in rollouts:
+        if rollout.outcome.reward is not None:
+            scores[str(rollout.task["id"])].append(rollout.outcome.reward)
     return dict(scores)
 
 
-def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
-    """The second run against the first, over the questions that both judged.
+def compare(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The second run against the first, by their :func:`scores_by_question`, over the questions that both judged.
 
     A question is won if its mean score is higher in the second. Raises ``ValueError`` if the runs share no question.
     """
-    scores = scores_by_question(first), scores_by_question(second)
-    shared = [task for task in scores[0] if task in scores[1]]
+    shared = [task for task in first if task in second]
     if not shared:
         raise ValueError(
-            f"they share no question: the first judged {len(scores[0])}, the second {len(scores[1])}, and no id is in "
-            "both"
+            f"they share no question: the first judged {len(first)}, the second {len(second)}, and no id is in both"
         )
-    means = {task: (_mean(scores[0][task]), _mean(scores[1][task])) for task in shared}
+    means = {task: (_mean(first[task]), _mean(second[task])) for task in shared}
     won = [task for task, (a, b) in means.items() if b > a]
     lost = [task for task, (a, b) in means.items() if b < a]
     return {
         "questions": len(shared),
-        "only_first": len(scores[0]) - len(shared),
-        "only_second": len(scores[1]) - len(shared),
+        "only_first": len(first) - len(shared),
+        "only_second": len(second) - len(shared),
         "accuracy": [_mean([pair[run] for pair in means.values()]) for run in (0, 1)],
         "difference": round(_mean([b - a for a, b in means.values()]), 4),
         "difference_ci95": paired_interval(list(means.values())),
@@ -148,14 +115,17 @@ def few_questions(count: int) -> str:
     return f"{count} questions are few: only large differences stand out from chance; {FEW_QUESTIONS} or more say more"
 
 
-def baseline(before: Sequence[Row]) -> tuple[Sequence[Row], str]:
-    """The rows that a gain is measured against, and what they score: ``answer``, or ``first query`` if it is better.
+def baseline(before: Sequence[Rollout]) -> tuple[dict[str, list[float]], str]:
+    """The scores that a gain is measured against, and of what they are: ``answer``, or ``first query`` if it is better.
 
     Otherwise an agent that rewrites right queries into wrong ones would gain by no longer doing so.
     """
-    first = [{**row, "reward": scores[0]} if (scores := _turn_scores(row)) else row for row in before]
-    answers, queries = (round(_mean([row["reward"] for row in filter(is_judged, rows)]), 4) for rows in (before, first))
-    return (first, "first query") if queries > answers else (before, "answer")
+    answers = scores_by_question(before)
+    firsts: dict[str, list[float]] = defaultdict(list)
+    for rollout in filter(is_judged, before):
+        firsts[str(rollout.task["id"])].append(_scores_by_turn(rollout)[0])
+    means = [round(_mean([score for scores in each.values() for score in scores]), 4) for each in (answers, firsts)]
+    return (dict(firsts), "first query") if means[1] > means[0] else (answers, "answer")
 
 
 def format_accuracy(value: float | None) -> str:
@@ -175,9 +145,19 @@ def format_change(change: Mapping[str, Any]) -> str:
     return f"{100 * change['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]{over}"
 
 
-def _mean_score(judged: Sequence[Row]) -> dict[str, Any]:
+def _by_value(judged: Sequence[Rollout], column: str, labels: Mapping[str, str]) -> dict[str, list[Rollout]]:
+    """The rollouts by the value of a column of their tasks: those with a label in its order, then the others."""
+    parts: defaultdict[str, list[Rollout]] = defaultdict(list)
+    for rollout in judged:
+        if (value := rollout.task.get(column)) is not None:
+            parts[str(value)].append(rollout)
+    unknown = sorted(value for value in parts if value not in labels)
+    return {value: parts[value] for value in (*labels, *unknown) if value in parts}
+
+
+def _mean_score(judged: Sequence[Rollout]) -> dict[str, Any]:
     scores = scores_by_question(judged).values()
-    values = [value for each in scores for value in each]
+    values = [value for samples in scores for value in samples]
     accuracy = round(_mean(values), 4) if values else None
     return {"accuracy": accuracy, "ci95": confidence_interval(scores), "n": len(values)}
 
@@ -188,53 +168,40 @@ def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
     GRPO learns only from differences between the rollouts of a question.
     """
-    several = [each for each in scores.values() if len(each) > 1]
+    several = [samples for samples in scores.values() if len(samples) > 1]
     if not several:
         return {}
+    right = [[score > RIGHT for score in samples] for samples in several]
+    most = max(map(len, right))
+    powers = [2**n for n in range(most.bit_length()) if 2**n < most]
+    passed = {str(k): value for k in (*powers, most) if (value := pass_at_k(right, k)) is not None}
     return {
-        "mixed_groups": round(_mean([len(set(each)) > 1 for each in several]), 4),
-        "best_of_n": round(_mean([max(each) for each in several]), 4),
-        "pass_at_k": _pass_at_k(several),
+        "mixed_groups": round(_mean([len(set(samples)) > 1 for samples in several]), 4),
+        "best_of_n": round(_mean([max(samples) for samples in several]), 4),
+        "pass_at_k": {k: round(value, 4) for k, value in passed.items()},
     }
 
 
-def _pass_at_k(scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    right = [[score > RIGHT for score in each] for each in scores]
-    most = max(map(len, right))
-    found = {k: pass_at_k(right, k) for k in (*(2**n for n in range(most.bit_length()) if 2**n < most), most)}
-    return {str(k): round(value, 4) for k, value in found.items() if value is not None}
-
-
-def _accuracy_by_turn(rows: Sequence[Row]) -> list[float]:
+def _accuracy_by_turn(judged: Sequence[Rollout]) -> list[float]:
     """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty if queries were not judged."""
-    by_row = [(_turn_scores(row), row["reward"]) for row in rows]
-    turns = max((len(scores) for scores, _ in by_row), default=0)
-    return [
-        round(_mean([scores[turn] if turn < len(scores) else final for scores, final in by_row]), 4)
-        for turn in range(turns)
-    ]
+    scores = list(map(_scores_by_turn, judged))
+    if not any(rollout.outcome.query_scores for rollout in judged):
+        return []
+    return [round(_mean([own[min(turn, len(own) - 1)] for own in scores]), 4) for turn in range(max(map(len, scores)))]
 
 
-def _turn_scores(row: Row) -> list[float]:
-    scores: list[float] = json.loads(row.get("turn_scores") or "[]")
-    return scores
+def _scores_by_turn(rollout: Rollout) -> list[float]:
+    """Of a judged rollout: the score of its answer alone if its queries were not judged."""
+    return rollout.turn_scores() or [rollout.outcome.reward or 0.0]
 
 
-def _token_metrics(rows: Sequence[Row]) -> dict[str, Any]:
+def _token_metrics(judged: Sequence[Rollout]) -> dict[str, Any]:
     """Mean tokens of a call's prompt and response: of token ids, else the endpoint's own counts (``usage``)."""
-    prompts: list[int] = []
-    responses: list[int] = []
-    sources = set[str]()
-    for row in rows:
-        for call in row["calls"] or ():
-            prompts.append(len(call["prompt_ids"]))
-            responses.append(len(call["response_ids"]))
-            sources.add("ids")
-        for call in _calls_without_ids(row):
-            if call["prompt_tokens"]:
-                prompts.append(call["prompt_tokens"])
-                responses.append(call["response_tokens"])
-                sources.add("usage")
+    calls = [call for rollout in judged for call in _answered_calls(rollout)]
+    counted = [call for call in calls if call.prompt_ids or call.prompt_tokens]
+    prompts = [len(call.prompt_ids) or call.prompt_tokens for call in counted]
+    responses = [len(call.response_ids) or call.response_tokens for call in counted]
+    sources = {"usage" if call.untrainable_reason else "ids" for call in counted}
     return {
         "prompt_tokens": round(_mean(prompts), 1) if prompts else None,
         "response_tokens": round(_mean(responses), 1) if responses else None,
@@ -242,9 +209,9 @@ def _token_metrics(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _calls_without_ids(row: Row) -> list[dict[str, Any]]:
-    calls = json.loads(row.get("untrainable") or "[]")
-    return [call for call in calls if not call["untrainable_reason"].startswith("failed")]
+def _answered_calls(rollout: Rollout) -> list[LLMCall]:
+    """The calls that did not fail."""
+    return [call for call in rollout.calls if not call.untrainable_reason.startswith("failed")]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.text import texts_in
-from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.evaluation.diagnosis import NO_CALL, scored
-from groundwire.train.evaluation.metrics import made_no_call
 from groundwire.train.evaluation.stop_reasons import CACHES, MAX_MESSAGE, first_failure, rollouts_text
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["PROMPT_TOKENS", "TOOLS", "RolloutNotes", "agent_notes", "gold_in_prompts", "starter_limits"]
-
-Row = Mapping[str, Any]
 _log = logging.getLogger(__name__)
 
 _MIN_ANSWERS = 5
@@ -44,33 +39,34 @@ class RolloutNotes:
 
     def __init__(self, show_note: Callable[[str], None], *, run: Path | None = None, credit: str = "") -> None:
         self._show_note, self._run, self._credit = show_note, run, credit
-        self._shown, self._asked = set[str](), set[str]()
+        self._shown, self._called = set[str](), set[str]()
 
-    def show(self, rows: Sequence[Row]) -> None:
-        """``rows`` are the rollouts of a step or validation."""
-        self._show_silent(rows)
+    def show(self, rollouts: Sequence[Rollout]) -> None:
+        """``rollouts`` are those of a step or validation."""
+        self._show_silent(rollouts)
         if self._credit == "last":
-            self._show_left_out(rows)
-        for status in dict.fromkeys(row["status"] for row in rows if row["status"] != "succeeded" and self._run):
-            failed = [row for row in rows if row["status"] == status]
-            text = f"{_share(failed, rows)} failed ({scored(failed[0])}); {first_failure(failed)}"
-            self._once(status, f"{text}. More: groundwire why {self._run}")
+            self._show_left_out(rollouts)
+        failures = dict.fromkeys(rollout.outcome.failure for rollout in rollouts if rollout.outcome.failure)
+        for failure in failures if self._run else ():
+            failed = [rollout for rollout in rollouts if rollout.outcome.failure == failure]
+            text = f"{_share(failed, rollouts)} failed ({scored(failed[0])}); {first_failure(failed)}"
+            self._once(failure, f"{text}. More: groundwire why {self._run}")
 
-    def _show_silent(self, rows: Sequence[Row]) -> None:
-        silent = [row for row in rows if made_no_call(row)]
-        self._asked |= {row["task_id"] for row in rows if row["status"] == "succeeded" and not made_no_call(row)}
+    def _show_silent(self, rollouts: Sequence[Rollout]) -> None:
+        silent = [rollout for rollout in rollouts if rollout.made_no_call]
+        self._called |= {str(rollout.task["id"]) for rollout in rollouts if rollout.succeeded and rollout.calls}
         if silent:
-            reason = max((row["message"] or NO_CALL for row in silent), key=len)  # one that names hosts, if there is
-            text = f"{_share(silent, rows)} made no LLM call: they are judged, and train nothing. {reason}"
+            # The longest: one that names hosts, if there is.
+            reason = max((rollout.outcome.message or NO_CALL for rollout in silent), key=len)
+            text = f"{_share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
             self._once("silent", text)
-        if cached := [row for row in silent if row["task_id"] in self._asked]:
-            text = f"{_share(cached, rows)} made no LLM call, though others of their questions did: {CACHES}"
+        if cached := [rollout for rollout in silent if str(rollout.task["id"]) in self._called]:
+            text = f"{_share(cached, rollouts)} made no LLM call, though others of their questions did: {CACHES}"
             self._once("cached", text, partial(_log.warning, "%s"))
 
-    def _show_left_out(self, rows: Sequence[Row]) -> None:
-        pairs = (pair for row in rows for pair in zip(row["calls"] or (), row_credits(row), strict=False))
-        trained = [(call, credit) for call, credit in pairs if credit]
-        if left := sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in trained):
+    def _show_left_out(self, rollouts: Sequence[Rollout]) -> None:
+        trained = [call for rollout in rollouts for call in rollout.calls if call.credit is not None]
+        if left := sum(call.credit.weight == 0 and not call.truncated for call in trained if call.credit is not None):
             share = f"{left} of {len(trained)} calls of this step ({left / len(trained):.0%}) teach nothing"
             only = "credit=last trains only the last request of a rollout"
             self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
@@ -81,21 +77,25 @@ class RolloutNotes:
             (show or self._show_note)(note)
 
 
-def _share(part: Sequence[Row], rows: Sequence[Row]) -> str:
-    return f"{len(part)} of {len(rows)} {rollouts_text(rows)}"
+def _share(some: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
+    return f"{len(some)} of {len(rollouts)} {rollouts_text(rollouts)}"
 
 
-def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:
-    """What a user should know of the first rollouts of an agent: the models that it asked for, and odd answers.
+def agent_notes(rollouts: Sequence[Rollout], *, served: str, view: AgentView, model: str = "") -> list[str]:
+    """What a user should know of the first rollouts of an agent: the models that it asked for, odd answers, golds in
+    its prompts, and what it asks of the starter beyond its limits.
 
-    ``models`` are those of its calls, ``served`` is the policy's own name.
+    ``served`` is the policy's own name. ``model`` is the run's, if it is served here.
     """
-    return [note for note in (_models_note(models, served), _answer_warning(rows)) if note]
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    notes = [_models_note(calls, served), _answers_note(rollouts), gold_in_prompts(rollouts, view)]
+    return [note for note in (*notes, starter_limits(calls) if model == "starter" else "") if note]
 
 
-def _answer_warning(rows: Sequence[Row]) -> str:
+def _answers_note(rollouts: Sequence[Rollout]) -> str:
     """A warning if all answers to different tasks are empty or equal; empty if not."""
-    answers = {row["task_id"]: row["answer"].strip() for row in rows if row["status"] == "succeeded"}
+    ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
+    answers = {rollout.task["id"]: rollout.outcome.answer.strip() for rollout in ended}
     if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
         return ""
     [answer] = set(answers.values())
@@ -106,38 +106,39 @@ def _answer_warning(rows: Sequence[Row]) -> str:
     )
 
 
-def _models_note(models: Iterable[str], served: str) -> str:
+def _models_note(calls: Iterable[LLMCall], served: str) -> str:
     """A note on the model names that the agents asked for, if the policy answered under other names than its own."""
-    counts = Counter(model for model in models if model not in ("", served))
+    counts = Counter(call.model for call in calls if call.model not in ("", served) and not call.untrainable_reason)
     names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())
     return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
 
 
-def gold_in_prompts(results: Sequence[Rollout], view: AgentView) -> str:
+def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
     """A warning if the first prompts of rollouts have the gold answers of their tasks; else "".
 
     A gold that is in its question does not count, nor one that is no more often found than that of another task.
     """
     pairs, columns = list[tuple[str, str]](), dict[str, None]()
-    for result in results:
-        calls, task = result.calls, result.task
-        gold = _words(view.gold(task))
+    for rollout in rollouts:
+        gold = _words(view.gold(rollout.task))
         gold = gold if gold.isascii() else gold.strip()  # many scripts do not divide words
-        if calls and gold.strip() and gold not in _words(task["question"]):
-            prompt = _words(" ".join(texts_in(min(calls, key=lambda call: call.sequence).messages)))
+        if rollout.calls and gold.strip() and gold not in _words(rollout.task["question"]):
+            first = min(rollout.calls, key=lambda call: call.sequence)
+            prompt = _words(" ".join(texts_in(first.messages)))
             pairs.append((gold, prompt))
             if gold in prompt:
-                columns |= {name: None for name, value in view.columns(task).items() if gold in _words(str(value))}
+                given = view.columns(rollout.task)
+                columns |= {name: None for name, value in given.items() if gold in _words(str(value))}
     golds = list(dict.fromkeys(gold for gold, _ in pairs))
     another = dict(zip(golds, [*golds[1:], *golds[:1]], strict=True))
-    found = [gold for gold, prompt in pairs if gold in prompt]
+    copied = [gold for gold, prompt in pairs if gold in prompt]
     chance = sum(another[gold] in prompt for gold, prompt in pairs if another[gold] != gold)
-    if sum(len(gold.replace(" ", "")) for gold in set(found)) < _EVIDENCE or len(found) <= _ABOVE_CHANCE * chance:
+    if sum(len(gold.replace(" ", "")) for gold in set(copied)) < _EVIDENCE or len(copied) <= _ABOVE_CHANCE * chance:
         return ""
     where = f" It is in {', '.join(columns)}, which the agent is given." if columns else ""
     return (
-        f"the gold answer is in the first prompt of {len(found)} of {len(pairs)} rollouts "
-        f"({len(found) / len(pairs):.0%}; that of another task in {chance}), so the agent can copy it.{where} That is "
+        f"the gold answer is in the first prompt of {len(copied)} of {len(pairs)} rollouts "
+        f"({len(copied) / len(pairs):.0%}; that of another task in {chance}), so the agent can copy it.{where} That is "
         "right only where the agent is to find it in a document of its prompt"
     )
 
@@ -154,20 +155,20 @@ def starter_limits(calls: Iterable[LLMCall]) -> str:
     longest = max((len(call.prompt_ids) or call.prompt_tokens for call in calls), default=0)
     most = max(map(len, tools.values()), default=0)
     failed = sum("<tool_call>" in str(call.reply.get("content")) for call in calls if call.tools_json)
-    found = []
+    beyond = []
     if longest > PROMPT_TOKENS:
-        found.append(f"prompts of up to {longest:,} tokens (at most {PROMPT_TOKENS:,})")
+        beyond.append(f"prompts of up to {longest:,} tokens (at most {PROMPT_TOKENS:,})")
     if most > TOOLS:
-        found.append(f"{most} tools in one request (at most {TOOLS})")
+        beyond.append(f"{most} tools in one request (at most {TOOLS})")
     if most and not any(_takes_text(tool) for offered in tools.values() for tool in offered):
-        found.append("tools of which none has a text argument, for a query")
+        beyond.append("tools of which none has a text argument, for a query")
     if failed > len(calls) / 10:  # a toy makes such mistakes now and then
-        found.append(f"calls of tools that the agent does not have, in {failed} of {len(calls)} replies")
-    if not found:
+        beyond.append(f"calls of tools that the agent does not have, in {failed} of {len(calls)} replies")
+    if not beyond:
         return ""
-    return f"beyond what the starter, a toy, was made for: {'; '.join(found)}. --model takes a larger model"
+    return f"beyond what the starter, a toy, was made for: {'; '.join(beyond)}. --model takes a larger model"
 
 
 def _takes_text(tool: dict[str, Any]) -> bool:
     properties = (tool.get("parameters") or {}).get("properties") or {}
-    return any(isinstance(each, dict) and each.get("type", "string") == "string" for each in properties.values())
+    return any(isinstance(kind, dict) and kind.get("type", "string") == "string" for kind in properties.values())

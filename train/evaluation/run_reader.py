@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,11 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
-from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
+from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.validation import validation_name
+from groundwire.train.store.rollout import Rollout
 
-__all__ = [
-    "changed_names",
-    "final_rows",
-    "first_and_last",
-    "paired_changes",
-    "read_answers",
-    "read_speed",
-    "settings_changes",
-    "summarize_change",
-    "table_entry",
-]
-
-Rows = list[dict[str, Any]]
+Rollouts = list[Rollout]
 _PARTS = {
     "parts.agent": "another source code of the agent",
     "parts.reward": "another source code of the reward",
@@ -60,7 +47,9 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     with suppress(ValueError):  # one validation, or no question that both judged
         change = summarize_change(before, after)
     match, options = config.get("agent_match"), config.get("agent_options") or {}
-    agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
+    agents = sorted({call.agent for rollout in [*before, *after] for call in rollout.trainable_calls if call.agent})
+    for rollout in [*before, *after]:
+        rollout.calls = [call for call in rollout.calls if re.search(match or "", call.agent)]
     return {
         "run": run.path.name,
         "model": _model_name(str(config.get("model"))),
@@ -68,8 +57,8 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         "context": _context(config),
         "max_turns": options.get("max_turns"),
         "agents": match or ", ".join(agents) or "-",
-        "before": compute_metrics(_with_calls_of(before, match), breakdowns) if before else None,
-        "after": compute_metrics(_with_calls_of(after, match), breakdowns),
+        "before": compute_metrics(before, breakdowns) if before else None,
+        "after": compute_metrics(after, breakdowns),
         "change": change,
         "speed": read_speed(run),
     }
@@ -82,27 +71,8 @@ def _context(config: Mapping[str, Any]) -> str:
     return " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None))
 
 
-def _with_calls_of(rows: Rows, agent_match: str | None) -> Rows:
-    """The rows with the calls of the agents whose names match."""
-    if agent_match is None:
-        return rows
-    pattern = re.compile(agent_match)
-
-    def matching(calls: Iterable[Mapping[str, Any]]) -> list[Any]:
-        return [call for call in calls if pattern.search(call["agent"] or "")]
-
-    return [
-        {
-            **row,
-            "calls": matching(row["calls"] or ()),
-            "untrainable": json.dumps(matching(json.loads(row.get("untrainable") or "[]"))),
-        }
-        for row in rows
-    ]
-
-
-def final_rows(run: RunDir) -> Rows:
-    """The rows of a run's last full validation. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`."""
+def final_rollouts(run: RunDir) -> Rollouts:
+    """The rollouts of a run's last full validation. Raises as :func:`first_and_last` does."""
     return first_and_last(run)[1]
 
 
@@ -110,10 +80,10 @@ def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:
     """The answers of all rollouts that ended, by the id of their task, and messages about files that cannot be read."""
     unreadable: list[str] = []
     answers: defaultdict[str, list[str]] = defaultdict(list)
-    for rows in run.rollout_batches(("task_id", "status", "answer"), unreadable):
-        for row in rows:
-            if row["status"] == "succeeded" and row["answer"]:
-                answers[row["task_id"]].append(row["answer"])
+    for rollouts in run.rollout_batches(("task_id", "status", "answer"), unreadable):
+        for rollout in rollouts:
+            if not rollout.outcome.failure and rollout.outcome.answer:
+                answers[str(rollout.task["id"])].append(rollout.outcome.answer)
     return answers, unreadable
 
 
@@ -125,8 +95,10 @@ def _model_name(model: str) -> str:
     return path.name if path.is_dir() else model
 
 
-def first_and_last(run: RunDir) -> tuple[Rows, Rows]:
-    """The first validation, empty if it is the only one, and the last with as many rollouts."""
+def first_and_last(run: RunDir) -> tuple[Rollouts, Rollouts]:
+    """The first validation, empty if it is the only one, and the last with as many rollouts: those at the lowest
+    temperature. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    """
     by_temperature = _validations(run)
     return _ends(by_temperature[min(by_temperature)])
 
@@ -171,13 +143,13 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {name: value for name, value in settings.items() if name not in tables}
 
 
-def summarize_change(before: Rows, after: Rows) -> dict[str, Any]:
+def summarize_change(before: Rollouts, after: Rollouts) -> dict[str, Any]:
     """The part of a comparison that a summary has, of the answers ``after`` against the :func:`baseline` of ``before``.
 
     Raises ``ValueError`` if they share no question.
     """
-    rows, name = baseline(before)
-    compared = compare(rows, after)
+    scores, name = baseline(before)
+    compared = compare(scores, scores_by_question(after))
     return {
         "baseline": name,
         "difference": compared["difference"],
@@ -186,28 +158,28 @@ def summarize_change(before: Rows, after: Rows) -> dict[str, Any]:
     }
 
 
-def _ends(by_step: Mapping[int, Rows]) -> tuple[Rows, Rows]:
+def _ends(by_step: Mapping[int, Rollouts]) -> tuple[Rollouts, Rollouts]:
     first = min(by_step)
-    last = max(step for step, rows in by_step.items() if len(rows) >= len(by_step[first]))
+    last = max(step for step, rollouts in by_step.items() if len(rollouts) >= len(by_step[first]))
     return ([] if last == first else by_step[first]), by_step[last]
 
 
-def _validations(run: RunDir, columns: Sequence[str] = ROLLOUT_COLUMNS) -> dict[float, dict[int, Rows]]:
-    """The rows of each validation, by temperature and step.
+def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[float, dict[int, Rollouts]]:
+    """The rollouts of each validation, by temperature and step.
 
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` if there is none, or if a file cannot be read: the
     metrics of the other questions would not be comparable.
     """
     unreadable: list[str] = []
-    found: dict[float, dict[int, Rows]] = defaultdict(lambda: defaultdict(list))
+    validations: dict[float, dict[int, Rollouts]] = defaultdict(lambda: defaultdict(list))
     for batch in run.rollout_batches(columns, unreadable):
-        if rows := [row for row in batch if row["mode"] == "val"]:
-            found[rows[0]["temperature"]][rows[0]["step"]] += rows
+        if rollouts := [rollout for rollout in batch if rollout.mode == "val"]:
+            validations[rollouts[0].sampling["temperature"]][rollouts[0].step] += rollouts
     if missing := [message for message in unreadable if "-train.parquet" not in message]:
         raise RunDamagedError(f"{run.path} cannot be evaluated: {missing[0]}")
-    if not found:
+    if not validations:
         raise RunDirError(f"{run.path} has no validation yet")
-    return found
+    return validations
 
 
 def read_speed(run: RunDir) -> dict[str, Any] | None:

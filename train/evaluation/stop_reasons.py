@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from groundwire.train.evaluation.diagnosis import NO_CALL, no_triplets
-from groundwire.train.evaluation.metrics import is_judged, made_no_call
-
-__all__ = [
-    "CACHES",
-    "MAX_MESSAGE",
-    "FailedSteps",
-    "all_failed",
-    "failed_by_policy",
-    "first_failure",
-    "is_transient",
-    "lasting_failure",
-    "mostly_unscored",
-    "never_called",
-    "nothing_judged",
-    "nothing_to_train",
-    "rollouts_text",
-]
-
-Row = Mapping[str, Any]
+from groundwire.train.evaluation.metrics import is_judged
+from groundwire.train.store.rollout import Rollout
 
 MAX_MESSAGE = 300
 """Characters of a failure's message in an error."""
@@ -38,7 +20,8 @@ _ADVICE = {
     "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
-_GIVEN_TO_REWARD = ("succeeded", "reward", "unreadable_answer", "judge_abstained")
+_REWARD_FAILED = ("reward", "unreadable_answer")
+_GIVEN_TO_REWARD = ("succeeded", *_REWARD_FAILED, "judge_abstained")
 """The statuses of rollouts whose answer the reward got."""
 _MAX_FAILED_STEPS = 3
 CACHES = (
@@ -48,48 +31,48 @@ CACHES = (
 )
 
 
-def nothing_judged(rows: Sequence[Row]) -> str:
-    """Why no row (of a step, or a validation) could be judged, and what to do; empty if one could."""
-    if not rows or any(map(is_judged, rows)):
+def nothing_judged(rollouts: Sequence[Rollout]) -> str:
+    """Why no rollout (of a step, or a validation) could be judged, and what to do; empty if one could."""
+    if not rollouts or any(map(is_judged, rollouts)):
         return ""
-    return f"none of {len(rows)} {rollouts_text(rows)} could be judged; {first_failure(rows)}"
+    return f"none of {len(rollouts)} {rollouts_text(rollouts)} could be judged; {first_failure(rollouts)}"
 
 
-def all_failed(rows: Sequence[Row]) -> str:
-    """Why every row (of a step, or a validation) failed, and what to do; empty if one succeeded."""
-    if not rows or any(row["status"] == "succeeded" for row in rows):
+def all_failed(rollouts: Sequence[Rollout]) -> str:
+    """Why every rollout (of a step, or a validation) failed, and what to do; empty if one succeeded."""
+    if not rollouts or not all(rollout.outcome.failure for rollout in rollouts):
         return ""
-    return f"all {len(rows)} {rollouts_text(rows)} failed; {first_failure(rows)}"
+    return f"all {len(rollouts)} {rollouts_text(rollouts)} failed; {first_failure(rollouts)}"
 
 
-def mostly_unscored(rows: Sequence[Row]) -> str:
+def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
     """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
     did not.
 
     A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
     """
-    given = [row for row in rows if row["status"] in _GIVEN_TO_REWARD]
-    failed = [row for row in given if row["status"] in ("reward", "unreadable_answer") and not is_judged(row)]
-    transient = sum(row["status"] in _TRANSIENT for row in rows)
-    if 2 * len(failed) <= len(given) or transient > len(failed):  # a step that mostly timed out gave it few answers
+    answered = [rollout for rollout in rollouts if rollout.outcome.status in _GIVEN_TO_REWARD]
+    failed = [rollout for rollout in answered if rollout.outcome.failure in _REWARD_FAILED and not is_judged(rollout)]
+    transient = sum(rollout.outcome.failure in _TRANSIENT for rollout in rollouts)
+    if 2 * len(failed) <= len(answered) or transient > len(failed):  # a step that mostly timed out gave it few answers
         return ""
-    rest = len(given) - len(failed)
+    rest = len(answered) - len(failed)
     biased = f"; the other {rest} would be a biased sample" if rest else ""
-    return f"{len(failed)} of {len(given)} {rollouts_text(rows)} have no reward; {first_failure(failed)}{biased}"
+    return f"{len(failed)} of {len(answered)} {rollouts_text(rollouts)} have no reward; {first_failure(failed)}{biased}"
 
 
-def lasting_failure(rows: Sequence[Row]) -> str:
-    """Why a run ends at these rows (of a step, or a validation), and what to do; empty if it goes on.
+def lasting_failure(rollouts: Sequence[Rollout]) -> str:
+    """Why a run ends at these rollouts (of a step, or a validation), and what to do; empty if it goes on.
 
     All failed for a reason that will persist, or the reward failed for most.
     """
-    reason = nothing_judged(rows) or all_failed(rows)
-    return reason if reason and not is_transient(rows) else mostly_unscored(rows)
+    reason = nothing_judged(rollouts) or all_failed(rollouts)
+    return reason if reason and not is_transient(rollouts) else mostly_unscored(rollouts)
 
 
-def failed_by_policy(rows: Sequence[Row]) -> bool:
-    """Whether every row failed, and the policy caused one or more of them: what training may repair."""
-    return bool(all_failed(rows)) and any(map(is_judged, rows))
+def failed_by_policy(rollouts: Sequence[Rollout]) -> bool:
+    """Whether every rollout failed, and the policy caused one or more of them: what training may repair."""
+    return bool(all_failed(rollouts)) and any(map(is_judged, rollouts))
 
 
 class FailedSteps:
@@ -98,51 +81,53 @@ class FailedSteps:
     def __init__(self) -> None:
         self._count = 0
 
-    def add(self, rows: Sequence[Row]) -> str:
-        """Why training ends at these rows of a step, and what to do; empty if it goes on."""
-        self._count = self._count + 1 if failed_by_policy(rows) else 0
-        return f"in {self._count} steps in a row {all_failed(rows)}" if self._count >= _MAX_FAILED_STEPS else ""
+    def add(self, rollouts: Sequence[Rollout]) -> str:
+        """Why training ends at these rollouts of a step, and what to do; empty if it goes on."""
+        self._count = self._count + 1 if failed_by_policy(rollouts) else 0
+        return f"in {self._count} steps in a row {all_failed(rollouts)}" if self._count >= _MAX_FAILED_STEPS else ""
 
 
-def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
-    """Why no row (of whole steps, or a validation) gives a triplet; empty if one does."""
-    if silent := never_called(rows):
+def nothing_to_train(rollouts: Sequence[Rollout], *, agent_match: str | None = None) -> str:
+    """Why no rollout (of whole steps, or a validation) gives a triplet; empty if one does."""
+    if silent := never_called(rollouts):
         return f"no rollout gave anything to train on: {silent}"
-    reasons = [no_triplets(row, agent_match) for row in rows]
-    found = [reason for reason in reasons if reason]
-    if not found or len(found) < len(rows):
+    reasons = [reason for rollout in rollouts if (reason := no_triplets(rollout, agent_match))]
+    if not reasons or len(reasons) < len(rollouts):
         return ""
-    texts = {reason.kind: reason.text for reason in reversed(found)}
-    counts = Counter(reason.kind for reason in found).most_common()
-    parts = [f"{count} of {len(rows)}: {texts[kind]}" for kind, count in counts]
-    return f"no rollout gave anything to train on. {'; '.join(parts)}"
+    texts = {reason.kind: reason.text for reason in reversed(reasons)}  # the first of each kind
+    counts = Counter(reason.kind for reason in reasons).most_common()
+    listed = "; ".join(f"{count} of {len(rollouts)}: {texts[kind]}" for kind, count in counts)
+    return f"no rollout gave anything to train on. {listed}"
 
 
-def never_called(rows: Sequence[Row]) -> str:
-    """What is known if no row (of a validation) had an LLM call; empty if one had."""
-    if not rows or not all(map(made_no_call, rows)):
+def never_called(rollouts: Sequence[Rollout]) -> str:
+    """What is known if no rollout (of a validation) had an LLM call; empty if one had."""
+    if not rollouts or not all(rollout.made_no_call for rollout in rollouts):
         return ""
-    return f"none of {len(rows)} {rollouts_text(rows)} made an LLM call: {rows[0]['message'] or NO_CALL}; {CACHES}"
+    known = rollouts[0].outcome.message or NO_CALL
+    return f"none of {len(rollouts)} {rollouts_text(rollouts)} made an LLM call: {known}; {CACHES}"
 
 
-def is_transient(rows: Sequence[Row]) -> bool:
+def is_transient(rollouts: Sequence[Rollout]) -> bool:
     """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
     and their messages differ by more than numbers.
     """
-    if any(row["status"] in _TRANSIENT for row in rows):
+    outcomes = [rollout.outcome for rollout in rollouts]
+    if any(outcome.failure in _TRANSIENT for outcome in outcomes):
         return True
-    ways = {(row["status"], re.sub(r"\d+", "0", row["message"] or "")) for row in rows}
-    return any(map(is_judged, rows)) and len(ways) > 1
+    ways = {(outcome.failure, re.sub(r"\d+", "0", outcome.message)) for outcome in outcomes}
+    return any(map(is_judged, rollouts)) and len(ways) > 1
 
 
-def rollouts_text(rows: Sequence[Row]) -> str:
-    """What to call ``rows``."""
-    return "validation rollouts" if rows[0]["mode"] == "val" else "rollouts"
+def rollouts_text(rollouts: Sequence[Rollout]) -> str:
+    """What to call ``rollouts``."""
+    return "validation rollouts" if rollouts[0].mode == "val" else "rollouts"
 
 
-def first_failure(failed: Sequence[Row]) -> str:
+def first_failure(failed: Sequence[Rollout]) -> str:
     """The type and the message of the first of ``failed``, and what to do."""
-    statuses = {row["status"] for row in failed}
-    message = " ".join((failed[0]["message"] or "no message").split())[:MAX_MESSAGE]
-    advice = (text for status, text in _ADVICE.items() if status in statuses)
-    return "; ".join([f"the first failed of {failed[0]['status']}: {message}", *advice])
+    failures = {rollout.outcome.failure for rollout in failed}
+    first = failed[0].outcome
+    message = " ".join((first.message or "no message").split())[:MAX_MESSAGE]
+    advice = (text for failure, text in _ADVICE.items() if failure in failures)
+    return "; ".join([f"the first failed of {first.failure}: {message}", *advice])

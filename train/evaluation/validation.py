@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
     from groundwire.train.store.rollout import Rollout
 
-__all__ = [
-    "VALIDATIONS",
-    "choose_tasks",
-    "validation_missing",
-    "validation_name",
-    "validation_requests",
-    "validation_temperatures",
-]
-
 _GOLDEN = 2654435769  # 2**32 over the golden ratio
 VALIDATIONS = {"validation": "greedy", "validation_sampled": "sampled"}
 """The validations in a line of ``metrics.jsonl`` and in summaries, with the way of sampling."""
@@ -43,6 +34,11 @@ def validation_missing(config: RunConfig, line: Mapping[str, Any]) -> bool:
     return any(
         validation_name(temperature) not in line for temperature in validation_temperatures(config, line["step"])
     )
+
+
+def validation_deadline_s(config: RunConfig, rollouts: int) -> float:
+    """The time that a validation has: a step's, for each time that all runners are busy."""
+    return config.step_deadline_s * max(1.0, rollouts / max(1, config.n_runners))
 
 
 def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:

@@ -28,14 +28,18 @@ from groundwire.train.evaluation.evaluator import local_engine
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.notes import RolloutNotes, gold_in_prompts
 from groundwire.train.evaluation.stop_reasons import mostly_unscored, nothing_judged
-from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
+from groundwire.train.evaluation.validation import (
+    choose_tasks,
+    validation_deadline_s,
+    validation_name,
+    validation_requests,
+)
 from groundwire.train.gepa.adapter import PromptAdapter
 from groundwire.train.gepa.journal import Journal
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.rows import to_row
 
 __all__ = ["PROMPTS", "PromptTrainer"]
 
@@ -140,13 +144,12 @@ class PromptTrainer:
         self._rollouts += len(results)
         self._failures.update(result.outcome.status for result in results if not result.succeeded)
         self._calls += sum(len(result.trainable_calls) for result in results)
-        rows = list(map(to_row, results))
-        self.run.write_rollouts(1, rows, append=True)
-        self._rollout_notes.show(rows)
+        self.run.write_rollouts(1, results, append=True)
+        self._rollout_notes.show(results)
         return results
 
     def _run(self, requests: list[Rollout]) -> list[Rollout]:
-        deadline_s = self.config.step_deadline_s * max(1.0, len(requests) / max(1, self.config.n_runners))
+        deadline_s = validation_deadline_s(self.config, len(requests))
         return self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
     def _validate(self, step: int, prompts: dict[str, str]) -> dict[str, Any]:
@@ -157,14 +160,13 @@ class PromptTrainer:
         ]
         self.callback.on_phase_start("validation", len(requests))
         results = self._run(requests)
-        rows = list(map(to_row, results))
-        self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
-        if reason := nothing_judged(rows) or mostly_unscored(rows):
+        self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
+        if reason := nothing_judged(results) or mostly_unscored(results):
             raise RolloutsFailedError(reason)
-        self._rollout_notes.show(rows)
+        self._rollout_notes.show(results)
         if step == 0 and (leak := gold_in_prompts(results, self._runtime.view)):
             self.callback.on_note(leak)
-        return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}
+        return {validation_name(temperature): compute_accuracy(results, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:
         line["wall_time_s"] = round(time.monotonic() - self._started, 2)

@@ -29,7 +29,7 @@ from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts, starter_limits
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
 from groundwire.train.evaluation.stop_reasons import (
     FailedSteps,
     failed_by_policy,
@@ -39,6 +39,7 @@ from groundwire.train.evaluation.stop_reasons import (
 )
 from groundwire.train.evaluation.validation import (
     choose_tasks,
+    validation_deadline_s,
     validation_missing,
     validation_name,
     validation_requests,
@@ -57,7 +58,6 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.rows import to_row
 
 __all__ = ["LocalTrainer"]
 
@@ -160,7 +160,7 @@ class LocalTrainer:
         requests = validation_requests(choose_tasks(self.data.validation, count), config, config.val_temperature)
         with self.runtime:
             results = self._collect("tasks", requests, config.step_deadline_s)
-        self._print_notes(results, list(map(to_row, results)))
+        self._print_notes(results)
         return results
 
     def _train_step(self, step: int) -> None:
@@ -171,15 +171,14 @@ class LocalTrainer:
         generated = self.engine.generated_tokens - before
         groups = self._training_items(results)
         for group in groups:
-            group.record()  # the rows show what is trained
-        rows = list(map(to_row, results))
-        self.run.write_rollouts(step, rows)
-        self._check_trainable(rows)
-        self._schedule.add_rows(rows)
+            group.record()  # the run's files show what is trained
+        self.run.write_rollouts(step, results)
+        self._check_trainable(results)
+        self._schedule.add_rollouts(results)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
             line = self._update(step, results, groups, generated)
-            self._unwritten_line = line | step_figures(line, reply_counts(rows, config.agent_match))
+            self._unwritten_line = line | step_figures(line, reply_counts(results, config.agent_match))
             self._model_step = step
         line = self._unwritten_line | self._validate(step)
         with self.shutdown.critical_section(f"writing step {step}"):
@@ -269,27 +268,23 @@ class LocalTrainer:
         validations: dict[str, Any] = {}
         for temperature in validation_temperatures(config, step):
             requests = validation_requests(tasks, config, temperature, step=step)
-            deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
+            deadline_s = validation_deadline_s(config, len(requests))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
-            rows = list(map(to_row, results))
-            self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
+            self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
             if step == 0:
                 if not validations:
-                    self._print_notes(results, rows)
-                if reason := nothing_judged(rows) or nothing_to_train(rows):
+                    self._print_notes(results)
+                if reason := nothing_judged(results) or nothing_to_train(results):
                     raise RolloutsFailedError(reason)
-            self._check_judged(rows)
-            self._rollout_notes.show(rows)
+            self._check_judged(results)
+            self._rollout_notes.show(results)
             name = validation_name(temperature)
-            validations[name] = compute_accuracy(rows, self._breakdowns)
-            self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(rows).items()}
+            validations[name] = compute_accuracy(results, self._breakdowns)
+            self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(results).items()}
         return validations
 
-    def _print_notes(self, results: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> None:
-        calls = [call for result in results for call in result.trainable_calls]
-        limits = starter_limits(calls) if self.config.model == "starter" else ""
-        notes = [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), limits]
-        for note in filter(None, [*notes, gold_in_prompts(results, self.runtime.view)]):
+    def _print_notes(self, results: Sequence[Rollout]) -> None:
+        for note in agent_notes(results, served=MODEL_NAME, view=self.runtime.view, model=self.config.model):
             self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
@@ -299,21 +294,23 @@ class LocalTrainer:
         self._show_metrics(complete)
         self._keep_best(complete)
 
-    def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _check_trainable(self, results: Sequence[Rollout]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
-        self._check_judged(rows)
-        if reason := self._failed_steps.add(rows):
+        self._check_judged(results)
+        if reason := self._failed_steps.add(results):
             raise RolloutsFailedError(reason)
         match = self.config.agent_match
-        reason = "" if failed_by_policy(rows) else nothing_judged(rows) or nothing_to_train(rows, agent_match=match)
+        reason = (
+            "" if failed_by_policy(results) else nothing_judged(results) or nothing_to_train(results, agent_match=match)
+        )
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
-        self._rollout_notes.show(rows)
+        self._rollout_notes.show(results)
 
-    def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _check_judged(self, results: Sequence[Rollout]) -> None:
         """Raise :class:`RolloutsFailedError` if all failed for a reason that will persist, or most rewards did."""
-        if not failed_by_policy(rows) and (reason := lasting_failure(rows)):
+        if not failed_by_policy(results) and (reason := lasting_failure(results)):
             raise RolloutsFailedError(reason)
 
     def _write_metrics(self, line: dict[str, Any]) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.report.token_text import TokenDecoder
-
-__all__ = ["CAUSES", "PrefixMismatch", "find_mismatches"]
 
 CAUSES = {
     "new_conversation": "the agent begins a new conversation: the sampled reply is not among its messages",
@@ -67,34 +65,34 @@ class PrefixMismatch:
         )
 
 
-def find_mismatches(calls: Sequence[Mapping[str, Any]], decoder: TokenDecoder) -> list[PrefixMismatch]:
-    """The mismatches of one rollout. ``calls`` are as in ``rollouts.parquet``, with token ids.
+def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[PrefixMismatch]:
+    """The mismatches of one rollout, of its ``calls`` with token ids.
 
     Each call's prompt is compared with every earlier call's prompt and reply, like merging into trajectories does.
     """
-    found = []
+    mismatches = []
     contexts: list[list[int]] = []
     for index, call in enumerate(calls):
-        prompt = list(call["prompt_ids"])
+        prompt = call.prompt_ids
         common = [_common_prefix(context, prompt) for context in contexts]
         if common and not any(length == len(context) for length, context in zip(common, contexts, strict=True)):
-            earlier = max(range(index), key=lambda each: (common[each], each))
-            found.append(_mismatch(calls, index, earlier, common[earlier], decoder))
-        contexts.append(prompt + list(call["response_ids"]))
-    return found
+            earlier = max(range(index), key=lambda place: (common[place], place))
+            mismatches.append(_mismatch(calls, index, earlier, common[earlier], decoder))
+        contexts.append(prompt + call.response_ids)
+    return mismatches
 
 
 def _mismatch(
-    calls: Sequence[Mapping[str, Any]], index: int, earlier: int, position: int, decoder: TokenDecoder
+    calls: Sequence[LLMCall], index: int, earlier: int, position: int, decoder: TokenDecoder
 ) -> PrefixMismatch:
-    before, prompt = calls[earlier], list(calls[index]["prompt_ids"])
-    context = list(before["prompt_ids"]) + list(before["response_ids"])
-    sampled = position >= len(before["prompt_ids"])
+    before, prompt = calls[earlier], calls[index].prompt_ids
+    context = before.prompt_ids + before.response_ids
+    sampled = position >= len(before.prompt_ids)
     cause_of = _cause_in_reply if sampled else _cause_in_prompt
     return PrefixMismatch(
         call=index,
         earlier=earlier,
-        agent=str(calls[index]["agent"] or ""),
+        agent=calls[index].agent,
         position=position,
         expected=context[position],
         found=prompt[position] if position < len(prompt) else None,
@@ -103,9 +101,9 @@ def _mismatch(
     )
 
 
-def _cause_in_reply(before: Mapping[str, Any], prompt: list[int], position: int, decoder: TokenDecoder) -> str:
+def _cause_in_reply(before: LLMCall, prompt: list[int], position: int, decoder: TokenDecoder) -> str:
     """The cause if the prompt agrees up to some token of the reply."""
-    start, reply = len(before["prompt_ids"]), list(before["response_ids"])
+    start, reply = len(before.prompt_ids), before.response_ids
     if position == start + len(reply) - 1 and reply[-1] in decoder.special:
         return "end_token"
     sampled = decoder.text(_first_turn(reply, decoder))
@@ -121,9 +119,9 @@ def _cause_in_reply(before: Mapping[str, Any], prompt: list[int], position: int,
     return "truncated" if resent.strip() and sampled.startswith(resent.strip()) else "edited"
 
 
-def _cause_in_prompt(before: Mapping[str, Any], prompt: list[int], position: int, decoder: TokenDecoder) -> str:
+def _cause_in_prompt(before: LLMCall, prompt: list[int], position: int, decoder: TokenDecoder) -> str:
     """The cause if the prompt agrees only with the beginning of the earlier prompt."""
-    earlier, reply = list(before["prompt_ids"]), list(before["response_ids"])
+    earlier, reply = before.prompt_ids, before.response_ids
     header = _assistant_header(earlier, decoder)
     if position >= len(earlier) - len(header):  # some templates open the thinking for the model
         return "thinking" if _THINKING.search(decoder.text(header)) else "edited"

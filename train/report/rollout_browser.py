@@ -6,7 +6,6 @@ rollout, from which the shown ones are chosen; the second pass reads these.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,9 @@ from groundwire.adapters.tracing import calls_of_agents, trajectories
 from groundwire.domains import gold_answer
 from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.credits import credit_lines
-from groundwire.train.evaluation.diagnosis import diagnose
+from groundwire.train.evaluation.diagnosis import credit_lines, diagnose
 from groundwire.train.report.token_text import TokenDecoder
-from groundwire.train.store.rows import from_row
-
-__all__ = ["RunNotes", "choose", "read_notes", "rollout_data"]
+from groundwire.train.store.rollout import Rollout
 
 # They limit a page to about 540 rollouts with about 20 kB of text and 3,000 tokens each.
 MAX_QUESTIONS = 150  # validation questions, before and after; those with a changed reward come first
@@ -38,14 +33,28 @@ MAX_TURNS = 24  # per rollout
 _CUT = " … "
 _MAX_ABOUT = 40  # characters of a task's column that is shown as a badge
 
-Note = Mapping[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What is known of a rollout after the first pass. ``place`` is its batch, and its index in it."""
+
+    place: tuple[int, int]
+    step: int
+    mode: str
+    temperature: float
+    group: str
+    task: str
+    failure: str
+    reward: float | None
+    why: str
+    credit: list[str]
 
 
 @dataclass
 class RunNotes:
     """The result of the first pass. ``lengths`` and ``reward_components`` are means per step."""
 
-    rollouts: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[Note] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     """Rollouts per kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
     lengths: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -56,51 +65,53 @@ class RunNotes:
 def read_notes(run: RunDir) -> RunNotes:
     """Read the whole run once."""
     notes = RunNotes()
-    columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
-    for batch_index, batch in enumerate(run.rollout_batches(ROLLOUT_COLUMNS, notes.unreadable)):
-        reasons = diagnose(batch, run.config(batch[0]["step"]))
-        for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
+    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable)):
+        for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
             notes.reasons[reason.kind] += 1
-            note = {name: row[name] for name in columns}
-            note |= {"why": reason.text, "credit": list(credit_lines(row))}
-            notes.rollouts.append(note | {"batch": batch_index, "index": index})
-        if training := [row for row in batch if row["mode"] == "train"]:
-            step = int(training[0]["step"])
-            lengths = [
-                {"reply": len(call["response_ids"]), "prompt": len(call["prompt_ids"])}
-                for row in training
-                for call in row["calls"] or ()
-            ]
-            components = [json.loads(row["reward_components"]) for row in training if row["reward"] is not None]
+            notes.rollouts.append(
+                Note(
+                    place=(batch_index, index),
+                    step=rollout.step,
+                    mode=str(rollout.mode),
+                    temperature=rollout.sampling["temperature"],
+                    group=rollout.group,
+                    task=str(rollout.task["id"]),
+                    failure=rollout.outcome.failure,
+                    reward=rollout.outcome.reward,
+                    why=reason.text,
+                    credit=list(credit_lines(rollout)),
+                )
+            )
+        if training := [rollout for rollout in batch if rollout.mode == "train"]:
+            calls = [call for rollout in training for call in rollout.trainable_calls]
+            lengths = [{"reply": len(call.response_ids), "prompt": len(call.prompt_ids)} for call in calls]
+            judged = [rollout.outcome for rollout in training if rollout.outcome.reward is not None]
+            components = [outcome.reward_components for outcome in judged]
             for means, values in ((notes.lengths, lengths), (notes.reward_components, components)):
                 if mean := _means(values):
-                    means[step] = mean
+                    means[training[0].step] = mean
     return notes
 
 
 def choose(notes: Sequence[Note]) -> list[Note]:
     """The notes of the shown rollouts, in the order of the run."""
-    chosen = {(note["batch"], note["index"]): note for note in (*_validation(notes), *_training(notes))}
-    return [chosen[key] for key in sorted(chosen)]
+    chosen = {note.place: note for note in (*_validation(notes), *_training(notes))}
+    return [chosen[place] for place in sorted(chosen)]
 
 
 def rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> dict[str, Any]:
     """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
-    wanted: dict[int, dict[int, Note]] = defaultdict(dict)
-    for note in chosen:
-        wanted[note["batch"]][note["index"]] = note
+    notes = {note.place: note for note in chosen}
     tasks: dict[str, dict[str, Any]] = {}
     rollouts: list[dict[str, Any]] = []
     words: dict[tuple[int, str], int] = {}
-    for batch_index, batch in enumerate(run.rollout_batches(ROLLOUT_COLUMNS, [])):
-        for index, note in wanted.get(batch_index, {}).items():
-            if index >= len(batch):  # the run was resumed meanwhile, and repeated a step
-                continue
-            row = batch[index]
-            tasks.setdefault(row["task_id"], _task(json.loads(row["task"])))
-            match = run.config(row["step"]).get("agent_match")
-            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, match)]
-            rollouts.append(_rollout(row, note["why"]) | {"credit": note["credit"], "tokens": tokens})
+    for batch_index, batch in enumerate(run.rollout_batches(None, [])):  # a resumed run may have repeated a step since
+        for index, rollout in enumerate(batch):
+            if note := notes.get((batch_index, index)):
+                tasks.setdefault(note.task, _task(rollout.task))
+                spans = _token_spans(rollout, run.config(rollout.step).get("agent_match"))
+                tokens = [_with_words(span, decoder, words) for span in spans]
+                rollouts.append(_rollout(rollout, note) | {"tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
@@ -108,31 +119,31 @@ def _training(notes: Sequence[Note]) -> Iterator[Note]:
     by_step: dict[int, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
     failures: Counter[str] = Counter()
     for note in notes:
-        if note["mode"] != "train":
+        if note.mode != "train":
             continue
-        by_step[note["step"]][note["group"]].append(note)
-        if note["status"] != "succeeded":
-            failures[note["status"]] += 1
-            if failures[note["status"]] <= MAX_FAILURES:
+        by_step[note.step][note.group].append(note)
+        if note.failure:
+            failures[note.failure] += 1
+            if failures[note.failure] <= MAX_FAILURES:
                 yield note
     for step in _evenly_spaced(sorted(by_step), MAX_STEPS):
         groups = list(by_step[step].values())
-        unequal = [group for group in groups if len({note["reward"] for note in group}) > 1]
+        unequal = [group for group in groups if len({note.reward for note in group}) > 1]
         yield from (unequal or groups)[0][:MAX_GROUP]
 
 
 def _validation(notes: Sequence[Note]) -> Iterator[Note]:
     """The same questions before and after training, at the lowest temperature."""
-    validation = [note for note in notes if note["mode"] == "val"]
+    validation = [note for note in notes if note.mode == "val"]
     if not validation:
         return
-    lowest = min(note["temperature"] for note in validation)
+    lowest = min(note.temperature for note in validation)
     by_step: dict[int, dict[str, Note]] = defaultdict(dict)
     for note in validation:
-        if note["temperature"] == lowest:
-            by_step[note["step"]][note["task_id"]] = note
+        if note.temperature == lowest:
+            by_step[note.step][note.task] = note
     before, after = by_step[min(by_step)], by_step[max(by_step)]
-    changed = [task for task in before if task in after and before[task]["reward"] != after[task]["reward"]]
+    changed = [task for task in before if task in after and before[task].reward != after[task].reward]
     others = [task for task in before if task not in set(changed)]
     free = max(0, MAX_QUESTIONS - len(changed))
     for task in [*changed[:MAX_QUESTIONS], *_evenly_spaced(others, free)]:
@@ -160,41 +171,48 @@ def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": about}
 
 
-def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:
+def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
+    outcome = rollout.outcome
     return {
-        "id": row["rollout_id"],
-        "task": row["task_id"],
-        **{name: row[name] for name in ("step", "mode", "temperature", "status", "reward")},
-        "message": _shorten(row["message"] or ""),
-        "reward_components": json.loads(row["reward_components"]),
-        "why": "" if row["mode"] == "val" and row["status"] == "succeeded" else why,
-        "seconds": round(row["seconds"], 2),
-        "answer": _shorten(row["answer"] or ""),
-        "input": _shorten(row.get("input") or ""),
-        "judged_field": row.get("judged_field") or "",
+        "id": rollout.rollout_id,
+        "task": note.task,
+        "step": rollout.step,
+        "mode": rollout.mode,
+        "temperature": note.temperature,
+        "status": outcome.status,
+        "reward": outcome.reward,
+        "message": _shorten(outcome.message),
+        "reward_components": dict(outcome.reward_components),
+        "why": "" if rollout.mode == "val" and not outcome.failure else note.why,
+        "credit": note.credit,
+        "seconds": round(rollout.seconds, 2),
+        "answer": _shorten(outcome.answer),
+        "input": _shorten(outcome.input),
+        "judged_field": outcome.judged_field,
         "turns": [
             {
                 **{name: step[name] for name in ("agent", "kind", "ok")},
                 "input": _shorten(step["input"]),
                 "output": _shorten(step["output"]),
             }
-            for step in json.loads(row["agent_steps"] or "[]")[:MAX_TURNS]
+            for step in outcome.steps[:MAX_TURNS]
         ],
     }
 
 
-def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[Any]]:
+def _token_spans(rollout: Rollout, agent_match: str | None) -> list[list[Any]]:
     """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0); in validation, sampled or not.
 
     ``[-1, [n]]`` stands for n tokens that are left out.
     """
-    calls = from_row(row).trainable_calls
+    calls = rollout.trainable_calls
     shown = trajectories(calls_of_agents(calls, agent_match))[:MAX_TRAJECTORIES]
     credits = {(call.sequence, call.choice): call.credit for call in calls if call.credit}
     spans = []
-    for each in shown:
-        mask = token_credit(each, credits)[0] if credits else each.loss_mask
-        spans.append(_spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + mask))
+    for trajectory in shown:
+        mask = token_credit(trajectory, credits)[0] if credits else trajectory.loss_mask
+        ids = trajectory.prompt_ids + trajectory.response_ids
+        spans.append(_spans(ids, [0] * len(trajectory.prompt_ids) + mask))
     return spans
 
 

@@ -23,8 +23,8 @@ class FailureScores:
         self._has_scored = False
         self._unproven: list[Rollout] = []
         """Those whose reward raised about the answer when it had scored no other answer yet."""
-        for rows in run.rollout_batches(["status", "reward"], []) if run is not None else ():
-            self._add([row["reward"] for row in rows if row["status"] == "succeeded" and row["reward"] is not None])
+        for rollouts in run.rollout_batches(["status", "reward"], []) if run is not None else ():
+            self._add([rollout.outcome.reward for rollout in rollouts if rollout.succeeded])
 
     def settle(self, rollouts: Sequence[Rollout]) -> None:
         """Give a score to those that failed. Rollouts that are compared are settled together.

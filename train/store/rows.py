@@ -1,4 +1,4 @@
-"""Rollouts as rows of ``rollouts.parquet``, and back.
+"""Rollouts as rows of ``rollouts.parquet``, and back. Each row is checked when it is read, since disks and people err.
 
 A row has the fields that are read after a run, under names that notebooks can use, and JSON text where the values
 differ from task to task. Messages and tools of calls are not kept: with the token ids they would make a run's directory
@@ -8,25 +8,123 @@ several times as large.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
-from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, Json, SkipValidation, TypeAdapter, model_validator
 
 from groundwire.adapters.tracing import CallCredit, LLMCall
+from groundwire.tools.files import first_error
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
-__all__ = ["from_row", "to_row"]
+__all__ = ["COLUMNS", "Count", "Number", "from_row", "missing_column", "row_error", "to_row"]
 
-_CALL_FIELDS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
-_FAILED = re.compile(r"failed with status (\d+): (.*)", re.DOTALL)
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _numbers(code: str, description: str) -> BeforeValidator:
+    """A list of numbers that fit into an ``array`` of this type; pydantic's own check takes longer than reading."""
+
+    def check(values: Any) -> Any:
+        try:
+            array(code, values)
+        except (TypeError, OverflowError):
+            raise ValueError(f"must be a list of {description}") from None
+        return values
+
+    return BeforeValidator(check)
+
+
+TokenIds = Annotated[list[int], SkipValidation, _numbers("I", "token ids")]
+LogProbs = Annotated[list[float], SkipValidation, _numbers("d", "numbers")]
+
+
+class _AgentStep(BaseModel):
+    agent: str
+    kind: str
+    input: str
+    output: str
+    ok: bool
+
+
+class _Call(BaseModel):
+    """An LLM call: fields of :class:`LLMCall`, those of its credit, and why it cannot be trained on, if so."""
+
+    agent: str | None
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    logprobs: LogProbs
+    sequence: Count | None = None
+    choice: Count | None = None
+    finish_reason: str | None = ""
+    grammar: str | None = ""
+    weights_version: int | None = None
+    status: int | None = 200
+    error: str | None = ""
+    prompt_tokens: Count | None = 0
+    response_tokens: Count | None = 0
+    reward: Number | None = None
+    returns: Number | None = None
+    advantage: Number | None = None
+    weight: Number | None = None
+    untrainable_reason: str | None = ""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> _Call:
+        if len(self.logprobs) != len(self.response_ids) and not self.untrainable_reason:
+            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.response_ids)} response_ids")
+        return self
+
+
+class _Row(BaseModel):
+    """A row of ``rollouts.parquet``. All fields may be left out, since a reader may need a few columns."""
+
+    step: Count = 0
+    mode: Literal["train", "val"] = "train"
+    temperature: Annotated[Number, Field(ge=0)] = 0.0
+    rollout_id: str = ""
+    task_id: str = ""
+    group: str = ""
+    status: str = ""
+    message: str | None = ""
+    reward: Number | None = None
+    reward_components: Json[dict[str, Number]] = {}
+    attempts: Count = 0
+    seconds: Number = 0.0
+    task: Json[dict[str, Any]] = {}
+    answer: str | None = ""
+    judged_field: str | None = ""
+    input: str | None = ""
+    agent_steps: Json[list[_AgentStep]] = []
+    turn_scores: Json[list[Number]] | None = []
+    calls: list[_Call] | None = []
+
+
+COLUMNS = tuple(_Row.model_fields)
+_OPTIONAL = ("turn_scores", "judged_field", "input")
+"""Columns that a file may lack."""
+_CREDIT = tuple(CallCredit.__dataclass_fields__)
+_OF_CALL = tuple(name for name in _Call.model_fields if name not in (*_CREDIT, "untrainable_reason"))
+_ROWS = TypeAdapter(list[_Row])
+
+
+def row_error(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What is wrong with rows of rollouts, or an empty text."""
+    return first_error(_ROWS, list(rows))
+
+
+def missing_column(present: Collection[str], wanted: Collection[str]) -> str:
+    """The message about a wanted column that a file lacks, or an empty text."""
+    missing = [name for name in wanted if name not in present and name not in _OPTIONAL]
+    return f"it has no column {missing[0]!r}" if missing else ""
 
 
 def to_row(rollout: Rollout) -> dict[str, Any]:
     """The row of a rollout that has ended."""
-    outcome, calls = rollout.outcome, rollout.trainable_calls
-    credits = [asdict(call.credit) if call.credit else None for call in calls]
+    outcome = rollout.outcome
     return {
         "step": rollout.step,
         "mode": rollout.mode,
@@ -46,41 +144,21 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
         "input": outcome.input,
         "agent_steps": json.dumps(list(outcome.steps), ensure_ascii=False),
         "turn_scores": json.dumps(rollout.turn_scores()),
-        "calls": [{name: getattr(call, name) for name in _CALL_FIELDS} for call in calls],
-        "call_rewards": json.dumps([call.reward for call in calls]),
-        "credits": json.dumps(credits if any(credits) else []),
-        "untrainable": json.dumps(
-            [
-                {
-                    "agent": call.agent,
-                    "untrainable_reason": call.untrainable_reason,
-                    "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
-                    "response_tokens": len(call.response_ids) or call.response_tokens,
-                }
-                for call in rollout.untrainable_calls
-            ],
-            ensure_ascii=False,
-        ),
+        "calls": [
+            {name: getattr(call, name) for name in (*_OF_CALL, "untrainable_reason")}
+            | (asdict(call.credit) if call.credit else dict.fromkeys(_CREDIT))
+            for call in rollout.calls
+        ],
     }
 
 
 def from_row(row: Mapping[str, Any]) -> Rollout:
     """The rollout of a row, which may lack columns."""
     status = row.get("status", "succeeded")
-    outcome = Outcome(
-        answer=row.get("answer") or "",
-        steps=json.loads(row.get("agent_steps") or "[]"),
-        input=row.get("input") or "",
-        judged_field=row.get("judged_field") or "",
-        reward=row.get("reward"),
-        reward_components=json.loads(row.get("reward_components") or "{}"),
-        query_scores=json.loads(row.get("turn_scores") or "[]")[:-1],
-        failure="" if status == "succeeded" else status,
-        message=row.get("message") or "",
-    )
+    rollout_id = row.get("rollout_id", "")
     attempts = row.get("attempts", 0)
     return Rollout(
-        rollout_id=row.get("rollout_id", ""),
+        rollout_id=rollout_id,
         task=json.loads(row["task"]) if "task" in row else {"id": row.get("task_id", "")},
         group=row.get("group", ""),
         mode=row.get("mode", "train"),
@@ -89,31 +167,23 @@ def from_row(row: Mapping[str, Any]) -> Rollout:
         status="succeeded" if status == "succeeded" else "failed",
         ended=row.get("seconds", 0.0),
         attempts=[Attempt(number=attempts, started=0.0)] if attempts else [],
-        outcome=outcome,
-        calls=[*_trainable(row), *_untrainable(row)],
+        outcome=Outcome(
+            answer=row.get("answer") or "",
+            steps=json.loads(row.get("agent_steps") or "[]"),
+            input=row.get("input") or "",
+            judged_field=row.get("judged_field") or "",
+            reward=row.get("reward"),
+            reward_components=json.loads(row.get("reward_components") or "{}"),
+            query_scores=json.loads(row.get("turn_scores") or "[]")[:-1],
+            failure="" if status == "succeeded" else status,
+            message=row.get("message") or "",
+        ),
+        calls=[_call(entry, place, rollout_id) for place, entry in enumerate(row.get("calls") or ())],
     )
 
 
-def _trainable(row: Mapping[str, Any]) -> Iterator[LLMCall]:
-    rewards = json.loads(row.get("call_rewards") or "[]")
-    credits = json.loads(row.get("credits") or "[]")
-    for number, (entry, reward, credit) in enumerate(zip_longest(row.get("calls") or (), rewards, credits)):
-        fields = {name: value for name, value in entry.items() if value is not None}
-        given = CallCredit(**credit) if credit else None
-        yield LLMCall(rollout_id="", attempt_id="", sequence=number, reward=reward, credit=given, **fields)
-
-
-def _untrainable(row: Mapping[str, Any]) -> Iterator[LLMCall]:
-    for entry in json.loads(row.get("untrainable") or "[]"):
-        failed = _FAILED.fullmatch(entry["untrainable_reason"])
-        status, error = (int(failed[1]), failed[2]) if failed else (200, entry["untrainable_reason"])
-        yield LLMCall(
-            rollout_id="",
-            attempt_id="",
-            sequence=-1,
-            agent=entry.get("agent") or "",
-            status=status,
-            error=error,
-            prompt_tokens=entry.get("prompt_tokens") or 0,
-            response_tokens=entry.get("response_tokens") or 0,
-        )
+def _call(entry: Mapping[str, Any], place: int, rollout_id: str) -> LLMCall:
+    fields = {name: entry[name] for name in _OF_CALL if entry.get(name) is not None}
+    trained = entry.get("weight") is not None
+    credit = CallCredit(**{name: entry[name] for name in _CREDIT}) if trained else None
+    return LLMCall(rollout_id=rollout_id, attempt_id="", credit=credit, **{"sequence": place, **fields})

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -27,8 +27,8 @@ from groundwire.train.algorithms.health import HealthRules, reply_counts, step_f
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, made_no_call
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, gold_in_prompts
+from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
 from groundwire.train.evaluation.stop_reasons import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.agent_view import AgentView
@@ -61,23 +61,24 @@ class _Metrics:
     """Of the rollouts of a step, or of a part of them."""
 
     step: int
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """Rows of ``rollouts.parquet`` without the columns that take most of the memory."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    """Without the tokens and texts of their calls, which take most of the memory."""
     counts: Counter[str] = field(default_factory=Counter)
     """Metrics that add up over the parts of a step."""
     seconds: Counter[str] = field(default_factory=Counter)
 
     def add(self, part: _Metrics) -> None:
-        self.rows += part.rows
+        self.rollouts += part.rollouts
         self.counts.update(part.counts)
         self.seconds.update(part.seconds)
 
     def means(self) -> dict[str, float]:
         """Metrics that do not add up; empty without rollouts."""
         metrics: dict[str, float] = {}
-        if seconds := [row["seconds"] for row in self.rows]:
+        if seconds := [rollout.seconds for rollout in self.rollouts]:
             metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
-        if rewards := [row["reward"] for row in self.rows if row["reward"] is not None]:
+        rewards = [rollout.outcome.reward for rollout in self.rollouts if rollout.outcome.reward is not None]
+        if rewards:
             metrics["reward_mean"] = mean(rewards)
         if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
             metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
@@ -109,23 +110,23 @@ class SampledSteps:
         :class:`RolloutsFailedError` if the run shall end.
         """
         self.finish_writing()
-        rows = list(map(to_row, rollouts))
-        part = _metrics_of(step, rows, counts, seconds, self._config.agent_match)
+        part = _metrics_of(step, rollouts, counts, seconds, self._config.agent_match)
         continues = partition in self._steps and self._steps[partition].step == step
         total = self._steps[partition] if continues else _Metrics(step)
         self._steps[partition] = total
         total.add(part)
-        if rows:
+        if rollouts:
+            rows = list(map(to_row, rollouts))  # here, since a later part may change a score
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._written = self._writer.submit(self._run.write_rollouts, step, rows, kind=kind, append=continues)
-        self._check(partition, rows)
-        self._notes.show(rows)
+            self._written = self._writer.submit(self._run.write_rows, step, rows, kind=kind, append=continues)
+        self._check(partition, rollouts)
+        self._notes.show(rollouts)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if partition == "val":
-            self._show_agent_notes(rollouts, rows)
+            self._show_agent_notes(rollouts)
             breakdowns = domains.get(self._config.domain).breakdowns
-            line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
+            line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
@@ -137,46 +138,51 @@ class SampledSteps:
         """Wait until the rollouts of the last :meth:`add` are written. Raises why they could not be."""
         self._written.result()
 
-    def _check(self, partition: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        reason = "" if failed_by_policy(rows) else lasting_failure(rows)
-        if reason := reason or (nothing_judged(rows) if partition == "val" else self._failed_steps.add(rows)):
+    def _check(self, partition: str, rollouts: Sequence[Rollout]) -> None:
+        reason = "" if failed_by_policy(rollouts) else lasting_failure(rollouts)
+        if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
             raise RolloutsFailedError(reason)
 
-    def _show_agent_notes(self, rollouts: Sequence[Rollout], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _show_agent_notes(self, rollouts: Sequence[Rollout]) -> None:
         """Once, after the first validation."""
         if self._agent_checked:
             return
         self._agent_checked = True
         domain = domains.get(self._config.domain)
-        models = (call.model for rollout in rollouts for call in rollout.trainable_calls)
-        few = few_questions(len({row["task_id"] for row in rows}))
+        few = few_questions(len({rollout.task["id"] for rollout in rollouts}))
         view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
-        for note in filter(None, [*agent_notes(rows, models, MODEL_NAME), few, gold_in_prompts(rollouts, view)]):
+        for note in filter(None, [*agent_notes(rollouts, served=MODEL_NAME, view=view), few]):
             _log.warning("%s", note)
 
 
 def _metrics_of(
     step: int,
-    rows: Sequence[Mapping[str, Any]],
+    rollouts: Sequence[Rollout],
     counts: Counter[str],
     seconds: Mapping[str, float],
     agent_match: str | None,
 ) -> _Metrics:
     """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
-    failed = [row for row in rows if row["status"] != "succeeded"]
-    counts.update(f"{'dropped' if row['reward'] is None else 'zero'}_{row['status']}" for row in failed)
+    failed = [rollout.outcome for rollout in rollouts if rollout.outcome.failure]
+    counts.update(f"{'dropped' if outcome.reward is None else 'zero'}_{outcome.failure}" for outcome in failed)
+    calls = [call for rollout in rollouts for call in rollout.trainable_calls]
     counts.update(
-        ended=len(rows),
+        ended=len(rollouts),
         dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
-        zero=sum(row["reward"] is not None for row in failed),
-        **({"without_calls": silent} if (silent := sum(map(made_no_call, rows))) else {}),
-        retried=sum(row["attempts"] > 1 for row in rows),
-        calls=sum(len(row["calls"]) for row in rows),
-        tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),
-        **reply_counts(rows, agent_match),
+        zero=sum(outcome.reward is not None for outcome in failed),
+        **({"without_calls": silent} if (silent := sum(rollout.made_no_call for rollout in rollouts)) else {}),
+        retried=sum(rollout.attempt is not None and rollout.attempt.number > 1 for rollout in rollouts),
+        calls=len(calls),
+        tokens_sampled=sum(len(call.response_ids) for call in calls),
+        **reply_counts(rollouts, agent_match),
     )
-    small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
-    return _Metrics(step, small, counts, Counter(seconds))
+    return _Metrics(step, list(map(_without_tokens, rollouts)), counts, Counter(seconds))
+
+
+def _without_tokens(rollout: Rollout) -> Rollout:
+    empty: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": []}
+    empty |= {"messages_json": "[]", "tools_json": "", "reply_json": ""}
+    return replace(rollout, calls=[replace(call, **empty) for call in rollout.calls])
 
 
 def write_metrics(run: RunDir) -> None:

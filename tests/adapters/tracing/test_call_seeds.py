@@ -20,7 +20,7 @@ def test_an_agent_that_repeats_its_prompt_gets_independent_replies_and_two_runs_
     tmp_path: Path, tiny_policy: Any
 ) -> None:
     runs = [train(tmp_path / name, tiny_policy, _four_times, steps=2, group_size=16) for name in "ab"]
-    answers = [[row["answer"] for row in run.rollouts()[0] if row["mode"] == "train"] for run in runs]
+    answers = [[one.outcome.answer for one in run.rollouts()[0] if one.mode == "train"] for run in runs]
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 8
     assert len(set(answers[0][:16]) & set(answers[0][16:])) < 10  # the steps have other seeds
@@ -46,7 +46,7 @@ def test_a_retried_attempt_samples_again(tmp_path: Path, tiny_policy: Any) -> No
         return chosen[-1]
 
     run = train(tmp_path, tiny_policy, fails_on_0, retries=1, val_temperature=1.0, val_tasks=8)
-    ended = Counter((row["status"], row["attempts"]) for row in rollouts(run))
+    ended = Counter((one.outcome.status, one.attempt and one.attempt.number) for one in rollouts(run))
     assert ended[("succeeded", 1)] > 5
     assert ended[("succeeded", 2)] > 2  # none, if the second attempt repeated the first
     assert ended[("tool", 2)] > 2

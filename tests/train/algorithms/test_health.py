@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
+from groundwire.train.store.rollout import Outcome, Rollout
+from groundwire.train.store.rows import from_row
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.4,
@@ -134,10 +135,10 @@ def _call(response: list[int], logprob: float, *, agent: str = "a", finish: str 
 def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -> None:
     half = math.log(0.5)
     calls = [_call([7], half), _call([7], half), _call([8], half, finish="length"), _call([9], half, agent="other")]
-    rows = [{"group": "g", "temperature": 1.0, "calls": [call]} for call in calls]
+    rows: list[dict[str, Any]] = [{"group": "g", "temperature": 1.0, "calls": [call]} for call in calls]
     rows.append({"group": "another", "temperature": 1.0, "calls": [_call([7], half)]})
     rows.append({"group": "another", "temperature": 1.0, "calls": None})
-    counts = reply_counts(rows, "^a$")
+    counts = reply_counts(map(from_row, rows), "^a$")
     assert counts == {
         "replies": 4,
         "replies_truncated": 1,
@@ -154,8 +155,8 @@ def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -
 
 
 def test_right_answers_that_no_variant_of_their_database_checks_are_said_with_their_share() -> None:
-    rows = [
-        {"reward": value, "group": "g", "temperature": 1.0, "calls": (), "reward_components": json.dumps(components)}
+    rollouts = [
+        Rollout(task={"id": "t"}, outcome=Outcome(reward=value, reward_components=components))
         for value, components in (
             (1.0, {"match": 1.0, "metric/unchecked": 1.0}),
             (1.0, {"a.match": 0.9, "metric/a.unchecked": 0.0}),
@@ -163,7 +164,7 @@ def test_right_answers_that_no_variant_of_their_database_checks_are_said_with_th
             (1.0, {"judge": 1.0}),
         )
     ]
-    figures = step_figures({}, reply_counts(rows))
+    figures = step_figures({}, reply_counts(rollouts))
     assert figures["unchecked_share"] == 0.5
     [warning] = _warnings(figures, {}, {"unchecked_share": 0.0}, {"unchecked_share": 0.1}, figures)
     assert warning.startswith("20.0% of the right answers of 3 steps were judged on their database alone")

@@ -25,24 +25,19 @@ from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
+from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.run_reader import paired_changes
 from groundwire.train.evaluation.table import details
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import from_row
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
 
 
-def _rollout(task: str, reward: float, **changes: Any) -> dict[str, Any]:
+def _rollout(task: str, reward: float, **changes: Any) -> Rollout:
     about = json.dumps({"id": task, "question": "?"})
-    return {
-        **REAL,
-        "mode": "val",
-        "temperature": 0.0,
-        "step": 0,
-        "task_id": task,
-        "task": about,
-        "reward": reward,
-    } | changes
+    changed = {"mode": "val", "temperature": 0.0, "step": 0, "task_id": task, "task": about, "reward": reward}
+    return from_row({**REAL, **changed, **changes})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +149,9 @@ def test_a_run_has_its_change_with_an_interval_that_pairs_the_questions_by_id(tm
     run.write_rollouts(3, after, kind="val-0")
     change = paired_changes(run)["validation"]
     assert change["difference"] == 0.25
-    assert change["difference_ci95"] == compare(before, after)["difference_ci95"]
+    assert (
+        change["difference_ci95"] == compare(scores_by_question(before), scores_by_question(after))["difference_ci95"]
+    )
     low, high = change["difference_ci95"]
     unpaired = [a - b for a, b in zip(wilson(20, 40), reversed(wilson(10, 40)), strict=True)]
     assert unpaired[0] < low < 0.25 < high < unpaired[1]

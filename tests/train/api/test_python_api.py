@@ -33,6 +33,7 @@ from groundwire.train import evaluate, fit
 from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.rollouts.agent_view import answers_of
+from groundwire.train.store.rows import COLUMNS
 
 # What an author writes: no line of the agent is about training. The loop that is running is that of a notebook.
 SCRIPT = """
@@ -124,8 +125,8 @@ def test_a_run_in_which_no_rewards_differed_says_that_nothing_was_trained(fitted
 def test_the_rollouts_are_a_data_frame_and_an_agent_sees_no_gold(fitted: Path) -> None:
     written = json.loads((fitted / "written.json").read_text())
     assert written["seen"] == ["database", "hint", "id", "question"]
-    rows, _ = RunDir.open(fitted / "runs" / "latest").rollouts()
-    assert written["frame"] == [len(rows), len(rows[0])]
+    rollouts, _ = RunDir.open(fitted / "runs" / "latest").rollouts()
+    assert written["frame"] == [len(rollouts), len(COLUMNS)]
     assert written["components"].keys() == {"short", "metric/gold"}
 
 

@@ -164,7 +164,7 @@ def test_a_wrong_value_in_the_metrics_is_named(run: RunDir, line: dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"untrainable": '[{"agent": "a", "problem": "x"}]'}, "there is no 0.untrainable.0.untrainable_reason"),
+        ({"calls": [{**ROW["calls"][0], "weight": "x"}]}, "0.calls.0.weight"),
         ({"task": "[" * 5000}, "0.task"),
         ({"reward": "1"}, "0.reward is '1'"),
         ({"step": None}, "0.step is None"),
@@ -174,7 +174,7 @@ def test_a_wrong_value_in_the_metrics_is_named(run: RunDir, line: dict[str, Any]
     ],
 )
 def test_a_wrong_value_in_a_file_of_rollouts_is_named(run: RunDir, change: dict[str, Any], found: str) -> None:
-    run.write_rollouts(1, [{**ROW, **change}])
+    run.write_rows(1, [{**ROW, **change}])
     unreadable: list[str] = []
     assert not list(run.rollout_batches(None, unreadable))
     assert "step-00001-train.parquet cannot be read" in unreadable[0]
@@ -182,14 +182,14 @@ def test_a_wrong_value_in_a_file_of_rollouts_is_named(run: RunDir, change: dict[
 
 
 def test_a_file_of_rollouts_without_a_column_is_named(run: RunDir) -> None:
-    run.write_rollouts(1, [{name: value for name, value in ROW.items() if name != "reward"}])
+    run.write_rows(1, [{name: value for name, value in ROW.items() if name != "reward"}])
     unreadable: list[str] = []
     assert not list(run.rollout_batches(["step", "reward"], unreadable))
     assert "it has no column 'reward'" in unreadable[0]
 
 
 def test_files_of_rollouts_with_other_columns_are_left_out_of_the_merged_file(run: RunDir) -> None:
-    run.write_rollouts(1, [ROW])
+    run.write_rows(1, [ROW])
     pq.write_table(pa.table({"reward": [b"x"]}), run.path / "rollouts" / "step-00002-train.parquet")
     [message] = run.merge_rollouts()
     assert message.startswith("step-00002-train.parquet cannot be read")

@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def _step(run: RunDir, step: int) -> None:
-    run.write_rollouts(step, [{"step": step, "reward": 1.0}])
+    run.write_rows(step, [{"step": step, "reward": 1.0}])
     run.append_metrics({"step": step})
     with run.checkpoints.write(step) as folder:
         (folder / "weights").write_text(str(step))
@@ -171,7 +171,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_rewinding_deletes_everything_after_the_newest_checkpoint(run: RunDir) -> None:
     for step in (1, 2):
         _step(run, step)
-    run.write_rollouts(3, [{"step": 3, "reward": 0.0}])
+    run.write_rows(3, [{"step": 3, "reward": 0.0}])
     run.append_metrics({"step": 3})
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')  # killed in the middle of a line
@@ -229,8 +229,8 @@ def test_the_newest_two_checkpoints_are_kept(run: RunDir) -> None:
 
 
 def test_rollouts_of_all_steps_are_merged_into_one_file(run: RunDir) -> None:
-    run.write_rollouts(1, [{"step": 1, "reward": None, "calls": []}])
-    run.write_rollouts(2, [{"step": 2, "reward": 0.5, "calls": [{"agent": "a", "ids": [1, 2]}]}])
+    run.write_rows(1, [{"step": 1, "reward": None, "calls": []}])
+    run.write_rows(2, [{"step": 2, "reward": 0.5, "calls": [{"agent": "a", "ids": [1, 2]}]}])
     run.merge_rollouts()
     rows = pq.read_table(run.path / "rollouts.parquet").to_pylist()
     assert [(row["step"], row["reward"], row["calls"]) for row in rows] == [
@@ -244,11 +244,13 @@ def test_rollouts_are_read_from_the_files_of_steps_or_from_the_merged_file(run: 
         run.rollouts()
     _step(run, 1)
     _step(run, 2)
-    assert run.rollouts(["step"]) == ([{"step": 1}, {"step": 2}], [])
+    assert [(rollout.step, rollout.outcome.reward) for rollout in run.rollouts(["step"])[0]] == [(1, None), (2, None)]
     run.merge_rollouts()
     for part in (run.path / "rollouts").iterdir():
         part.unlink()
-    assert run.rollouts()[0] == [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 1.0}]
+    rollouts, unreadable = run.rollouts(["step", "reward"])
+    assert [(rollout.step, rollout.outcome.reward) for rollout in rollouts] == [(1, 1.0), (2, 1.0)]
+    assert unreadable == []
 
 
 def test_an_unreadable_file_of_rollouts_is_reported_and_the_others_are_read(run: RunDir) -> None:
@@ -256,8 +258,8 @@ def test_an_unreadable_file_of_rollouts_is_reported_and_the_others_are_read(run:
     _step(run, 2)
     part = run.path / "rollouts" / "step-00001-train.parquet"
     part.write_bytes(part.read_bytes()[:100])
-    rows, [sentence] = run.rollouts()
-    assert [row["step"] for row in rows] == [2]
+    rollouts, [sentence] = run.rollouts(["step"])
+    assert [rollout.step for rollout in rollouts] == [2]
     assert sentence.startswith("step-00001-train.parquet cannot be read")
     assert run.merge_rollouts() == [sentence]
     assert pq.read_table(run.path / "rollouts.parquet").to_pylist() == [{"step": 2, "reward": 1.0}]

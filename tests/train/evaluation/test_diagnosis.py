@@ -12,38 +12,31 @@ from programs import ROOT
 from programs import run as run_program
 from typer.testing import CliRunner
 
+from groundwire.adapters.tracing import CallCredit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
-from groundwire.train.evaluation.notes import agent_notes
 from groundwire.train.evaluation.stop_reasons import nothing_to_train
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import from_row
 from groundwire.train.why import app
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
-NO_IDS = {
-    "agent": "write_query",
-    "untrainable_reason": "the server sent no token ids",
-    "prompt_tokens": 90,
-    "response_tokens": 9,
-}
+NO_IDS = {"agent": "write_query", "prompt_ids": [], "response_ids": [], "logprobs": [], "prompt_tokens": 90}
+FAILED = [{**NO_IDS, "status": 500, "error": "boom"}, {**NO_IDS, "status": 429, "error": "slow down"}]
 
 
-def rollout(reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+def rollout(reward: float | None = 1.0, **changes: Any) -> Rollout:
     """A real rollout of training with other facts."""
-    made = {**REAL, "mode": "train", "reward": reward, "group": "g", "step": 1, **changes}
-    if reward is None:
-        made.setdefault("status", "agent")
-    return made
+    return from_row({**REAL, "mode": "train", "reward": reward, "group": "g", "step": 1, **changes})
 
 
-def without_calls(*problems: str, **changes: Any) -> dict[str, Any]:
-    return rollout(
-        calls=[], untrainable=json.dumps([{**NO_IDS, "untrainable_reason": each} for each in problems]), **changes
-    )
+def without_calls(*untrainable: dict[str, Any], **changes: Any) -> Rollout:
+    return rollout(calls=untrainable, **changes)
 
 
-def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reason:
-    return diagnose([row, *others], options)[0]
+def reason(one: Rollout, *others: Rollout, **options: Any) -> Reason:
+    return diagnose([one, *others], options)[0]
 
 
 def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
@@ -72,13 +65,12 @@ def test_the_only_reward_of_a_group_gives_no_gradient() -> None:
     assert reason(rollout(1.0), without_calls(), trainer="verl").kind == "only_reward"
 
 
-def credited(*advantages: float | None, weight: float = 1.0, **changes: Any) -> dict[str, Any]:
+def credited(*advantages: float | None, weight: float = 1.0, **changes: Any) -> Rollout:
     """A rollout whose calls were trained with these advantages, and not trained for None."""
-    credits = [
-        None if advantage is None else {"returns": 0.5, "advantage": advantage, "weight": weight}
-        for advantage in advantages
-    ]
-    return rollout(changes.pop("reward", 0.0), credits=json.dumps(credits), **changes)
+    made = rollout(changes.pop("reward", 0.0), **changes)
+    for call, advantage in zip(made.calls, advantages, strict=True):
+        call.credit = None if advantage is None else CallCredit(0.5, advantage, weight)
+    return made
 
 
 def test_the_credit_that_was_trained_decides() -> None:
@@ -96,18 +88,18 @@ def test_no_call_at_the_proxy() -> None:
 
 
 def test_no_token_ids_from_the_endpoint() -> None:
-    found = reason(without_calls(NO_IDS["untrainable_reason"], NO_IDS["untrainable_reason"]), rollout(0.0))
+    found = reason(without_calls(NO_IDS, NO_IDS), rollout(0.0))
     assert found.kind == "no_token_ids"
     assert "2 call(s)" in found.text
 
 
 def test_failed_calls_quote_the_last_failure() -> None:
-    found = reason(without_calls("failed with status 500: boom", "failed with status 429: slow down"))
+    found = reason(without_calls(*FAILED))
     assert (found.kind, "429: slow down" in found.text) == ("calls_failed", True)
 
 
 def test_calls_with_too_few_logprobs() -> None:
-    assert reason(without_calls("5 sampled tokens but 0 logprobs")).kind == "bad_calls"
+    assert reason(without_calls({**NO_IDS, "prompt_ids": [1], "response_ids": [2] * 5})).kind == "bad_calls"
 
 
 def test_an_agent_match_without_a_match_lists_the_agents() -> None:
@@ -178,9 +170,9 @@ def test_rollouts_without_triplets_are_counted_by_reason() -> None:
     assert "1 of 3: not finished in time" in why
 
 
-def _run(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> str:
+def _run(tmp_path: Path, *rollouts: Rollout, **settings: Any) -> str:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast", **settings).to_dict())
-    run.write_rollouts(1, rows)
+    run.write_rollouts(1, rollouts)
     return str(run.path)
 
 
@@ -205,8 +197,8 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
 
 
 def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
-    rows = [credited(0.25, None, -1.414, rollout_id="ro-1"), rollout(1.0, rollout_id="ro-2")]
-    path = _run(tmp_path, *rows, agent_match="write")
+    explained = [credited(0.25, None, -1.414, rollout_id="ro-1"), rollout(1.0, rollout_id="ro-2")]
+    path = _run(tmp_path, *explained, agent_match="write")
     assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
         "call 1 (write_query): return 0.5, advantage 0.25, weight 1",
         "call 2 (rewrite_query): return 0.5, advantage -1.41, weight 1",
@@ -250,24 +242,3 @@ def test_a_run_whose_agent_match_selects_no_agent_stops_at_its_first_step(tmp_pa
 
 def _environment() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k != "SPIDER_DATA_DIR"}, "COLUMNS": "200"}
-
-
-def test_answers_that_are_all_empty_or_all_equal_are_a_warning() -> None:
-    def rows(*answers: str) -> list[dict[str, Any]]:
-        return [{"task_id": str(i), "answer": answer, "reward": 0.0} for i, answer in enumerate(answers)]
-
-    def warning(*answers: str, status: str = "succeeded") -> str:
-        return "".join(agent_notes([{**row, "status": status} for row in rows(*answers)], [], "policy"))
-
-    assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
-    assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
-    assert not warning(*["DONE"] * 4)
-    assert not warning(*["DONE"] * 9, "SELECT 1")
-    assert not warning(*[""] * 9, status="timeout")
-    assert not warning(*[""] * 9, status="agent")
-
-
-def test_the_models_of_the_agents_are_named() -> None:
-    assert agent_notes([], ["policy", "", "policy"], "policy") == []
-    [note] = agent_notes([], ["gpt-5", "o4", "gpt-5"], "policy")
-    assert "gpt-5 (2 calls), o4 (1 calls); --train-model" in note

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,30 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.metrics import compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.run_reader import read_speed
 from groundwire.train.evaluation.table import comparison, details, speed_table, table
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
 from groundwire.train.policy import STARTER
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import from_row, to_row
 
 BREAKDOWNS = domains.get("spider").breakdowns
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
 
 
-def rollout(task: str, reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+def rollout(task: str, reward: float | None = 1.0, **changes: Any) -> Rollout:
     """A real rollout of validation with other facts."""
     hardness = changes.pop("hardness", "easy")
     about = json.dumps({"id": task, "question": "?", "hardness": hardness})
     made = {**REAL, "mode": "val", "temperature": 0.0, "step": 0, "task_id": task, "task": about, "reward": reward}
-    return {**made, **changes}
+    return from_row({**made, **changes})
+
+
+def compared(first: Sequence[Rollout], second: Sequence[Rollout]) -> dict[str, Any]:
+    return compare(scores_by_question(first), scores_by_question(second))
 
 
 # -- statistics
@@ -58,7 +64,7 @@ def test_figures_of_few_questions_say_so(tmp_path: Path, tiny_policy: Any) -> No
     rows = [rollout(str(number), float(number % 2)) for number in range(20)]
     assert "questions are few" not in details(compute_metrics(rows))
     assert "19 questions are few: only large differences stand out" in details(compute_metrics(rows[1:]))
-    assert "19 questions are few" in comparison(compare(rows[1:], rows), ["a", "b"], "text")
+    assert "19 questions are few" in comparison(compared(rows[1:], rows), ["a", "b"], "text")
 
     class Notes(ProgressCallback):
         def on_note(self, text: str) -> None:
@@ -113,7 +119,7 @@ def test_an_infrastructure_failure_is_counted_without_changing_the_accuracy() ->
 
 
 def test_the_first_message_of_each_type_of_failure_is_shown() -> None:
-    failed = [rollout(name, None, status="endpoint") | {"message": f"answered 500:\n{name}"} for name in ("b", "c")]
+    failed = [rollout(name, None, status="endpoint", message=f"answered 500:\n{name}") for name in ("b", "c")]
     text = details(compute_metrics([rollout("a", 1.0), *failed, rollout("d", None, status="timeout")]))
     assert "failures: 2 endpoint, 1 timeout of 4 rollouts\nthe first endpoint: answered 500: b" in text
     assert "answered 500: c" not in text
@@ -137,16 +143,8 @@ def test_calls_are_a_mean_over_rollouts_and_tokens_over_calls() -> None:
 
 
 def test_without_token_ids_the_endpoints_token_counts_are_used_and_the_output_says_so() -> None:
-    calls = [
-        {
-            "agent": "",
-            "untrainable_reason": "the server sent no token ids",
-            "prompt_tokens": 100,
-            "response_tokens": 10,
-        },
-        {"agent": "", "untrainable_reason": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
-    ]
-    figures = compute_metrics([rollout("a", calls=[], untrainable=json.dumps(calls))])
+    calls = [{"agent": "", "prompt_tokens": 100, "response_tokens": 10}, {"agent": "", "status": 500, "error": "boom"}]
+    figures = compute_metrics([rollout("a", calls=calls)])
     assert (figures["calls_per_rollout"], figures["prompt_tokens"], figures["response_tokens"]) == (1, 100, 10)
     assert figures["token_count_source"] == "usage"
     assert "no token ids: lengths are its own counts" in details(figures)
@@ -155,7 +153,7 @@ def test_without_token_ids_the_endpoints_token_counts_are_used_and_the_output_sa
 def test_runs_are_compared_question_by_question_over_those_that_both_judged() -> None:
     first = [rollout("a", 0.0), rollout("b", 1.0), rollout("c", 0.0), rollout("only", 1.0)]
     second = [rollout("a", 1.0), rollout("b", 1.0), rollout("c", 1.0), rollout("lost", None, status="timeout")]
-    result = compare(first, second)
+    result = compared(first, second)
     assert (result["won"], result["lost"], result["questions"]) == (["a", "c"], [], 3)
     assert (result["only_first"], result["only_second"]) == (1, 0)
     assert result["difference"] == pytest.approx(2 / 3, abs=1e-4)
@@ -166,7 +164,7 @@ def test_runs_are_compared_question_by_question_over_those_that_both_judged() ->
 def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
     first = [rollout("a", 1.0), rollout("a", 0.0), rollout("b", 1.0), rollout("b", 0.0)]
     second = [rollout("a", 1.0), rollout("a", 1.0), rollout("b", 0.0), rollout("b", 1.0)]
-    assert compare(first, second)["won"] == ["a"]
+    assert compared(first, second)["won"] == ["a"]
 
 
 def test_levels_of_hardness_are_in_order() -> None:
@@ -248,8 +246,8 @@ def evaluated(shared_folder: Callable[..., Path]) -> tuple[Path, str]:
 def test_an_evaluation_writes_a_run_folder(evaluated: tuple[Path, str]) -> None:
     folder, printed = evaluated
     run = RunDir.open(folder)
-    rows, damaged = run.rollouts()
-    assert (len(rows), damaged) == (10, [])
+    rollouts, damaged = run.rollouts()
+    assert (len(rollouts), damaged) == (10, [])
     assert [line["step"] for line in run.metrics()] == [0]
     figures = json.loads((folder / "evaluation.json").read_text())
     assert (figures["questions"], figures["n"], figures["samples"]) == (5, 10, 2)
@@ -261,23 +259,23 @@ def test_an_evaluation_writes_a_run_folder(evaluated: tuple[Path, str]) -> None:
 
 def test_an_evaluations_predictions_are_in_the_order_of_the_questions(evaluated: tuple[Path, str]) -> None:
     folder, _ = evaluated
-    rows, _ = RunDir.open(folder).rollouts()
-    for name, sample in (("predictions.sql", rows[:5]), ("predictions-2.sql", rows[5:])):
+    rollouts, _ = RunDir.open(folder).rollouts()
+    for name, sample in (("predictions.sql", rollouts[:5]), ("predictions-2.sql", rollouts[5:])):
         lines = (folder / name).read_text().splitlines()
-        assert lines == [one_line(row["answer"]) or NO_ANSWER for row in sample]
-    golds = [json.loads(row["task"]) for row in rows[:5]]
+        assert lines == [one_line(rollout.outcome.answer) or NO_ANSWER for rollout in sample]
+    golds = [rollout.task for rollout in rollouts[:5]]
     assert (folder / "gold.sql").read_text().splitlines() == [f"{task['query']}\t{task['db_id']}" for task in golds]
 
 
 def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = evaluated
-    rows, _ = RunDir.open(folder).rollouts()
+    rollouts, _ = RunDir.open(folder).rollouts()
     config = resolve("fast", agent_match="write").to_dict()
     trained = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
     for step, score in ((0, 0.0), (3, 1.0)):
         changed = {"step": step, "temperature": 0.0, "reward": score, "turn_scores": "[]"}
-        one = [{**row, **changed} for row in rows[:5]]
-        trained.write_rollouts(step, one, kind="val-0")
+        one = [{**to_row(rollout), **changed} for rollout in rollouts[:5]]
+        trained.write_rows(step, one, kind="val-0")
     seconds = {"update": 1.0, "sampling": 2.0, "agent": 0.5, "waiting": 0.5}
     for step in (1, 2, 3):
         trained.append_metrics({"step": step, "seconds": seconds, "wall_time_s": 60.0 * step})
@@ -288,7 +286,7 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
     paired = {"baseline": "answer", "difference": 1.0, "difference_ci95": [0.3855, 1.0], "paired_questions": 5}
     assert second["change"] == paired
     assert first["context"] == second["context"] == "4000 / 72"
-    calls = [sum(call["agent"] != "check_query" for call in row["calls"]) for row in rows[:5]]
+    calls = [sum(call.agent != "check_query" for call in rollout.calls) for rollout in rollouts[:5]]
     assert second["after"]["calls_per_rollout"] == sum(calls) / 5 < first["after"]["calls_per_rollout"]
     assert first["speed"] is None
     assert second["speed"] == {

@@ -1,11 +1,16 @@
-"""The starter is a toy: a note names what an agent asks of it beyond its limits."""
+"""Notes on an agent's first rollouts: odd answers, models, and what it asks of the starter beyond its limits."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
-from groundwire.train.evaluation.notes import starter_limits
+from groundwire.train.evaluation.notes import agent_notes, starter_limits
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 def call(*, prompt=10, tools=(), reply="SELECT 1"):
@@ -38,3 +43,32 @@ def test_every_limit_that_is_exceeded_is_named():
     )
     assert "calls of tools that the agent does not have, in 1 of 2 replies" in starter_limits([wrong, call()])
     assert starter_limits([wrong, *[call()] * 9]) == ""
+
+
+def _notes(*ended: Outcome, calls: Sequence[LLMCall] = ()) -> str:
+    rollouts = [Rollout(task={"id": str(number)}, outcome=outcome) for number, outcome in enumerate(ended)]
+    if calls:
+        rollouts = [Rollout(task={"id": "a"}, outcome=Outcome(reward=1.0), calls=list(calls))]
+    view: Any = SimpleNamespace(gold=lambda task: "")
+    return "\n".join(agent_notes(rollouts, served="policy", view=view))
+
+
+def test_answers_that_are_all_empty_or_all_equal_are_a_warning():
+    def warning(*answers, failure=""):
+        return _notes(*(Outcome(answer=answer, reward=0.0, failure=failure) for answer in answers))
+
+    assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
+    assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
+    assert not warning(*["DONE"] * 4)
+    assert not warning(*["DONE"] * 9, "SELECT 1")
+    assert not warning(*[""] * 9, failure="timeout")
+    assert not warning(*[""] * 9, failure="agent")
+
+
+def test_the_models_of_the_agents_are_named():
+    def named(*models):
+        given = {"prompt_ids": [1], "response_ids": [2], "logprobs": [0.0]}
+        return _notes(calls=[replace(call(), model=model, **given) for model in models])
+
+    assert named("policy", "", "policy") == ""
+    assert "gpt-5 (2 calls), o4 (1 calls); --train-model" in named("gpt-5", "o4", "gpt-5")

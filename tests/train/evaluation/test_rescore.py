@@ -16,25 +16,22 @@ from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
 from groundwire.train.rescore import app, rescore
+from groundwire.train.store.rollout import Outcome, Rollout
 
 RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 
 
 def rollout(
     answer: str, reward: float | None, *, group: str = "g", mode: str = "train", step: int = 1, ran: bool = True
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        "mode": mode,
-        "group": group,
-        "task_id": group,
-        "rollout_id": f"{group}/{answer}",
-        "status": "timeout" if reward is None else "succeeded",
-        "reward": reward,
-        "task": json.dumps({"id": group, "question": f"What of {group}?", "gold": "yes"}),
-        "answer": answer,
-        "agent_steps": json.dumps([RAN] if ran else []),
-    }
+) -> Rollout:
+    failure = "timeout" if reward is None else ""
+    return Rollout(
+        step=step,
+        mode=mode,  # type: ignore[arg-type]
+        group=group,
+        task={"id": group, "question": f"What of {group}?", "gold": "yes"},
+        outcome=Outcome(answer=answer, reward=reward, failure=failure, steps=[RAN] if ran else []),
+    )
 
 
 async def says_yes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:

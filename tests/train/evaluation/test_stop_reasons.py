@@ -24,6 +24,8 @@ from groundwire.train.evaluation.stop_reasons import all_failed, is_transient, l
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import draw_curve
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rows import from_row
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
 
@@ -90,9 +92,13 @@ def _resumed(runs: Path, environment: Mapping[str, str], **settings: Any) -> tup
     return run, run_program("-m", "train.run", "--resume", str(run.path), environment=environment)
 
 
-def _failed(status: str = "reward", **changes: Any) -> dict[str, Any]:
+def _judged(**changes: Any) -> Rollout:
+    return from_row({**REAL, "reward": 0.0, **changes})
+
+
+def _failed(status: str = "reward", **changes: Any) -> Rollout:
     message = "the reward raised FileNotFoundError:\n gone"
-    return {**REAL, "mode": "train", "reward": None, "status": status, "message": message, **changes}
+    return from_row({**REAL, "mode": "train", "reward": None, "status": status, "message": message, **changes})
 
 
 def test_the_first_failure_is_quoted_with_what_to_do() -> None:
@@ -103,7 +109,7 @@ def test_the_first_failure_is_quoted_with_what_to_do() -> None:
 
 
 def test_one_judged_rollout_is_enough_and_an_agents_own_failure_is_judged() -> None:
-    assert nothing_judged([_failed(), {**REAL, "reward": 0.0}]) == ""
+    assert nothing_judged([_failed(), _judged()]) == ""
     assert nothing_judged([_failed(), _failed("agent", reward=0.0)]) == ""
     assert nothing_judged([]) == ""
 
@@ -111,7 +117,7 @@ def test_one_judged_rollout_is_enough_and_an_agents_own_failure_is_judged() -> N
 def test_a_step_without_a_success_is_reported_with_the_first_failure() -> None:
     broken = [_failed("agent", reward=0.0, message=f"KeyError: {n}") for n in range(3)]
     assert all_failed(broken).startswith("all 3 rollouts failed; the first failed of agent: KeyError: 0; repair the")
-    assert all_failed([*broken, {**REAL, "reward": 0.0}]) == all_failed([]) == ""
+    assert all_failed([*broken, _judged()]) == all_failed([]) == ""
 
 
 def test_failures_of_the_policy_may_pass_unless_all_are_the_same() -> None:
@@ -127,7 +133,7 @@ def test_transient_failures_are_recognised() -> None:
 
 
 def test_a_run_ends_if_the_reward_fails_for_most_answers_whatever_else_fails() -> None:
-    judged = [{**REAL, "mode": "train", "reward": 0.0}] * 2
+    judged = [_judged()] * 2
     why = lasting_failure([*judged, *[_failed()] * 3, _failed("timeout"), _failed("agent", reward=0.0)])
     assert why.startswith("3 of 5 rollouts have no reward; the first failed of reward: the reward raised FileNotFound")
     assert why.endswith("(groundwire audit tries it without a model); the other 2 would be a biased sample")
@@ -142,9 +148,9 @@ def test_a_run_ends_if_the_reward_fails_for_most_answers_whatever_else_fails() -
 def test_the_first_failure_of_each_type_is_noted_once() -> None:
     shown: list[str] = []
     notes = RolloutNotes(shown.append, run=Path("runs/r"))
-    notes.show([{**REAL, "reward": 0.0}])
+    notes.show([_judged()])
     assert not shown
-    notes.show([{**REAL, "mode": "train", "reward": 0.0}, _failed(), _failed(message="another")])
+    notes.show([_judged(), _failed(), _failed(message="another")])
     [first] = shown
     assert first.startswith("2 of 3 rollouts failed (left out); the first failed of reward: the reward raised FileNot")
     assert first.endswith("audit tries it without a model). More: groundwire why runs/r")

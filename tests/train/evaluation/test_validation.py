@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -13,29 +11,22 @@ from groundwire.train.algorithms.statistics import wilson
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
-def _rows(*rewards: float | str, **columns: list[str]) -> list[dict[str, Any]]:
-    """A row of ``rollouts.parquet`` for each reward, or for the status of a rollout without one."""
-    rows = []
+def _rollouts(*rewards: float | str, **columns: list[str]) -> list[Rollout]:
+    """A rollout for each reward, or for the failure of one without it."""
+    rollouts = []
     for index, reward in enumerate(rewards):
         task = {"id": str(index), "question": "?", **{name: values[index] for name, values in columns.items()}}
-        failed = isinstance(reward, str)
-        rows.append(
-            {
-                "task_id": task["id"],
-                "task": json.dumps(task),
-                "status": reward if failed else "succeeded",
-                "reward": None if failed else reward,
-                "calls": [],
-            }
-        )
-    return rows
+        outcome = Outcome(failure=reward) if isinstance(reward, str) else Outcome(reward=reward)
+        rollouts.append(Rollout(task=task, outcome=outcome))
+    return rollouts
 
 
 def test_accuracy_is_reported_overall_and_by_the_columns_of_the_domain() -> None:
-    rows = _rows(1.0, 0.0, 1.0, hardness=["easy", "easy", "hard"], subject_split=["new", "familiar", "new"])
-    result = compute_accuracy(rows, domains.get("spider").breakdowns)
+    rollouts = _rollouts(1.0, 0.0, 1.0, hardness=["easy", "easy", "hard"], subject_split=["new", "familiar", "new"])
+    result = compute_accuracy(rollouts, domains.get("spider").breakdowns)
     assert result["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     parts = {key: {value: part["accuracy"] for value, part in result[key].items()} for key in result if "by_" in key}
     assert parts == {"by_hardness": {"easy": 0.5, "hard": 1.0}, "by_subject_split": {"familiar": 0.0, "new": 1.0}}
@@ -43,19 +34,19 @@ def test_accuracy_is_reported_overall_and_by_the_columns_of_the_domain() -> None
 
 
 def test_infrastructure_failures_do_not_change_the_accuracy() -> None:
-    result = compute_accuracy(_rows(1.0, "endpoint", "timeout"))
+    result = compute_accuracy(_rollouts(1.0, "endpoint", "timeout"))
     assert (result["accuracy"], result["n"]) == (1.0, 1)
     assert result["failures"] == {"endpoint": 1, "timeout": 1}
 
 
 def test_without_judged_rollouts_the_accuracy_is_none() -> None:
-    result = compute_accuracy(_rows("reward", "judge_abstained"))
+    result = compute_accuracy(_rollouts("reward", "judge_abstained"))
     assert (result["accuracy"], result["n"], result["total"]) == (None, 0, 2)
 
 
 def test_an_agents_own_failure_scores_0() -> None:
-    failed = {**_rows("prompt_too_long")[0], "reward": 0.0, "task_id": "failed"}
-    result = compute_accuracy([*_rows(1.0, "timeout"), failed])
+    failed = Rollout(task={"id": "failed"}, outcome=Outcome(failure="prompt_too_long", reward=0.0))
+    result = compute_accuracy([*_rollouts(1.0, "timeout"), failed])
     assert (result["accuracy"], result["n"]) == (0.5, 2)
     assert result["failures"] == {"prompt_too_long": 1, "timeout": 1}
 
@@ -103,7 +94,7 @@ def test_greedy_is_temperature_zero() -> None:
 
 
 def test_graded_rewards_have_the_interval_of_their_range() -> None:
-    result = compute_accuracy(_rows(1.1, 1.1, 0.3, 0.9))
+    result = compute_accuracy(_rollouts(1.1, 1.1, 0.3, 0.9))
     assert result["accuracy"] == 0.85
     assert 0.2 < result["ci95"][0] < 0.5
     assert result["ci95"][1] < 1.1

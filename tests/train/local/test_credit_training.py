@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from agentlightning.emitter import emit_reward
 from bandits import Choose, probability, rollouts, train
 
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.rows import WeightedItem
 
@@ -72,14 +70,13 @@ def test_the_credit_that_was_trained_is_recorded_with_each_call(
         credit="turns", credit_discount=0.5, scale_rewards=False, call_cost=0.1,
     )  # fmt: skip
     recorded = defaultdict[tuple[tuple[int, ...], tuple[int, ...]], set[float]](set)
-    for row in rollouts(run):
-        for call, credit in zip(row["calls"], row_credits(row), strict=True):
-            assert credit is not None
-            place = tuple(call["prompt_ids"]), tuple(call["response_ids"])
-            recorded[place].add(credit.weight * credit.advantage)
+    for call in (call for rollout in rollouts(run) for call in rollout.calls):
+        assert call.credit is not None
+        recorded[tuple(call.prompt_ids), tuple(call.response_ids)].add(call.credit.weight * call.credit.advantage)
     assert trained
     assert recorded == trained
-    assert all(json.loads(row["credits"]) == [] for row in run.rollouts()[0] if row["mode"] == "val")
+    validated = [rollout for rollout in run.rollouts()[0] if rollout.mode == "val"]
+    assert not any(call.credit for rollout in validated for call in rollout.calls)
 
 
 async def _one_call(choose: Choose) -> str:

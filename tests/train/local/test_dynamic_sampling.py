@@ -83,10 +83,10 @@ def _train(folder: Path, *, stop_after: int | None = None, **settings: Any) -> R
 
 def _sampled(run: RunDir) -> list[list[tuple[str, float]]]:
     """The task and reward of the training rollouts of each step."""
-    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
+    trained = [rollout for rollout in run.rollouts()[0] if rollout.mode == "train"]
     return [
-        [(row["task_id"], row["reward"]) for row in rows if row["step"] == step]
-        for step in sorted({row["step"] for row in rows})
+        [(str(rollout.task["id"]), rollout.outcome.reward or 0.0) for rollout in trained if rollout.step == step]
+        for step in sorted({rollout.step for rollout in trained})
     ]
 
 

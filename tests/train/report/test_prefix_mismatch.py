@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from programs import ROOT
 from tokenizers import Tokenizer
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.report.prefix_mismatch import CAUSES, PrefixMismatch, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder
+from groundwire.train.store.rows import from_row
 
 DATA = ROOT / "tests" / "data"
 FILE = DATA / "rollouts-tokenizer.json"  # of the recorded rollouts: an earlier starter's
 WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
 NOWHERE = TokenDecoder()
-REAL = json.loads((DATA / "rollouts.json").read_text())
+REAL = {name: from_row(row).calls for name, row in json.loads((DATA / "rollouts.json").read_text()).items()}
 SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
 ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"
 HEADER = "<|im_start|>assistant\n"
@@ -28,8 +29,9 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-def call(prompt: str, reply: str = "<|im_end|>") -> dict[str, Any]:
-    return {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
+def call(prompt: str, reply: str = "<|im_end|>") -> LLMCall:
+    made = {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
+    return LLMCall(rollout_id="", attempt_id="", sequence=0, **made)
 
 
 def after(message: str, kept: str, *, words: TokenDecoder = WORDS) -> list[PrefixMismatch]:
@@ -49,15 +51,15 @@ def test_a_continued_conversation_has_no_mismatch() -> None:
 
 
 def test_real_rollouts_of_one_conversation_have_no_mismatch_unless_tokenized_again() -> None:
-    assert find_mismatches(REAL["openai-agents"]["calls"], WORDS) == []
-    mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"]["calls"], WORDS)
+    assert find_mismatches(REAL["openai-agents"], WORDS) == []
+    mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"], WORDS)
     assert {each.cause for each in found} == {"retokenized"}
     assert "tokenized again" in mismatch.explanation("openai-agents", WORDS)
     assert "openai-agents" in mismatch.explanation("openai-agents", WORDS)
 
 
 def test_graph_nodes_with_own_prompts_begin_new_conversations() -> None:
-    found = find_mismatches(REAL["langgraph"]["calls"], WORDS)
+    found = find_mismatches(REAL["langgraph"], WORDS)
     assert [mismatch.cause for mismatch in found] == ["new_conversation", "new_conversation"]
     assert not any(mismatch.sampled for mismatch in found)
 
@@ -133,6 +135,6 @@ def test_without_a_tokenizer_ids_are_shown() -> None:
 
 @pytest.mark.parametrize("name", list(REAL))
 def test_the_pieces_of_tokens_make_up_the_text(name: str) -> None:
-    for each in REAL[name]["calls"]:
-        tokens = each["prompt_ids"] + each["response_ids"]
+    for each in REAL[name]:
+        tokens = each.prompt_ids + each.response_ids
         assert "".join(WORDS.pieces(tokens)) == WORDS.text(tokens)

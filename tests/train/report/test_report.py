@@ -30,7 +30,7 @@ from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
 from groundwire.train.report.live import make_server
-from groundwire.train.report.rollout_browser import choose
+from groundwire.train.report.rollout_browser import Note, choose
 from groundwire.train.report.token_text import token_decoder
 from groundwire.train.why import app as why_app
 
@@ -40,6 +40,14 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 def rollout(**changes: Any) -> dict[str, Any]:
     return {**REAL, **changes}
+
+
+def credited(*weights: float | None, advantage: float) -> list[dict[str, Any]]:
+    """The calls, trained with these weights, and not for None."""
+    return [
+        call if weight is None else {**call, "returns": 1.0, "advantage": advantage, "weight": weight}
+        for call, weight in zip(REAL["calls"], weights, strict=True)
+    ]
 
 
 def validation(step: int, accuracy: float) -> dict[str, Any]:
@@ -71,21 +79,20 @@ def finished(tmp_path: Path) -> RunDir:
     (run.path / "model").mkdir()
     shutil.copy(ROOT / "tests" / "data" / "rollouts-tokenizer.json", run.path / "model" / "tokenizer.json")
     for step, score in ((0, 0.0), (2, 1.0)):
-        rows = [rollout(mode="val", temperature=0.0, step=step, task_id=f"t{n}", reward=score) for n in range(2)]
-        run.write_rollouts(step, rows, kind="val-0")
+        asked = [{"task_id": f"t{n}", "task": json.dumps({"id": f"t{n}", "hardness": "easy"})} for n in range(2)]
+        rows = [rollout(mode="val", temperature=0.0, step=step, reward=score, **task) for task in asked]
+        run.write_rows(step, rows, kind="val-0")
     run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_time_s": 1.0})
     for step in (1, 2):
-        credit = {"returns": 1.0, "advantage": 0.707, "weight": 1.0}
+        calls = credited(1.0, 1.0, 1.0, advantage=0.707)
         group = [
-            rollout(
-                mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n), credits=json.dumps([credit] * 3)
-            )
+            rollout(mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n), calls=calls)
             for n in range(2)
         ]
         failed = rollout(
             mode="train", step=step, rollout_id=f"ro-{step}-x", reward=None, status="timeout", message="late"
         )
-        run.write_rollouts(step, [*group, failed])
+        run.write_rows(step, [*group, failed])
         run.append_metrics(line(step, **({"validation": validation(2, 1.0)} if step == 2 else {})))
     return run
 
@@ -172,23 +179,23 @@ def test_the_loss_mask_is_on_the_sampled_tokens_only(finished: RunDir) -> None:
 
 def test_a_rollout_names_its_input_and_the_field_that_was_judged(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(input="ask(question='?')", judged_field="generation")])
+    run.write_rows(1, [rollout(input="ask(question='?')", judged_field="generation")])
     [shown] = read(run).data["rollouts"]
     assert (shown["input"], shown["judged_field"]) == ("ask(question='?')", "generation")
 
 
 def test_tokens_that_were_not_trained_carry_no_loss(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    credits = [{"returns": 1.0, "advantage": 0.5, "weight": weight} for weight in (1.0, 0.0)]
-    rows = [rollout(mode="train", rollout_id=name, reward=1.0, group="g") for name in ("a", "b")]
-    run.write_rollouts(1, [{**row, "credits": json.dumps([*credits, None])} for row in rows])
+    calls = credited(1.0, 0.0, None, advantage=0.5)
+    rows = [rollout(mode="train", rollout_id=name, reward=1.0, group="g", calls=calls) for name in ("a", "b")]
+    run.write_rows(1, rows)
     shown = read(run).data["rollouts"][0]["tokens"]
     assert [[sampled for sampled, _ in runs] for runs in shown] == [[0, 1], [0], [0]]
 
 
 def test_tokens_of_agents_that_are_not_trained_carry_no_loss(tmp_path: Path) -> None:
     run = new_run(tmp_path, agent_match="write")
-    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    run.write_rows(1, [rollout(mode="train", step=1)])
     [shown] = read(run).data["rollouts"]
     assert len(shown["tokens"]) == len([call for call in REAL["calls"] if "write" in call["agent"]])
 
@@ -208,7 +215,7 @@ def test_text_of_a_model_or_a_data_set_never_becomes_markup(tmp_path: Path) -> N
         task=json.dumps({"id": EVIL, "question": EVIL, "query": EVIL, "hardness": EVIL, "db_id": EVIL}),
     )
     run = new_run(tmp_path, model=EVIL)
-    run.write_rollouts(1, [evil])
+    run.write_rows(1, [evil])
     run.append_metrics(
         line(1, failures={EVIL: 3}, validation={**validation(1, 0.5), "by_hardness": {EVIL: {"accuracy": 0.5}}})
     )
@@ -244,7 +251,7 @@ def test_an_active_or_killed_run_has_a_page_of_its_results_so_far(finished: RunD
 
 def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    run.write_rows(1, [rollout(mode="train", step=1)])
     run.append_metrics(line(1))
     report = build(run)
     assert [chart.key for chart in report.charts] == ["accuracy", "length", "failures", "time"]
@@ -260,14 +267,14 @@ def test_an_incomplete_tokenizer_file_is_skipped(tmp_path: Path) -> None:
 
 def test_a_run_without_a_tokenizer_shows_ids(tmp_path: Path) -> None:
     run = new_run(tmp_path, model="somebody/elses")
-    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    run.write_rows(1, [rollout(mode="train", step=1)])
     number, text = read(run).data["words"][0]
     assert text == f"#{number}"
 
 
 def test_reward_components_have_a_chart(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
+    run.write_rows(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
     run.append_metrics(line(1))
     chart = next(chart for chart in build(run).charts if chart.key == "reward_components")
     assert [(series.name, list(series.points)) for series in chart.series] == [
@@ -279,38 +286,35 @@ def test_reward_components_have_a_chart(tmp_path: Path) -> None:
 # -- what bounds it
 
 
-def notes(steps: int, group: int) -> list[dict[str, Any]]:
-    made = []
-    for step in range(steps):
-        for number in range(group):
-            made.append({"batch": step, "index": number, "mode": "train", "step": step, "group": "g", "task_id": "t",
-                         "temperature": 1.0, "status": "succeeded", "reward": float(number == 0)})  # fmt: skip
-    return made
+def note(step: int, number: int, *, mode: str, reward: float) -> Note:
+    return Note(
+        place=(step, number), step=step, mode=mode, temperature=float(mode == "train"), group="g", failure="",
+        task=str(number) if mode == "val" else "t", reward=reward, why="", credit=[],
+    )  # fmt: skip
 
 
 def test_the_number_of_shown_rollouts_is_limited() -> None:
-    chosen = choose(notes(steps=500, group=20))
+    made = [note(step, number, mode="train", reward=float(number == 0)) for step in range(500) for number in range(20)]
+    chosen = choose(made)
     assert len(chosen) == rollout_browser.MAX_STEPS * rollout_browser.MAX_GROUP
-    assert {chosen[0]["step"], chosen[-1]["step"]} == {0, 499}
+    assert {chosen[0].step, chosen[-1].step} == {0, 499}
 
 
 def test_validation_questions_with_a_changed_reward_come_first() -> None:
     made = []
     for step in (0, 9):
         for number in range(1000):
-            changed = number >= 990 and step == 9
-            note = {"batch": step, "index": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
-            made.append({**note, "temperature": 0.0, "status": "succeeded", "reward": float(changed)})
+            made.append(note(step, number, mode="val", reward=float(number >= 990 and step == 9)))
     chosen = choose(made)
     assert len(chosen) == 2 * rollout_browser.MAX_QUESTIONS
-    assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
+    assert {str(number) for number in range(990, 1000)} <= {shown.task for shown in chosen}
 
 
 def test_long_texts_and_prompts_are_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
     call = {**REAL["calls"][0], "prompt_ids": [5] * 9000}
     steps = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
+    run.write_rows(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
     [shown] = read(run).data["rollouts"]
     assert len(shown["turns"]) == rollout_browser.MAX_TURNS
     assert len(shown["turns"][0]["input"]) < rollout_browser.MAX_CHARACTERS + 60

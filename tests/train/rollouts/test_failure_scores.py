@@ -12,7 +12,6 @@ from bandits import Choose, evaluate, rollouts, train
 from groundwire import rewards
 from groundwire.adapters import AgentError
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.store.rollout import Outcome, Rollout
@@ -54,14 +53,14 @@ def test_a_number_can_be_given_and_is_no_reward_of_the_run() -> None:
 def test_a_run_that_goes_on_knows_the_least_reward_of_its_first_part(tmp_path: Path, tiny_policy: Any) -> None:
     settings = {"val_tasks": 16, "val_temperature": 1.0, "retries": 0}
     run = train(tmp_path, tiny_policy, _raises_at_0, lambda answer: -0.5, **settings)
-    assert {row["reward"] for row in run.rollouts()[0]} == {-0.5}
+    assert {one.outcome.reward for one in run.rollouts()[0]} == {-0.5}
     assert FailureScores("", RunDir(run.path)).least == -0.5
 
 
 def test_an_agent_that_crashes_is_not_reinforced_where_rewards_are_negative(tmp_path: Path, tiny_policy: Any) -> None:
     settings = {"steps": 3, "val_tasks": 16, "val_temperature": 1.0, "retries": 0, "credit": "broadcast"}
     run = train(tmp_path, tiny_policy, _raises_at_0, lambda answer: -1.0, **settings)
-    assert {row["reward"] for row in rollouts(run)} == {-1.0}
+    assert {one.outcome.reward for one in rollouts(run)} == {-1.0}
     assert run.metrics()[0]["validation_sampled"]["accuracy"] == -1.0
 
 
@@ -94,9 +93,9 @@ def test_a_reply_that_was_cut_off_is_trained_with_the_least_reward_of_the_run(tm
 
     given = itertools.chain([-2.0], itertools.repeat(1.0))  # the first is of the validation
     settings = {"truncated": "zero", "max_tokens": 1, "val_temperature": 1.0}
-    rows = rollouts(train(tmp_path, tiny_policy, agent, lambda answer: next(given), **settings))
-    assert {row["reward"] for row in rows} == {1.0}
-    assert {credit.returns for row in rows for credit in row_credits(row) if credit} == {-2.0}
+    trained = rollouts(train(tmp_path, tiny_policy, agent, lambda answer: next(given), **settings))
+    assert {one.outcome.reward for one in trained} == {1.0}
+    assert {call.credit and call.credit.returns for one in trained for call in one.calls} == {-2.0}
 
 
 def test_an_unreachable_service_of_a_reward_is_no_wrong_answer(tmp_path: Path, tiny_policy: Any) -> None:

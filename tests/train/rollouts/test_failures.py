@@ -38,8 +38,8 @@ def test_replies_that_the_agent_cannot_parse_become_rare_unless_they_are_dropped
 ) -> None:
     settings = {"steps": 4, "val_tasks": 4, "val_temperature": 1.0, "retries": 0, "failures": failures}
     run = train(tmp_path, tiny_policy, _parser, lambda answer: 1.0, **settings)
-    rows = rollouts(run)
-    assert low <= sum(row["status"] == "agent" for row in rows) / len(rows) <= high
+    last = rollouts(run)
+    assert low <= sum(one.outcome.failure == "agent" for one in last) / len(last) <= high
     lines = run.metrics()
     assert lines[1]["failures"]["agent"] > 8
     assert lines[1]["dropped"] == (lines[1]["failures"]["agent"] if failures else 0)
@@ -50,16 +50,16 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_rescored(
     tmp_path: Path, tiny_policy: Any
 ) -> None:
     run = train(tmp_path, tiny_policy, _parser, lambda answer: 1.0, val_tasks=4, val_temperature=1.0, group_size=8)
-    rows = run.rollouts()[0]
-    trained = [row for row in rows if row["mode"] == "train"]
-    failed = next(row for row in trained if row["status"] == "agent")
+    ended = run.rollouts()[0]
+    trained = [one for one in ended if one.mode == "train"]
+    failed = next(one for one in trained if one.outcome.failure == "agent")
     text = diagnose(trained)[trained.index(failed)].text
     assert "the reply has no query (scored 0); trained on" in text
-    count = sum(row["status"] == "agent" for row in rows)
-    text = "\n".join(overview([rows], lambda step: {}, _NoDecoder()))
+    count = sum(one.outcome.failure == "agent" for one in ended)
+    text = "\n".join(overview([ended], lambda step: {}, _NoDecoder()))
     assert f"failed: {count} agent (scored 0)" in text
-    assert f"the policy caused {count} ({count / len(rows):.0%}), what it runs on 0 (0%)" in text
-    validation = [row for row in rows if row["mode"] == "val"]
+    assert f"the policy caused {count} ({count / len(ended):.0%}), what it runs on 0 (0%)" in text
+    validation = [one for one in ended if one.mode == "val"]
     accuracy = compute_accuracy(validation)
     assert accuracy["n"] == accuracy["total"]
     assert accuracy["failures"].get("agent", 0) == round((1 - accuracy["accuracy"]) * accuracy["n"])
@@ -71,8 +71,8 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_rescored(
         return -1.0
 
     for reward, least in ((likes_everything, 0.0), (likes_nothing, -1.0)):
-        rescored = await rescore(rows, reward)
-        assert {each.new for each in rescored.rollouts if each.rollout == failed["rollout_id"]} == {least}
+        rescored = await rescore(ended, reward)
+        assert {each.new for each in rescored.rollouts if each.rollout == failed.rollout_id} == {least}
         assert rescored.failed == 0
 
 

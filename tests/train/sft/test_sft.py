@@ -495,11 +495,9 @@ def _rollout(task: str, reward: float | None, *reply: int, step: int = 1, mode: 
 
 def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Path) -> None:
     given = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
-    given.write_rollouts(
-        1, [_rollout("a", 1.0, 7), _rollout("a", 1.0, 8), _rollout("a", 0.4, 9), _rollout("b", 0.9, 7)]
-    )
-    given.write_rollouts(2, [_rollout("a", 1.0, 7, step=2), _rollout("a", 2.0, 5, step=2), _rollout("c", None, 7)])
-    given.write_rollouts(2, [_rollout("d", 1.0, 4, mode="val")], kind="val")
+    given.write_rows(1, [_rollout("a", 1.0, 7), _rollout("a", 1.0, 8), _rollout("a", 0.4, 9), _rollout("b", 0.9, 7)])
+    given.write_rows(2, [_rollout("a", 1.0, 7, step=2), _rollout("a", 2.0, 5, step=2), _rollout("c", None, 7)])
+    given.write_rows(2, [_rollout("d", 1.0, 4, mode="val")], kind="val")
     replies = {number: [] for number in (0, 1, 2)}
     for number, found in replies.items():
         tasks, _ = accepted_rollouts(given, min_reward=0.9, per_task=number)
@@ -567,7 +565,7 @@ def test_accepted_rollouts_teach_the_calls_of_trained_agents_without_queries_tha
     calls = _calls_of(starter[1], *replies)
     plain = [query.removeprefix("```sql\n").removesuffix("\n```") for query in queries]
     row = {**_rollout("a", 1.0), "calls": calls, "agent_steps": _steps(*plain), "answer": plain[-1]}
-    given.write_rollouts(1, [row])
+    given.write_rows(1, [row])
     [examples], counts = accepted_rollouts(given, min_reward=1.0, per_task=0)
     assert [each.prompt_ids[1] for each in examples] == learned
     assert len(counts) == len(left_out)
@@ -578,7 +576,7 @@ def test_accepted_rollouts_teach_the_calls_of_trained_agents_without_queries_tha
 def test_accepted_rollouts_of_a_run_that_trained_no_such_agent_are_refused(tmp_path: Path) -> None:
     config = resolve("fast", agent_match="planner").to_dict()
     given = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
-    given.write_rollouts(1, [_rollout("a", 1.0, 7)])
+    given.write_rows(1, [_rollout("a", 1.0, 7)])
     with pytest.raises(ConfigError, match="no accepted rollout with a call of an agent of agent_match 'planner'"):
         accepted_rollouts(given, min_reward=1.0, per_task=0)
 
@@ -588,7 +586,7 @@ def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
 ) -> None:
     config = resolve("fast", agent_options={"show_keys": True}, model="starter", max_model_len=300).to_dict()
     given = RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=config)
-    given.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40 + i % 2, 41) for i in range(12)])
+    given.write_rows(1, [_rollout(f"t{i}", 1.0, 40 + i % 2, 41) for i in range(12)])
     settings = SFTSettings(rollouts=str(given.path), output_dir=str(tmp_path / "out"), epochs=1.0, val_tasks=2)
     lines = list(run(settings, resume=None, given={"epochs": 1.0}))
     assert any("11 calls of 11 tasks to learn, of 1 task held out" in line for line in lines)
@@ -610,7 +608,7 @@ def test_a_resumed_run_has_the_data_that_it_began_with(tmp_path: Path, monkeypat
     first, second = (
         RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=config) for _ in range(2)
     )
-    first.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40) for i in range(5)])
+    first.write_rows(1, [_rollout(f"t{i}", 1.0, 40) for i in range(5)])
     latest = tmp_path / "runs" / "a-link"
     latest.symlink_to(first.path.name)
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,6 @@ from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import calls_and_json, to_lark
 from groundwire.train.policy.types import Sampling
@@ -409,15 +408,15 @@ def test_the_credit_that_verl_trains_is_recorded_with_each_call(tmp_path: Path) 
         made.until_done()
         made.service.finish_sampling("train", 4, {})
         made.service.finish_writing()
-    credits = [row_credits(row) for row in made.run.rollouts()[0]]
-    assert [[credit.weight for credit in each if credit] for each in credits] == [[0.5, 1.0]] * 4
+    credits = [[call.credit for call in rollout.calls if call.credit] for rollout in made.run.rollouts()[0]]
+    assert [[credit.weight for credit in each] for each in credits] == [[0.5, 1.0]] * 4
     trained = {
         advantage
         for row in made.queue.rows.values()
         for advantage, sampled in zip(row.advantages or (), row.mask, strict=True)
         if sampled
     }
-    assert {credit.weight * credit.advantage for each in credits for credit in each if credit} == trained
+    assert {credit.weight * credit.advantage for each in credits for credit in each} == trained
     assert len(trained) > 1
 
 
@@ -550,7 +549,8 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert figures["rollouts/gradient_share"] == 0
     assert "rollouts/rollouts_trained_total" not in figures
     made.service.finish_writing()
-    recorded = {row["group"]: any(row_credits(row)) for row in made.run.rollouts()[0]}
+    rollouts = made.run.rollouts()[0]
+    recorded = {rollout.group: any(call.credit for call in rollout.calls) for rollout in rollouts}
     assert recorded == {"u": False, "v": False, "w": True}
 
 

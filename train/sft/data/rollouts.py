@@ -6,7 +6,6 @@ correct answers to each question are learned.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import FORMATS, SFTSettings
-from groundwire.train.evaluation.credits import trained_calls
+from groundwire.train.evaluation.diagnosis import trained_calls
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.sft.data.examples import Example
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
 
@@ -49,43 +50,46 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple
     """
     if "evaluation" in run.config():
         raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a groundwire run")
-    rows, _ = run.rollouts(_COLUMNS)
-    rows = [row for row in rows if row["mode"] == "train" and row["reward"] is not None and row["calls"]]
-    rewards = [row["reward"] for row in rows]
-    rows = [row for row in rows if row["reward"] >= min_reward]
-    if not rows:
+    scored = [
+        (rollout.outcome.reward, rollout)
+        for rollout in run.rollouts(_COLUMNS)[0]
+        if rollout.mode == "train" and rollout.outcome.reward is not None and rollout.trainable_calls
+    ]
+    rewards = [reward for reward, _ in scored]
+    scored = [(reward, rollout) for reward, rollout in scored if reward >= min_reward]
+    if not scored:
         best = f"the highest reward of {len(rewards):,} is {max(rewards):g}" if rewards else "it has none with calls"
         raise ConfigError(f"{run.path} has no training rollout with a reward of at least {min_reward:g}: {best}")
     tasks: dict[str, dict[Any, list[Example]]] = {}
     left_out, decoder, config = Counter[str](), token_decoder(run), cache(run.config)
-    for row in sorted(rows, key=lambda each: (-each["reward"], -each["step"])):
-        accepted = tasks.setdefault(row["task_id"], {})
+    for _, rollout in sorted(scored, key=lambda pair: (-pair[0], -pair[1].step)):
+        accepted = tasks.setdefault(str(rollout.task["id"]), {})
         if per_task and len(accepted) >= per_task:
             continue
-        calls, reasons = _learned_calls(row, config(row["step"]).get("agent_match"), decoder)
-        replies = tuple(tuple(call["response_ids"]) for call in calls)
+        calls, reasons = _learned_calls(rollout, config(rollout.step).get("agent_match"), decoder)
+        replies = tuple(tuple(call.response_ids) for call in calls)
         if calls and replies not in accepted:
-            accepted[replies] = [Example(call["prompt_ids"], call["response_ids"]) for call in calls]
+            accepted[replies] = [Example(call.prompt_ids, call.response_ids) for call in calls]
             left_out.update(reasons)
-    found = [[each for rollout in accepted.values() for each in rollout] for accepted in tasks.values() if accepted]
+    found = [
+        [example for examples in accepted.values() for example in examples] for accepted in tasks.values() if accepted
+    ]
     if not found:
         match = run.config().get("agent_match")
         raise ConfigError(f"{run.path} has no accepted rollout with a call of an agent of agent_match {match!r}")
     return found, left_out
 
 
-def _learned_calls(
-    row: Mapping[str, Any], agent_match: str | None, decoder: TokenDecoder
-) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _learned_calls(rollout: Rollout, agent_match: str | None, decoder: TokenDecoder) -> tuple[list[LLMCall], list[str]]:
     """The calls of a rollout that are learned, and why each of the others is not."""
-    trained = trained_calls(row, agent_match)
-    reasons = [_OTHER_AGENTS] * (len(row["calls"]) - len(trained))
-    answer = _plain(row["answer"] or "")
-    steps = (step for step in json.loads(row["agent_steps"]) if step["kind"] == "tool")
+    trained = trained_calls(rollout, agent_match)
+    reasons = [_OTHER_AGENTS] * (len(rollout.trainable_calls) - len(trained))
+    answer = _plain(rollout.outcome.answer)
+    steps = (step for step in rollout.outcome.steps if step["kind"] == "tool")
     queries = {_plain(step["input"]) for step in steps if not _SCHEMA_LOOKUP.search(step["input"])}
     if answer not in queries:
         return trained, reasons
-    texts = [_plain(decoder.text(call["response_ids"])) for call in trained]
+    texts = [_plain(decoder.text(call.response_ids)) for call in trained]
     written = [max((query for query in queries if query and query in text), key=len, default="") for text in texts]
     right = [place for place, query in enumerate(written) if query == answer] or [0]
     kept = []
