@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -416,3 +417,14 @@ def test_a_resumed_run_takes_a_setting_under_either_name(tmp_path: Path) -> None
     assert (config.steps, config.learning_rate) == (30, 1e-5)
     with pytest.raises(ConfigError, match="one setting"):
         config_for_resume(run, {"steps": 20, "verl": {"trainer.total_training_steps": 30}})
+
+
+@needs_verl
+@pytest.mark.parametrize("given", [(), ("algorithm.rollout_correction.bypass_mode=false",)])
+def test_a_run_says_that_its_old_log_probabilities_may_be_the_samplers(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _resolve("starter", *given, model="starter", tasks_per_step=1)
+    with suppress(ConfigError):  # of a machine without a GPU
+        check(config, TaskData(train=[{"id": "t", "question": "?"}], validation=[], source=""))
+    assert ("old log-probabilities: the sampler's" in capsys.readouterr().err) == (not given)
