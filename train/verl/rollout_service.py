@@ -99,7 +99,7 @@ class RolloutService:
         schedule: TaskSchedule | None = None,
     ) -> None:
         self.runtime = runtime
-        self._queue, self._config, self._run = queue, config, run
+        self._queue, self._config = queue, config
         self._pad_id, self._own_advantages, self._schedule = pad_id, own_advantages, schedule
         # A validation judges what the agent has sampled, whatever of it would be trained.
         judged = {"credit": "broadcast", "truncated": "train", "agent_match": None}
@@ -254,13 +254,7 @@ class RolloutService:
         _, rows = self._group(prompt, scored, self._validation_config, own_advantages=False)
         without_row = scored.keys() - {row.session for row in rows}
         return rows + [
-            untrained_row(
-                self._pad_id,
-                uid=prompt.uid,
-                session=session,
-                step=prompt.step,
-                reward=scored[session].outcome.reward or 0.0,
-            )
+            untrained_row(scored[session], session, step=prompt.step, token=self._pad_id)
             for session in sorted(without_row)
         ]
 
@@ -270,15 +264,10 @@ class RolloutService:
         """What a group trains, and that as rows. verl trains no replies to a grammar: they are context alone."""
         groups = training_items(list(scored.values()), config, least=self._scores.least, constrained=False)
         group = groups[0] if groups else TrainingGroup(rollouts=[], teaches=False)
-        rows = training_rows(
-            group,
-            scored,
-            uid=prompt.uid,
-            step=prompt.step,
-            agent_match=config.agent_match,
-            own_advantages=own_advantages,
+        of_agents = config.agent_match
+        return group, training_rows(
+            group, scored, step=prompt.step, agent_match=of_agents, own_advantages=own_advantages
         )
-        return group, rows
 
     def _note_unused(self, rollouts: Sequence[Rollout]) -> None:
         """Remember why the last of these rollouts is not trained."""

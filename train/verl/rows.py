@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.train.algorithms.credit import TrainingGroup
+from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class TrainingRow:
 
 
 def training_rows(
-    group: TrainingGroup, sessions: Iterable[int], *, uid: str, step: int, agent_match: str | None, own_advantages: bool
+    group: TrainingGroup, sessions: Iterable[int], *, step: int, agent_match: str | None, own_advantages: bool
 ) -> list[TrainingRow]:
     """The rows of a group, whose rollouts have these ``sessions``. A rollout of which nothing is trained has none.
 
@@ -72,11 +73,12 @@ def training_rows(
         # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
         # index.
         items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
+        turns = len(trained.rollout.trained_calls(agent_match))
         for index, item in enumerate(items):
             versions = [_weights_versions(call, step) for call in item.trajectory.calls]
             rows.append(
                 TrainingRow(
-                    uid=uid,
+                    uid=trained.rollout.group,
                     session=session,
                     index=index,
                     prompt_ids=item.trajectory.prompt_ids,
@@ -85,7 +87,7 @@ def training_rows(
                     advantages=item.advantages if own_advantages else None,
                     logprobs=item.trajectory.logprobs,
                     reward=trained.reward,
-                    turns=len(trained.rollout.trained_calls(agent_match)),
+                    turns=turns,
                     first_version=min(first for first, _ in versions),
                     last_version=max(last for _, last in versions),
                     step=step,
@@ -102,17 +104,17 @@ def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
     return first, last
 
 
-def untrained_row(token: int, *, uid: str, session: int, step: int, reward: float) -> TrainingRow:
-    """The row of a validation rollout that has no trajectory but counts; verl needs one token."""
+def untrained_row(rollout: Rollout, session: int, *, step: int, token: int) -> TrainingRow:
+    """The row of a validation rollout that has no trajectory but counts; verl needs a token."""
     return TrainingRow(
-        uid=uid,
+        uid=rollout.group,
         session=session,
         prompt_ids=[token],
         response_ids=[token],
         mask=[0],
         advantages=None,
         logprobs=[0.0],
-        reward=reward,
+        reward=rollout.outcome.reward or 0.0,
         turns=0,
         first_version=step,
         last_version=step,

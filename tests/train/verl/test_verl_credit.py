@@ -63,10 +63,12 @@ def training_rows(
     agent_match: str | None = None,
     **settings: Any,
 ) -> list[TrainingRow]:
+    for _, rollout, _ in rollouts:
+        rollout.group = uid
     group = _group(rollouts, credit=credit or "broadcast", agent_match=agent_match, **settings)
     sessions = [session for session, _, _ in rollouts]
     return verl_rows.training_rows(
-        group, sessions, uid=uid, step=step, agent_match=agent_match, own_advantages=credit is not None
+        group, sessions, step=step, agent_match=agent_match, own_advantages=credit is not None
     )
 
 
