@@ -24,8 +24,6 @@ from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeMode
 from groundwire.train.evaluation.run_reader import read_answers
 from groundwire.train.rollouts.agent_view import AgentView
 
-__all__ = ["app"]
-
 _EXAMPLES = 3
 _LOOKED_AT = 300
 """Tasks whose variants are made: each takes some hundredths of a second."""

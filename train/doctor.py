@@ -35,8 +35,6 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
-__all__ = ["app", "examine"]
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _DISK_GB = {"verl": 50, "local": 1}

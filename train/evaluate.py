@@ -21,8 +21,6 @@ from groundwire.train.cli.options import SettingsCommand, given_settings, takes_
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.evaluation.table import changes, comparison, details, speed_table, table
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _OPTIONS = {

@@ -22,8 +22,6 @@ from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["app", "overview"]
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Settings = Callable[[int], Mapping[str, Any]]

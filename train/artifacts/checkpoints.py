@@ -16,8 +16,6 @@ from typing import Any
 
 from groundwire.tools.files import read_bytes, read_json
 
-__all__ = ["Checkpoints", "atomic_write", "step_number", "sync"]
-
 _KEPT = 2
 _VALIDATION = "validation.json"
 _FIGURES = {"step": int, "accuracy": float, "n": int, "total": int, "scores": dict}

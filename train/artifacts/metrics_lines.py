@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from groundwire.tools.files import first_error
 from groundwire.train.store.rows import Count, Number
 
-__all__ = ["MetricsLine", "RolloutsLine", "check_names", "line_error"]
-
 Counts = dict[str, Count]
 
 

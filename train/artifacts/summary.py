@@ -12,8 +12,6 @@ from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["summarize", "untrained"]
-
 
 def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") -> dict[str, Any]:
     """The content of ``summary.json``. ``source`` describes the data; ``note`` is for the reader."""

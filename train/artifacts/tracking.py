@@ -19,16 +19,6 @@ from groundwire.tools.secrets import has_credentials, mask_secrets, masked_value
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 
-__all__ = [
-    "TENSORBOARD_FOLDER",
-    "check_otlp",
-    "check_trackers",
-    "flat_numbers",
-    "logged_in",
-    "open_trackers",
-    "wandb_environment",
-]
-
 TENSORBOARD_FOLDER = "tensorboard"
 _PROJECT = "groundwire"
 _OTLP_S = 5.0

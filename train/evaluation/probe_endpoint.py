@@ -15,8 +15,6 @@ import httpx
 from groundwire.tools.secrets import has_credentials, mask_secrets, register_secret
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["EndpointProbe", "EndpointUnusableError", "probe_endpoint"]
-
 _REFUSED = (400, 422)
 
 

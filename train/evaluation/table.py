@@ -12,8 +12,6 @@ from typing import Any
 from groundwire.domains import Breakdowns
 from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change
 
-__all__ = ["changes", "comparison", "details", "speed_table", "table"]
-
 _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),
     *("Transitions", "Prompt length", "Response length"),

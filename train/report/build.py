@@ -22,8 +22,6 @@ from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.rollout_browser import choose, read_notes, rollout_data
 from groundwire.train.report.token_text import token_decoder
 
-__all__ = ["Report", "build"]
-
 _FOLDER = Path(__file__).parent
 
 

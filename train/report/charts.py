@@ -16,8 +16,6 @@ from xml.etree import ElementTree
 from groundwire.tools.step_timer import PHASES
 from groundwire.train.evaluation.validation import VALIDATIONS
 
-__all__ = ["Chart", "Series", "charts", "css_class", "draw_curve", "draw_pngs", "svg"]
-
 Metrics = Sequence[Mapping[str, Any]]
 _HEALTH = (
     ("shares", "Health: shares", "share", ("gradient_share", "clip_fraction", "truncated_share", "unchecked_share")),

@@ -22,8 +22,6 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 
-__all__ = ["make_server", "serve"]
-
 _HOST = "127.0.0.1"
 _POLL_MS = 3000
 _IDLE_S = 30.0

@@ -17,8 +17,6 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.pretrained.locate import local_folder
 
-__all__ = ["TokenDecoder", "token_decoder"]
-
 
 class TokenDecoder:
     """Token ids to text with the first readable file of ``files``; without one the decoder is false, and shows ids."""

@@ -24,6 +24,7 @@ from groundwire.train.policy.model import load_initial_state, load_policy
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed", "steps", "judge", "verl")
 )
+VALIDATED = {"accuracy": 0.5, "ci95": [0.0, 1.0], "n": 1, "total": 1}
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: boo
 def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
     assert not finished(run, config_for_resume(run, NOTHING))
-    run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
+    run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": VALIDATED, "validation_sampled": VALIDATED})
     assert finished(run, config_for_resume(run, NOTHING))
 
 
