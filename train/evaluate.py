@@ -15,11 +15,12 @@ import typer
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
-from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_job, run_evaluation
+from groundwire.train.api.evaluation import DEFAULTS, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.evaluation.table import changes, comparison, details, speed_table, table
+from groundwire.train.job.job import ModelEndpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -81,7 +82,7 @@ def main(
                 text = _show_runs(folders, compare=compare, form=form)
         else:
             given = given_settings(settings, pairs, names=_OPTIONS)
-            endpoint = Endpoint(base_url, os.environ.get(api_key_env)) if base_url else None
+            endpoint = ModelEndpoint(base_url, os.environ.get(api_key_env)) if base_url else None
             text = _evaluate(given, endpoint, split=split, samples=samples, form=form)
         typer.echo(text)
 
@@ -104,10 +105,12 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     return comparison(result, [run.path.name for run in runs], form)
 
 
-def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, split: str | None, samples: int, form: str) -> str:
+def _evaluate(
+    given: dict[str, Any], endpoint: ModelEndpoint | None, *, split: str | None, samples: int, form: str
+) -> str:
     job = make_evaluation_job(given, endpoint, split=split)
     setup_logging()
-    run, entry = run_evaluation(job, endpoint, split=split, samples=samples, shown=console(stderr=True))
+    run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
     breakdowns = job.domain.breakdowns
     texts = {
         each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")

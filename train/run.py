@@ -12,13 +12,12 @@ import typer
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console
-from groundwire.train.api.dev import check_endpoint, find_endpoint, run_dev
-from groundwire.train.api.evaluation import Endpoint
+from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import untrained
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
-from groundwire.train.job.prepare import Job
+from groundwire.train.job.job import Job
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,11 +72,9 @@ def main(
         if run is not None:
             base_url = base_url or run.config().get("base_url")
         endpoint = find_endpoint(base_url, given) if dev or base_url else None
-        if endpoint is not None and run is None and given.get("trainer") != "verl":
-            given.setdefault("config", "hf")
-        job = make_job(given, resumed=run, dev=dev, own_model=endpoint is None)
+        job = make_job(given, resumed=run, dev=dev, endpoint=endpoint)
         if dev or endpoint is not None:
-            check_endpoint(job.config, endpoint, dev=dev)
+            check_endpoint(job, dev=dev)
         shown = console()
         for note in job.notes:
             console(stderr=show_config).print(note, markup=False)
@@ -86,15 +83,15 @@ def main(
             return
         setup_logging(debug)
         if dev:
-            _dev(job, endpoint, shown)
+            _dev(job, shown)
         elif run is not None and (message := nothing_left(job, run)):
             shown.print(message)
-        elif untrained(train(job, run, shown, endpoint).metrics()):
+        elif untrained(train(job, run, shown).metrics()):
             raise typer.Exit(1)
 
 
-def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:
-    results = run_dev(job, endpoint, shown)
+def _dev(job: Job, shown: Console) -> None:
+    results = run_dev(job, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
     from groundwire.train.evaluation.stop_reasons import never_called
 

@@ -12,7 +12,7 @@ from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.http.access_token import token_place
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
-from groundwire.train.api.serving import start_server
+from groundwire.train.api.serving import serve
 
 __all__ = ["app"]
 
@@ -53,7 +53,7 @@ def main(
     with exit_on_user_error(debug):
         read_env_file()
         setup_logging(debug)
-        with start_server(
+        with serve(
             checkpoint,
             host=host,
             port=port,

@@ -23,7 +23,8 @@ from groundwire.rewards import JudgeSettings, names_read, reward_function, with_
 from groundwire.train import evaluate
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.evaluation.notes import gold_in_prompts
-from groundwire.train.job.prepare import Objects, prepare
+from groundwire.train.job.job import ModelEndpoint, Objects
+from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
@@ -197,7 +198,7 @@ def test_a_setting_shows_what_the_agent_needs_and_a_name_that_no_task_has_is_ref
         objects = Objects(
             agent={"agent": lambda task: ""}, domain=domain, reward=reward_function(lambda task, answer: 1.0)
         )
-        notes = prepare(config, objects=objects, own_model=False).notes
+        notes = prepare(config, objects=objects, endpoint=ModelEndpoint("http://h/v1")).notes
         [found] = [note for note in notes if note.startswith("the agent sees: ")]
         return found
 

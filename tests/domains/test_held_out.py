@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from groundwire import domains
 from groundwire.domains import DataError, TaskData, shared_notes, task_list
 from groundwire.tools.errors import UserError
-from groundwire.train.api.arguments import parse_arguments
 from groundwire.train.config.resolve import resolve
+from groundwire.train.job.job import parse_arguments
 from groundwire.train.job.prepare import prepare
 
 

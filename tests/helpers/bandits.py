@@ -14,6 +14,7 @@ from groundwire.domains import Domain, TaskData
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback, evaluator
+from groundwire.train.job.job import Job
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
 from groundwire.train.store.rollout import Rollout
@@ -56,10 +57,9 @@ def train(
     **settings: Any,
 ) -> RunDir:
     """Train ``tiny_policy`` behind ``agent`` on one task; ``reward`` is that of its answer. Returns the run."""
-    config, parts = _parts(folder, tiny_policy, agent, reward, settings)
-    parts["callback"] = callback or parts["callback"]
-    LocalTrainer(config, **parts).train()
-    return parts["run"]
+    job, run = _job(folder, tiny_policy, agent, reward, settings)
+    LocalTrainer(job, run=run, callback=callback or ProgressCallback()).train()
+    return run
 
 
 def evaluate(
@@ -72,15 +72,15 @@ def evaluate(
     **settings: Any,
 ) -> dict[str, Any]:
     """Evaluate ``tiny_policy`` behind ``agent`` on equal tasks. Returns the metrics."""
-    config, parts = _parts(folder, tiny_policy, agent, reward, settings)
-    return evaluator.evaluate(config, samples=samples, **parts)
+    job, run = _job(folder, tiny_policy, agent, reward, settings)
+    return evaluator.evaluate(job, run=run, callback=ProgressCallback(), samples=samples)
 
 
 class _Bandit(Domain):
     name = "bandit"
 
 
-def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+def _job(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: dict[str, Any]) -> tuple[Job, RunDir]:
     async def score(task: Any, answer: str, steps: Any) -> float:
         return reward(answer)
 
@@ -90,14 +90,14 @@ def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: di
     given: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 32, "val_tasks": 1, "val_every": 0}
     given |= {"learning_rate": 3e-4, "checkpoint_every": 1000, "max_model_len": 512, **settings}
     tasks = [{"id": str(number), "question": "which digit?"} for number in range(given["val_tasks"])]
-    return resolve("fast", model=str(model), **given), {
-        "data": TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
-        "domain": _Bandit(),
-        "run": run,
-        "callback": ProgressCallback(),
-        "backend": _Backend(agent),
-        "reward": score,
-    }
+    job = Job(
+        config=resolve("fast", model=str(model), **given),
+        data=TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
+        domain=_Bandit(),
+        backend=_Backend(agent),
+        reward=score,
+    )
+    return job, run
 
 
 def rollouts(run: RunDir) -> list[Rollout]:

@@ -20,7 +20,8 @@ from groundwire import rewards
 from groundwire.rewards import RewardError, reward_function, with_time_limit
 from groundwire.rewards._compose import combine
 from groundwire.train.config.resolve import resolve
-from groundwire.train.job.prepare import Objects, prepare
+from groundwire.train.job.job import Objects
+from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runner.agent import _reward_span
 

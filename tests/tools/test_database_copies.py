@@ -22,10 +22,10 @@ from groundwire.domains import Task
 from groundwire.rewards.spider import execution_match
 from groundwire.tools.sql import DatabaseCopies, DatabaseStates
 from groundwire.train import evaluate
-from groundwire.train.api.arguments import parse_arguments
 from groundwire.train.api.training import _conclude, make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.job.job import parse_arguments
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool

@@ -1,11 +1,16 @@
-"""An evaluation from its settings to its metrics, for ``groundwire evaluate`` and the function ``evaluate``."""
+"""Rollouts without training: an evaluation, for ``groundwire evaluate`` and the function ``evaluate``, and
+``groundwire run --dev``, which runs a few tasks to be looked at.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError, check_trainer
@@ -15,33 +20,32 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.job.prepare import Job, Objects, prepare, resolve_domain, resolve_path
+from groundwire.train.job.job import Job, ModelEndpoint, Objects
+from groundwire.train.job.prepare import prepare, with_resolved_paths
 from groundwire.train.job.trained_model import with_settings_of_run
-from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.job.trainer import trainer_of
+from groundwire.train.policy.pretrained.locate import NAMES, find_model
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from groundwire.train.rollouts.runtime import Upstream
+    from groundwire.train.store.rollout import Rollout
 
-__all__ = ["DEFAULTS", "Endpoint", "evaluation_settings", "make_evaluation_job", "run_evaluation", "upstream_of"]
+__all__ = [
+    "DEFAULTS", "check_endpoint", "evaluation_settings", "find_endpoint", "make_evaluation_job", "run_dev",
+    "run_evaluation",
+]  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """An OpenAI-compatible endpoint that has the model."""
-
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
+_DEV_TASKS = 10
+_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 
 
 def make_evaluation_job(
     given: Mapping[str, Any],
-    endpoint: Endpoint | None = None,
+    endpoint: ModelEndpoint | None = None,
     *,
     split: str | None = None,
     objects: Objects | None = None,
@@ -53,7 +57,7 @@ def make_evaluation_job(
     check_trainer()
     objects = objects or Objects()
     config = evaluation_settings(given, endpoint, objects=objects.names())
-    job = prepare(config, split=split, own_model=endpoint is None, objects=objects)
+    job = prepare(config, split=split, endpoint=endpoint, objects=objects)
     if endpoint is None:
         find_model(config.model)  # a run with verl may have trained what cannot be sampled here
     if not job.data.validation:
@@ -62,7 +66,7 @@ def make_evaluation_job(
 
 
 def evaluation_settings(
-    given: Mapping[str, Any], endpoint: Endpoint | None = None, *, objects: Mapping[str, str] | None = None
+    given: Mapping[str, Any], endpoint: ModelEndpoint | None = None, *, objects: Mapping[str, str] | None = None
 ) -> RunConfig:
     """The settings of an evaluation; an endpoint has other defaults than a model that is served here.
 
@@ -71,27 +75,24 @@ def evaluation_settings(
     remote = {"n_runners": _REMOTE_RUNNERS} if endpoint else {}
     given = with_file(dict(given))
     given = given if endpoint else with_settings_of_run(given, objects=objects or {})
-    given = {**DEFAULTS, **remote, "trainer": "local", **given}
     paths = ("data_dir",) if endpoint else ("model", "data_dir")
-    given |= {name: resolve_path(given[name]) for name in paths if name in given}
-    if "domain" in given:
-        given["domain"] = resolve_domain(given["domain"])
+    given = with_resolved_paths({**DEFAULTS, **remote, "trainer": "local", **given}, *paths)
     return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
 
 
 def run_evaluation(
-    job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console, split: str | None = None
+    job: Job, *, samples: int, shown: Console, split: str | None = None
 ) -> tuple[RunDir, dict[str, Any]]:
     """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
 
     Raises errors derived from :class:`groundwire.tools.errors.UserError`; an interrupt is one with exit code 130.
     """
-    evaluate = _import_evaluator()
+    evaluator = _import_evaluator()
     from groundwire.train.cli.progress import ProgressDisplay
     from groundwire.train.evaluation.run_reader import table_entry
 
-    config, upstream = job.config, upstream_of(endpoint, job.config)
-    about = {"samples": samples, "base_url": endpoint and endpoint.base_url, "split": split}
+    config, upstream = job.config, evaluator.upstream_of(job)
+    about = {"samples": samples, "base_url": job.endpoint and job.endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": about}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
@@ -99,45 +100,56 @@ def run_evaluation(
     shown.print(f"run:  {run.path}", markup=False)
     with run.lock(), ProgressDisplay(shown, 0) as display:
         try:
-            evaluate(
-                config,
-                data=job.data,
-                domain=job.domain,
-                backend=job.backend,
-                reward=job.reward,
-                run=run,
-                callback=display,
-                samples=samples,
-                upstream=upstream,
-            )
+            evaluator.evaluate(job, run=run, callback=display, samples=samples, upstream=upstream)
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
             raise CommandError(f"stopped{kept}", 130) from None
         finally:
-            if warning := job.databases.warning():
+            if warning := job.warning():
                 print(f"warning: {warning}", file=sys.stderr)
     return run, table_entry(run, job.domain)
 
 
-def upstream_of(endpoint: Endpoint | None, config: RunConfig) -> Upstream | None:
-    """The policy at an endpoint, which is asked first what it accepts; None without one.
-
-    Raises :class:`groundwire.train.evaluation.probe_endpoint.EndpointUnusableError`.
-    """
-    if endpoint is None:
-        return None
-    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
-    from groundwire.train.rollouts.runtime import Upstream
-
-    url, key = endpoint.base_url, endpoint.api_key
-    sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
-    probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
-    return Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
+def find_endpoint(base_url: str | None, given: Mapping[str, Any]) -> ModelEndpoint | None:
+    """The endpoint at ``base_url``, else at the URL in the environment if the ``given`` model is no local one."""
+    model = given.get("model")
+    elsewhere = not trainer_of(given.get("trainer") or "local").in_process
+    if base_url is None and (elsewhere or (model and model not in NAMES and not Path(model).exists())):
+        base_url = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), None)
+    return ModelEndpoint(base_url, os.environ.get("OPENAI_API_KEY")) if base_url else None
 
 
-@cache
-def _import_evaluator() -> Callable[..., Any]:
-    """The evaluator's function. It is imported once with the garbage collector off."""
+def check_endpoint(job: Job, *, dev: bool = True) -> None:
+    """Raise :class:`ConfigError` if the job's model is neither here nor at an endpoint, or it trains its own."""
+    if not dev and not job.trainer.takes_endpoint:
+        raise ConfigError(
+            "--base-url needs --dev or --trainer gepa: training updates a model of its own (or use groundwire evaluate)"
+        )
+    if job.endpoint is None and not job.trainer.in_process:
+        raise ConfigError(
+            f"--dev with --trainer {job.config.trainer} starts no model: give an endpoint that has one with --base-url "
+            f"URL --model NAME, or its URL in {' or '.join(_VARIABLES)}"
+        )
+    if job.endpoint is not None and job.config.model in NAMES:
+        raise ConfigError(f"the endpoint {job.endpoint.base_url} needs the name of its model: --model NAME")
+
+
+def run_dev(job: Job, shown: Console) -> list[Rollout]:
+    """Run ten tasks without training, with the run's own model or at its endpoint; returns the rollouts."""
+    evaluator = _import_evaluator()
+    from groundwire.train.cli.progress import ProgressDisplay
+
+    if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
+        here = {"runner_processes": int(job.config.runner_python is not None)}
+        here["n_runners"] = job.config.n_runners or _DEV_TASKS
+        job = replace(job, config=job.config.model_copy(update=here))
+    with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
+        results: list[Rollout] = evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)
+        return results
+
+
+def _import_evaluator() -> ModuleType:
+    """The module is slow to import."""
     with spinner("starting"), fast_import():
-        from groundwire.train.evaluation.evaluator import evaluate
-    return evaluate
+        from groundwire.train.evaluation import evaluator
+    return evaluator

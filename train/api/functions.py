@@ -1,6 +1,6 @@
-"""``fit``, ``evaluate`` and ``serve``: the commands ``run``, ``evaluate`` and ``serve`` for a script or a notebook.
+"""``fit`` and ``evaluate``: the commands ``run`` and ``evaluate`` for a script or a notebook.
 
-The first two block until they are done. All can be called while an event loop runs, as in a notebook: agents, rewards
+They block until they are done. They can be called while an event loop runs, as in a notebook: agents, rewards
 and servers run on the event loop of another thread.
 """
 
@@ -15,9 +15,9 @@ from groundwire.tools.errors import CommandError, named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
-    from groundwire.train.api.serving import ServedModel
 
-__all__ = ["evaluate", "fit", "serve"]
+
+__all__ = ["evaluate", "fit"]
 
 
 @named_layer("train")
@@ -56,9 +56,9 @@ def fit(
         KeyboardInterrupt: the run was stopped; its last complete step is saved.
     """
     from groundwire.tools.terminal import console
-    from groundwire.train.api.arguments import parse_arguments
     from groundwire.train.api.training import make_job, nothing_left, train
     from groundwire.train.artifacts.run_dir import RunDir
+    from groundwire.train.job.job import parse_arguments
 
     given, objects = parse_arguments(agent, tasks, reward, settings, validation=validation)
     run = RunDir.open(resume) if resume is not None else None
@@ -108,61 +108,17 @@ def evaluate(
         KeyboardInterrupt: the evaluation was stopped; the samples that were complete are saved.
     """
     from groundwire.tools.terminal import console
-    from groundwire.train.api.arguments import parse_arguments
-    from groundwire.train.api.evaluation import Endpoint, make_evaluation_job, run_evaluation
+    from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
+    from groundwire.train.job.job import ModelEndpoint, parse_arguments
 
     given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
-    endpoint = Endpoint(base_url, api_key) if base_url else None
+    endpoint = ModelEndpoint(base_url, api_key) if base_url else None
     job = make_evaluation_job(given, endpoint, objects=objects)
     with _keyboard_interrupts():
-        run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(quiet=quiet))
+        run, entry = run_evaluation(job, samples=samples, shown=console(quiet=quiet))
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])
-
-
-@named_layer("train")
-def serve(
-    checkpoint: str | Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    served_model_name: str | None = None,
-    max_model_len: int | None = None,
-    device: str = "cpu",
-    tool_format: str = "hermes",
-    token_file: str | Path | None = None,
-) -> ServedModel:
-    """Serve a model as an OpenAI-compatible endpoint, as ``groundwire serve`` does; returns at once.
-
-    Args:
-        checkpoint: a run directory (its newest checkpoint), a checkpoint, or a folder in Hugging Face's format.
-        host: the address to listen on; any but this machine's own needs a token.
-        port: the port; 0 takes any free one.
-        served_model_name: requests for another model are refused. Without it, any name is accepted.
-        max_model_len: tokens of prompt and reply together. Default: that of the run, else 4096.
-        device: cpu or cuda.
-        tool_format: how the model writes tool calls, hermes or llama3_json.
-        token_file: a file with the endpoint's API key. Without it: GROUNDWIRE_TOKEN, else the user's own token.
-
-    Returns:
-        The running server with its ``base_url`` and ``api_key``: a context manager, or :meth:`ServedModel.close` it.
-
-    Raises:
-        groundwire.tools.errors.UserError: the model cannot be loaded, or the address cannot be used.
-    """
-    from groundwire.train.api.serving import start_server
-
-    return start_server(
-        checkpoint,
-        host=host,
-        port=port,
-        served_model_name=served_model_name,
-        max_model_len=max_model_len,
-        device=device,
-        tool_format=tool_format,
-        token_file=token_file,
-    )
 
 
 @contextmanager

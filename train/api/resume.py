@@ -23,8 +23,9 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.run_reader import changed_names
-from groundwire.train.evaluation.validation import validation_missing
-from groundwire.train.job.prepare import Job, relative_path
+from groundwire.train.job.job import Job
+from groundwire.train.job.prepare import relative_path
+from groundwire.train.job.trainer import TrainingError
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
@@ -32,7 +33,6 @@ from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 __all__ = [
     "check_continuation",
     "config_for_resume",
-    "finished",
     "parts_of",
     "store_settings",
     "with_resume_hint",
@@ -90,16 +90,6 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
     return resolve(stored["config"], **with_changes(stored, changed))
 
 
-def finished(run: RunDir, settings: RunConfig) -> str:
-    """A message if the run has no step left, else an empty text."""
-    saved, lines = run.checkpoints.last_step(), run.metrics()
-    if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
-        return ""
-    if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):
-        return ""
-    return f"all {saved} steps are done; to train further, give more steps, e.g. --steps {saved + settings.steps}"
-
-
 @contextmanager
 def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     """Add to an error that ends training the step of the last checkpoint, and the command that continues the run.
@@ -112,7 +102,6 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
         raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.span_writer import SpansNotStoredError
-        from groundwire.train.verl.launch import TrainingError
 
         failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)
         if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):

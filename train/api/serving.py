@@ -1,26 +1,19 @@
-"""Serves a trained model as an OpenAI-compatible endpoint, for the command ``serve`` and the function of that name."""
+"""Serves a trained model as an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import sys
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import CommandError
-from groundwire.tools.http.access_token import access_token, check_listen, given_token
-from groundwire.tools.startup import fast_import
-from groundwire.tools.terminal import spinner
-from groundwire.train.job.trained_model import trained_model
-from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.tools.errors import CommandError, named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine
 
-__all__ = ["ServedModel", "start_server"]
+__all__ = ["ServedModel", "serve"]
 
 _MAX_MODEL_LEN = 4096
 
@@ -57,21 +50,44 @@ class ServedModel:
         return f"<ServedModel {self.folder} at {self.base_url}>"
 
 
-def start_server(
+@named_layer("train")
+def serve(
     checkpoint: str | Path,
     *,
-    host: str,
-    port: int,
-    served_model_name: str | None,
-    max_model_len: int | None,
-    device: str,
-    tool_format: str,
-    token_file: str | Path | None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    served_model_name: str | None = None,
+    max_model_len: int | None = None,
+    device: str = "cpu",
+    tool_format: str = "hermes",
+    token_file: str | Path | None = None,
 ) -> ServedModel:
-    """Load a model and serve it; see :func:`groundwire.train.serve`.
+    """Serve a model as an OpenAI-compatible endpoint, as ``groundwire serve`` does; returns at once.
 
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    Args:
+        checkpoint: a run directory (its newest checkpoint), a checkpoint, or a folder in Hugging Face's format.
+        host: the address to listen on; any but this machine's own needs a token.
+        port: the port; 0 takes any free one.
+        served_model_name: requests for another model are refused. Without it, any name is accepted.
+        max_model_len: tokens of prompt and reply together. Default: that of the run, else 4096.
+        device: cpu or cuda.
+        tool_format: how the model writes tool calls, hermes or llama3_json.
+        token_file: a file with the endpoint's API key. Without it: GROUNDWIRE_TOKEN, else the user's own token.
+
+    Returns:
+        The running server with its ``base_url`` and ``api_key``: a context manager, or :meth:`ServedModel.close` it.
+
+    Raises:
+        groundwire.tools.errors.UserError: the model cannot be loaded, or the address cannot be used.
     """
+    import asyncio
+
+    from groundwire.tools.http.access_token import access_token, check_listen, given_token
+    from groundwire.tools.startup import fast_import
+    from groundwire.tools.terminal import spinner
+    from groundwire.train.job.trained_model import trained_model
+    from groundwire.train.policy.pretrained.locate import find_model
+
     check_listen(host, given_token(token_file))
     token = access_token(token_file)
     trained = trained_model(checkpoint)
@@ -79,7 +95,8 @@ def start_server(
         folder = find_model(trained[0] if trained else checkpoint)
     if max_model_len is None and trained:
         max_model_len = trained[1].config().get("max_model_len")
-    engine_type = _import_engine()
+    with spinner("starting"), fast_import():
+        from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.chat.response import FORMATS
     from groundwire.train.policy.model import check_device, fitting_length, load_policy
     from groundwire.train.policy.server import PolicyServer
@@ -96,7 +113,7 @@ def start_server(
             file=sys.stderr,
         )
     length = fitting_length(model, max_model_len or _MAX_MODEL_LEN)
-    engine = engine_type(model.to(device), tokenizer, max_model_len=length)
+    engine = LocalEngine(model.to(device), tokenizer, max_model_len=length)
     server = PolicyServer(
         engine,
         host=host,
@@ -120,11 +137,3 @@ def start_server(
             raise CommandError(f"cannot listen on {host}, port {port}: {reason}") from error
         raise
     return ServedModel(loop, server, engine, folder)
-
-
-@cache
-def _import_engine() -> type[LocalEngine]:
-    """The engine. It is imported once with the garbage collector off."""
-    with spinner("starting"), fast_import():
-        from groundwire.train.policy.engine import LocalEngine
-    return LocalEngine

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groundwire.adapters import Backend
-from groundwire.domains import Domain, TaskData
-from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
+from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 from groundwire.train.evaluation.stop_reasons import lasting_failure, never_called, nothing_judged
 from groundwire.train.evaluation.validation import (
     choose_tasks,
@@ -25,44 +22,26 @@ from groundwire.train.evaluation.validation import (
     validation_name,
     validation_requests,
 )
+from groundwire.train.job.job import Job
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
+from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 from groundwire.train.store.rollout import Rollout
 
 
 def evaluate(
-    config: RunConfig,
-    *,
-    data: TaskData,
-    domain: Domain,
-    backend: Backend,
-    reward: Reward,
-    run: RunDir,
-    callback: ProgressCallback,
-    samples: int = 1,
-    upstream: Upstream | None = None,
+    job: Job, *, run: RunDir, callback: ProgressCallback, samples: int = 1, upstream: Upstream | None = None
 ) -> dict[str, Any]:
-    """Run every task ``samples`` times at ``config.val_temperature``, write the run's files, return the metrics.
+    """Run every task ``samples`` times at ``val_temperature``, write the run's files, return the metrics.
 
-    The policy is ``upstream``, or ``config.model`` served here. Rollouts are written after each sample of all tasks, so
+    The policy is ``upstream``, else that of :func:`runtime_of`. Rollouts are written after each sample of all tasks, so
     a killed evaluation keeps those. Raises :class:`groundwire.train.rollouts.errors.RolloutsFailedError` if no rollout
     could be judged, all failed in the same way, or the reward failed for most.
     """
-    tasks = choose_tasks(data.validation, config.val_tasks)
-    timer = StepTimer()
-    runtime = RolloutRuntime(
-        engine=upstream or local_engine(config, run, timer),
-        backend=backend,
-        domain=domain,
-        reward=reward,
-        timer=timer,
-        config=config,
-        run=run,
-    )
-    served = MODEL_NAME if upstream is None else upstream.model
+    config, timer = job.config, StepTimer()
+    tasks = choose_tasks(job.data.validation, config.val_tasks)
     rollouts: list[Rollout] = []
     notes = RolloutNotes(callback.on_note)
-    with runtime:
+    with runtime_of(job, run=run, timer=timer, upstream=upstream) as runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
             requests = validation_requests(tasks, config, config.val_temperature, sample=sample)
@@ -70,15 +49,14 @@ def evaluate(
             ended = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
             run.write_rollouts(0, ended, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
             answers = {str(rollout.task["id"]): rollout.outcome.answer for rollout in ended}
-            domain.write_predictions(run.path, tasks, answers, sample)
+            job.domain.write_predictions(run.path, tasks, answers, sample)
             rollouts += ended
             if sample == 0:
-                model = config.model if upstream is None else ""
-                for note in agent_notes(ended, served=served, view=runtime.view, model=model):
+                for note in _first_notes(job, runtime, ended):
                     callback.on_note(note)
             notes.show(ended)
             _check_judged(rollouts, run, last=sample + 1 == samples)
-    return _write_metrics(rollouts, config, domain, run, samples=samples, seconds=round(sum(timer.split().values()), 2))
+    return _write_metrics(job, run, rollouts, samples=samples, seconds=round(sum(timer.split().values()), 2))
 
 
 def _check_judged(rollouts: Sequence[Rollout], run: RunDir, *, last: bool) -> None:
@@ -88,21 +66,56 @@ def _check_judged(rollouts: Sequence[Rollout], run: RunDir, *, last: bool) -> No
 
 
 def _write_metrics(
-    rollouts: Sequence[Rollout], config: RunConfig, domain: Domain, run: RunDir, *, samples: int, seconds: float
+    job: Job, run: RunDir, rollouts: Sequence[Rollout], *, samples: int, seconds: float
 ) -> dict[str, Any]:
-    metrics = compute_metrics(rollouts, domain.breakdowns)
-    validation = {validation_name(config.val_temperature): compute_accuracy(rollouts, domain.breakdowns)}
+    config, breakdowns = job.config, job.domain.breakdowns
+    metrics = compute_metrics(rollouts, breakdowns)
+    validation = {validation_name(config.val_temperature): compute_accuracy(rollouts, breakdowns)}
     run.append_metrics({"step": 0, **validation, "wall_time_s": seconds})
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **metrics})
     return metrics
 
 
-def local_engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
-    """The engine of ``config.model`` in this process."""
+def try_tasks(job: Job, *, run: RunDir, callback: ProgressCallback, count: int) -> list[Rollout]:
+    """Run ``count`` validation tasks and write nothing; returns the rollouts with every call."""
+    config = job.config
+    requests = validation_requests(choose_tasks(job.data.validation, count), config, config.val_temperature)
+    callback.on_phase_start("tasks", len(requests))
+    with runtime_of(job, run=run, timer=StepTimer()) as runtime:
+        ended = runtime.run(requests, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
+    for note in _first_notes(job, runtime, ended):
+        callback.on_note(note)
+    return ended
+
+
+def _first_notes(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout]) -> list[str]:
+    model = job.config.model if job.endpoint is None else ""
+    return agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
+
+
+def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | None = None) -> RolloutRuntime:
+    """What runs the rollouts of a job whose model is not trained: at its endpoint, or served here."""
+    upstream = upstream or upstream_of(job)
+    if upstream is not None:
+        return job.runtime(upstream, run=run, timer=timer)
     from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.model import fitting_length, load_initial_state
 
-    start = load_initial_state(config, run)
+    config, start = job.config, load_initial_state(job.config, run)
     length = fitting_length(start.model, config.max_model_len)
-    return LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=config.max_batch, timer=timer)
+    engine = LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=config.max_batch, timer=timer)
+    return job.runtime(engine, run=run, timer=timer)
+
+
+def upstream_of(job: Job) -> Upstream | None:
+    """The policy at the job's endpoint, which is asked first what it accepts; None without one.
+
+    Raises :class:`groundwire.train.evaluation.probe_endpoint.EndpointUnusableError`.
+    """
+    if job.endpoint is None:
+        return None
+    config, url, key = job.config, job.endpoint.base_url, job.endpoint.api_key
+    sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
+    probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
+    return Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)

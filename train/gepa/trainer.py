@@ -14,17 +14,14 @@ from typing import Any
 
 from gepa import GEPAResult, optimize
 
-from groundwire.adapters import Backend
-from groundwire.domains import Domain, Task, TaskData
-from groundwire.rewards import Reward
+from groundwire.domains import Task
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.evaluator import local_engine
+from groundwire.train.evaluation.evaluator import runtime_of
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.notes import RolloutNotes, gold_in_prompts
 from groundwire.train.evaluation.stop_reasons import mostly_unscored, nothing_judged
@@ -34,55 +31,35 @@ from groundwire.train.evaluation.validation import (
     validation_name,
     validation_requests,
 )
+from groundwire.train.gepa import PROMPTS
 from groundwire.train.gepa.adapter import PromptAdapter
 from groundwire.train.gepa.journal import Journal
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
+from groundwire.train.job.job import Job
+from groundwire.train.job.prepare import default_prompts
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["PROMPTS", "PromptTrainer"]
-
-PROMPTS = "prompts.json"
-"""The file of a run with its best prompts, for ``--prompts``."""
+__all__ = ["PromptTrainer"]
 
 
 class PromptTrainer:
-    """One run, which begins with ``prompts``. The model is ``upstream``, or ``config.model`` served here.
+    """One run, which begins with the prompts of the agent and those of the settings.
 
     Raises :class:`ConfigError` if there is no prompt.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        data: TaskData,
-        domain: Domain,
-        backend: Backend,
-        reward: Reward,
-        run: RunDir,
-        callback: ProgressCallback,
-        prompts: dict[str, str],
-        upstream: Upstream | None = None,
-    ) -> None:
-        if not prompts:
+    def __init__(self, job: Job, *, run: RunDir, callback: ProgressCallback) -> None:
+        self.config, self.data, self.run, self.callback = job.config, job.data, run, callback
+        self._seed = {**default_prompts(job.backend, job.view.answers.name), **job.config.prompts}
+        if not self._seed:
             raise ConfigError(
                 "the agent has no named prompts: give them with --prompts FILE, and read them in the agent from "
                 "endpoint.prompts"
             )
-        self.config, self.data, self.run, self.callback, self._seed = config, data, run, callback, prompts
-        self._breakdowns, self._started = domain.breakdowns, time.monotonic()
+        self._breakdowns, self._started = job.domain.breakdowns, time.monotonic()
         self._timer = StepTimer()
-        self._runtime = RolloutRuntime(
-            engine=upstream or local_engine(config, run, self._timer),
-            backend=backend,
-            domain=domain,
-            reward=reward,
-            timer=self._timer,
-            config=config,
-            run=run,
-        )
+        self._runtime = runtime_of(job, run=run, timer=self._timer)
         self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path)
 

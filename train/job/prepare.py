@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.startup import fast_import
-from groundwire.tools.terminal import spinner
 from groundwire.tools.types import TEXT
 from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.job.job import Job, ModelEndpoint, Objects
 from groundwire.train.job.model_checks import check_model
-from groundwire.train.policy.pretrained.locate import NAMES, find_model, is_hub_name
+from groundwire.train.job.trainer import Trainer, trainer_of
+from groundwire.train.policy.pretrained.locate import NAMES
 from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.call_notes import call_notes
@@ -34,16 +32,13 @@ from groundwire.train.rollouts.factory import make_backend, make_reward, no_rewa
 from groundwire.train.store.health import check_store
 
 __all__ = [
-    "Job",
-    "Objects",
     "check_store_settings",
     "default_prompts",
-    "default_trainer",
-    "object_name",
     "prepare",
     "relative_path",
     "resolve_domain",
     "resolve_path",
+    "with_resolved_paths",
 ]
 
 _CHECKED = 1000
@@ -51,80 +46,24 @@ _CHECKED = 1000
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objects:
-    """Parts of a run that are objects of this process, in place of the names in its settings."""
-
-    agent: Mapping[str, Any] = field(default_factory=dict)
-    """By the names of the settings that they stand for: ``agent`` and so on."""
-    domain: domains.Domain | None = None
-    domain_is_named: bool = False
-    """Whether other processes find the domain by the setting of its name."""
-    reward: rewards.Reward | None = None
-
-    def names(self) -> dict[str, str]:
-        """What the objects are called, by the parts that they are: agent, tasks, reward."""
-        tasks = None if self.domain_is_named else self.domain
-        parts = {"agent": self.agent.get("agent"), "tasks": tasks, "reward": self.reward}
-        return {part: object_name(value) for part, value in parts.items() if value is not None}
-
-
-def object_name(value: Any) -> str:
-    """A function's name with its module, an object's own name, or its class."""
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}:{name}" if name else str(getattr(value, "name", None) or type(value).__qualname__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Checked settings with their data and parts, and notes about them for the user."""
-
-    config: RunConfig
-    data: domains.TaskData
-    domain: domains.Domain
-    view: AgentView
-    """What agents see of its tasks."""
-    backend: adapters.Backend
-    reward: rewards.Reward
-    objects: Objects
-    databases: domains.PrivateTasks
-    """Remembers the state of the databases before any rollout."""
-    notes: list[str]
-
-
-def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
-    """verl on a machine with verl and CUDA, or for a preset of its own, else local.
-
-    Importing torch takes seconds: only if verl is installed.
-    """
-    if preset in VERL_PRESETS.keys() - PRESETS.keys():
-        return "verl"
-    local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
-    if local_only or importlib.util.find_spec("verl") is None:
-        return "local"
-    import torch
-
-    return "verl" if torch.cuda.is_available() else "local"
-
-
 def prepare(
     config: RunConfig,
     *,
     split: str | None = None,
-    own_model: bool = True,
+    endpoint: ModelEndpoint | None = None,
     objects: Objects | None = None,
 ) -> Job:
     """Check the settings, load the data, and make the agent's backend and the reward.
 
-    ``split`` is the part of the data for validation. Without ``own_model`` an endpoint has the
-    model. Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    ``split`` is the part of the data for validation. The model is at the ``endpoint``, if there is one. Raises errors
+    derived from :class:`groundwire.tools.errors.UserError`.
     """
-    objects = objects or Objects()
+    objects, trainer = objects or Objects(), trainer_of(config.trainer)
     check_trackers(config.track)
     if config.otlp is not None:
         check_otlp(config.otlp)
     adapters.check(config.backend)
-    _check_objects(config, objects)
+    _check_objects(config, objects, trainer)
     domain = objects.domain or domains.get(config.domain)
     if config.runner_python:
         config = config.model_copy(update={"runner_python": find_agent_python(config.runner_python)})
@@ -141,14 +80,14 @@ def prepare(
         _check_databases(config, data, domain)
     calls = call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])
     model_notes: list[str] = []
-    if own_model:
-        folder = _find_model(config.model, config.trainer)
+    if endpoint is None:
+        folder = trainer.model_folder(config)
         if folder is not None:
             model_notes = check_model(config, folder, backend, view, tasks)
-        if config.learning_rate is None and config.trainer != "gepa":
+        if config.learning_rate is None and trainer.updates_model:
             config, note = _with_learning_rate(config, folder)
             model_notes.append(note)
-        if config.trainer != "verl" and config.device != "cpu":
+        if trainer.in_process and config.device != "cpu":
             _check_device(config.device)
     more = [*(f"left out of training: {count} ({reason})" for reason, count in data.left_out.items()), *data.notes]
     notes = [
@@ -169,9 +108,9 @@ def prepare(
         config=config,
         data=data,
         domain=domain,
-        view=view,
         backend=backend,
         reward=reward,
+        endpoint=endpoint,
         objects=objects,
         databases=databases,
         notes=notes,
@@ -215,11 +154,11 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
     return view.line(tasks)
 
 
-def _check_objects(config: RunConfig, objects: Objects) -> None:
+def _check_objects(config: RunConfig, objects: Objects, trainer: Trainer) -> None:
     if not (names := objects.names()):
         return
     elsewhere = {
-        "trainer is verl": config.trainer == "verl",
+        f"trainer is {config.trainer}": not trainer.in_process,
         f"runner_processes is {config.runner_processes}": config.runner_processes > 0,
         "n_runners is 0": config.n_runners == 0,
     }
@@ -298,13 +237,6 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _find_model(model: str, trainer: str) -> Path | None:
-    if trainer == "verl" and is_hub_name(model):
-        return None  # verl downloads it
-    with spinner("reading the model"):
-        return find_model(model, any_architecture=trainer == "verl")
-
-
 def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, str]:
     """The settings with a learning rate for the model's size, and a note about it."""
     if folder is None:
@@ -324,6 +256,14 @@ def _check_device(device: str) -> None:
     with fast_import():
         from groundwire.train.policy.model import check_device
     check_device(device)
+
+
+def with_resolved_paths(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    """``given`` with the absolute paths of what these settings name, and of a domain that is a file."""
+    resolved = {name: resolve_path(given[name]) for name in names if name in given}
+    if "domain" in given:
+        resolved["domain"] = resolve_domain(given["domain"])
+    return {**given, **resolved}
 
 
 def resolve_path(name: str | None) -> str | None:

@@ -1,1 +1,50 @@
 """The embedded trainer: GRPO on one machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from groundwire.tools.startup import fast_import
+from groundwire.tools.terminal import spinner
+from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.validation import validation_missing
+from groundwire.train.job.graceful_shutdown import GracefulShutdown
+from groundwire.train.job.job import Job
+from groundwire.train.job.trainer import Trainer
+
+__all__ = ["LocalTraining"]
+
+
+class LocalTraining(Trainer):
+    """``--trainer local``."""
+
+    def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
+        """Run the remaining steps."""
+        with spinner("starting"), fast_import():
+            from groundwire.train.local.trainer import LocalTrainer
+        LocalTrainer(job, run=run, callback=callback, shutdown=shutdown).train()
+
+    def nothing_left(self, config: RunConfig, run: RunDir) -> str:
+        """A message if no step and no validation is left, and the newest checkpoint can be read."""
+        lines = run.metrics()
+        message = super().nothing_left(config, run)
+        if not message or (lines and validation_missing(config, lines[-1])):
+            return ""
+        with spinner("reading the newest checkpoint"), fast_import():
+            from groundwire.train.policy.model import load_initial_state
+
+            note = load_initial_state(config, run).note
+        if note:  # the newest checkpoint that can be read is older
+            print(f"note: {note}", file=sys.stderr)
+            return ""
+        return message
+
+    def plan_memory(self, config: RunConfig, available: int) -> tuple[MemoryPlan, Mapping[str, Any]]:
+        """The memory of a run on a GPU."""
+        from groundwire.train.local.update.memory_plan import plan_run
+
+        return plan_run(config, available), {}

@@ -17,16 +17,12 @@ from typing import Any
 
 import torch
 
-from groundwire.adapters import Backend
-from groundwire.domains import Domain, TaskData
-from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
-from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
@@ -45,8 +41,9 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
     validation_temperatures,
 )
+from groundwire.train.job.graceful_shutdown import GracefulShutdown
+from groundwire.train.job.job import Job
 from groundwire.train.local.checkpoint_writer import CheckpointWriter
-from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.update.grpo import GRPO, check_state
 from groundwire.train.local.update.lora import add_adapters, check_rank, merged_weights
 from groundwire.train.local.update.memory_plan import settings_for_model
@@ -55,8 +52,6 @@ from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 from groundwire.train.store.rollout import Rollout
 
 __all__ = ["LocalTrainer"]
@@ -71,19 +66,11 @@ class LocalTrainer:
     """One training run. ``shutdown`` decides when a signal may interrupt it."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        *,
-        data: TaskData,
-        domain: Domain,
-        run: RunDir,
-        callback: ProgressCallback,
-        backend: Backend | None = None,
-        reward: Reward | None = None,
-        shutdown: GracefulShutdown | None = None,
+        self, job: Job, *, run: RunDir, callback: ProgressCallback, shutdown: GracefulShutdown | None = None
     ) -> None:
-        self.config, self.data, self.run, self.callback = config, data, run, callback
-        self._breakdowns = domain.breakdowns
+        config = job.config
+        self.config, self.data, self.run, self.callback = config, job.data, run, callback
+        self._breakdowns = job.domain.breakdowns
         self.shutdown = shutdown or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
@@ -109,7 +96,7 @@ class LocalTrainer:
             callback.on_note(note)
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
-        self._schedule = TaskSchedule.of(data.train, config, run, domain.breakdowns)
+        self._schedule = TaskSchedule.of(job.data.train, config, run, self._breakdowns)
         self._health = HealthRules(run.metrics())
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
@@ -118,7 +105,6 @@ class LocalTrainer:
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
-        backend = backend or make_backend(config)
         self.engine = LocalEngine(
             self.model,
             self.tokenizer,
@@ -128,15 +114,7 @@ class LocalTrainer:
             timer=self.timer,
         )
         self._update_engine(self.first_step)
-        self.runtime = RolloutRuntime(
-            engine=self.engine,
-            backend=backend,
-            domain=domain,
-            reward=reward or make_reward(config, domain),
-            timer=self.timer,
-            run=run,
-            config=config,
-        )
+        self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 
     def train(self) -> None:
         """Run the remaining steps. :func:`groundwire.train.artifacts.summary.summarize` reads their result."""
@@ -153,15 +131,6 @@ class LocalTrainer:
                 self._add_missing_validation(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._train_step(step)
-
-    def dev(self, count: int = 10) -> list[Rollout]:
-        """Run ``count`` validation tasks without training; returns the rollouts with every call."""
-        config = self.config
-        requests = validation_requests(choose_tasks(self.data.validation, count), config, config.val_temperature)
-        with self.runtime:
-            results = self._collect("tasks", requests, config.step_deadline_s)
-        self._print_notes(results)
-        return results
 
     def _train_step(self, step: int) -> None:
         config = self.config
@@ -273,7 +242,9 @@ class LocalTrainer:
             self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
             if step == 0:
                 if not validations:
-                    self._print_notes(results)
+                    served, view = self.runtime.model_name, self.runtime.view
+                    for note in agent_notes(results, served=served, view=view, model=config.model):
+                        self.callback.on_note(note)
                 if reason := nothing_judged(results) or nothing_to_train(results):
                     raise RolloutsFailedError(reason)
             self._check_judged(results)
@@ -282,10 +253,6 @@ class LocalTrainer:
             validations[name] = compute_accuracy(results, self._breakdowns)
             self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(results).items()}
         return validations
-
-    def _print_notes(self, results: Sequence[Rollout]) -> None:
-        for note in agent_notes(results, served=MODEL_NAME, view=self.runtime.view, model=self.config.model):
-            self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
         """Complete the metrics of a run that was interrupted between a step and its validation."""

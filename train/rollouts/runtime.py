@@ -132,6 +132,11 @@ class RolloutRuntime:
                 self._engine.close()
 
     @property
+    def model_name(self) -> str:
+        """The policy's own name."""
+        return self._engine.model if isinstance(self._engine, Upstream) else MODEL_NAME
+
+    @property
     def view(self) -> AgentView:
         """What agents see of a task."""
         return self._agent.view

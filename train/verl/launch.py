@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from groundwire.domains import Task, TaskData
-from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import installed_version
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
+from groundwire.train.job.trainer import TrainingError
 from groundwire.train.policy.pretrained.locate import check_hub, is_hub_name
 from groundwire.train.verl.hydra_config import chooses_old_logprobs, compose_for_run, count_gpus, other_estimator
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
@@ -33,12 +33,6 @@ from groundwire.train.verl.ray_job import ray_job
 
 _ADAPTED_PREFIX = "base_model.model."
 _PEFT_LIMIT = (0, 21)
-
-
-class TrainingError(UserError):
-    """verl's training ended with an error."""
-
-    exit_code = 1
 
 
 def check(config: RunConfig, data: TaskData) -> None:

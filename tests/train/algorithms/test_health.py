@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from jobs import job_of
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
@@ -197,15 +198,9 @@ def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(tmp_p
     tasks = [{"id": f"t{number}", "question": f"Question {number}?"} for number in range(8)]
     config = resolve("fast", steps=3, tasks_per_step=8, group_size=4, val_tasks=1, val_every=0, fixed_sampling=False)
     run = RunDir(tmp_path)
-    LocalTrainer(
-        config,
-        data=TaskData(train=tasks, validation=tasks[:1], source="test"),
-        domain=NoData(),
-        run=run,
-        callback=Notes(),
-        backend=_OwnSampling(),
-        reward=_always,
-    ).train()
+    data = TaskData(train=tasks, validation=tasks[:1], source="test")
+    job = job_of(config, NoData(), data, backend=_OwnSampling(), reward=_always)
+    LocalTrainer(job, run=run, callback=Notes()).train()
     own, equal = (next((note for note in notes if text in note), "") for text in ("repeated prompt", "teach nothing"))
     assert "100% of the replies to a repeated prompt are equal" in own
     assert "0% of the groups in the last 3 steps had different rewards" in equal

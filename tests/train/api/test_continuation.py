@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from spider_folder import make_spider
 
-from groundwire.train.api.arguments import parse_arguments
 from groundwire.train.api.resume import store_settings
 from groundwire.train.api.training import _stored_config, make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation.run_reader import settings_changes
-from groundwire.train.job.prepare import Job
+from groundwire.train.job.job import Job, parse_arguments
 
 TASKS = [{"question": f"What is {number} + 1?", "expected": str(number + 1)} for number in range(20)]
 
@@ -50,7 +49,7 @@ def _job(
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """A run with one step."""
-    run = RunDir.create(tmp_path, backend="custom", domain="tasks", config=_stored_config(_job(), None))
+    run = RunDir.create(tmp_path, backend="custom", domain="tasks", config=_stored_config(_job()))
     with run.checkpoints.write(1):
         pass
     return run
@@ -89,11 +88,11 @@ def test_the_data_that_an_environment_variable_names_is_the_runs(
     monkeypatch.setenv("SPIDER_DATA_DIR", str(make_spider(tmp_path / "spider")))
     job = make_job({"backend": "langgraph"})
     assert job.config.data_dir == str(tmp_path / "spider")
-    run.write_config(_stored_config(job, None))
+    run.write_config(_stored_config(job))
     monkeypatch.setenv("SPIDER_DATA_DIR", str(tmp_path / "nowhere"))
     assert make_job({}, resumed=run).data.source.startswith(f"--data-dir {tmp_path / 'spider'}: ")
     monkeypatch.setenv("SPIDER_DATA_DIR", str(tmp_path / "spider"))
-    run.write_config({**_stored_config(make_job({"backend": "langgraph"}), None), "data_dir": None})
+    run.write_config({**_stored_config(make_job({"backend": "langgraph"})), "data_dir": None})
     monkeypatch.delenv("SPIDER_DATA_DIR")
     with pytest.raises(ConfigError, match="its validation tasks are not the same any more"):
         make_job({}, resumed=run)  # the bundled data
@@ -135,7 +134,7 @@ def test_other_training_tasks_and_another_code_of_the_same_name_are_said(run: Ru
 
 def test_a_run_with_verl_is_continued_by_the_same_rules(tmp_path: Path) -> None:
     job = make_job({"trainer": "verl", "config": "starter"})
-    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=_stored_config(job, None))
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=_stored_config(job))
     run.checkpoints.folder.mkdir()
     (run.checkpoints.folder / "latest_checkpointed_iteration.txt").write_text("5")
     changed = make_job({"group_size": 4, "verl": {"data.shuffle": True}}, resumed=run)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from groundwire.train.api.resume import config_for_resume, finished
+from groundwire.train.api.resume import config_for_resume
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.job.prepare import resolve_path
+from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
@@ -85,9 +86,13 @@ def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None
     assert (again.steps, again.seed, again.verl) == (20, 3, {})
 
 
+def _finished(run: RunDir, config: RunConfig) -> str:
+    return trainer_of(config.trainer).nothing_left(config, run)
+
+
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
 def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: bool) -> None:
-    message = finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
+    message = _finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
     assert (
         message.startswith("all 2 steps are done; to train further, give more steps, e.g. --steps ")
         if over
@@ -97,9 +102,9 @@ def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: boo
 
 def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
-    assert not finished(run, config_for_resume(run, NOTHING))
+    assert not _finished(run, config_for_resume(run, NOTHING))
     run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": VALIDATED, "validation_sampled": VALIDATED})
-    assert finished(run, config_for_resume(run, NOTHING))
+    assert _finished(run, config_for_resume(run, NOTHING))
 
 
 def test_a_resumed_run_keeps_verls_settings(tmp_path: Path) -> None:
@@ -116,9 +121,9 @@ def test_checkpoints_of_verl_count(tmp_path: Path) -> None:
     assert run.checkpoints.last_step() == 0
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
-    assert finished(run, RunConfig(steps=4, trainer="verl"))
-    assert not finished(run, RunConfig(steps=5, trainer="verl"))
-    assert not finished(run, RunConfig(steps=0, trainer="verl"))  # as many as its epochs have
+    assert _finished(run, RunConfig(steps=4, trainer="verl"))
+    assert not _finished(run, RunConfig(steps=5, trainer="verl"))
+    assert not _finished(run, RunConfig(steps=0, trainer="verl"))  # as many as its epochs have
 
 
 @pytest.mark.parametrize("missing", ["config", "trainer", "steps"])

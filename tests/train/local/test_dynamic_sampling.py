@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from jobs import job_of
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
@@ -68,16 +69,9 @@ def _train(folder: Path, *, stop_after: int | None = None, **settings: Any) -> R
     folder.mkdir(exist_ok=True)
     run = RunDir(folder)
     run.write_config(config.to_dict())
-    trainer = LocalTrainer(
-        config,
-        data=TaskData(train=TASKS, validation=TASKS[:1], source="test"),
-        domain=NoData(),
-        run=run,
-        callback=_StopAfter(stop_after),
-        backend=_OneCall(),
-        reward=_every_third_task_differs,
-    )
-    trainer.train()
+    data = TaskData(train=TASKS, validation=TASKS[:1], source="test")
+    job = job_of(config, NoData(), data, backend=_OneCall(), reward=_every_third_task_differs)
+    LocalTrainer(job, run=run, callback=_StopAfter(stop_after)).train()
     return run
 
 

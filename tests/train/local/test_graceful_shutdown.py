@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from jobs import job_of
 from programs import Program, run, until
 
 from groundwire import domains
@@ -18,7 +19,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.local.graceful_shutdown import GracefulShutdown
+from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 
 STEPS = 4
@@ -90,7 +91,7 @@ def test_a_step_without_metrics_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(RunDir, "append_metrics", full)
     config = RunConfig(**{**folder.config(), **SMALL})
     with pytest.raises(OSError, match="no space left"):
-        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, callback=ProgressCallback()).train()
+        LocalTrainer(job_of(config, domain), run=folder, callback=ProgressCallback()).train()
     assert [line["step"] for line in folder.metrics()] == [0]
     assert folder.checkpoints.paths() == []
 

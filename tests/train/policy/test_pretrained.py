@@ -20,7 +20,7 @@ from llguidance.hf import from_tokenizer
 from tokenizers import decoders
 from transformers import AutoTokenizer
 
-from groundwire.train.api.serving import start_server
+from groundwire.train.api.serving import serve
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.job.prepare import resolve_path
@@ -227,8 +227,7 @@ def test_a_model_in_the_hubs_cache_needs_no_network(monkeypatch: pytest.MonkeyPa
 def test_a_gguf_file_is_served_and_tools_that_its_template_lacks_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file)
-    options = dict.fromkeys(("served_model_name", "max_model_len", "token_file"))
-    with start_server(file, host="127.0.0.1", port=0, device="cpu", tool_format="hermes", **options) as server:
+    with serve(file) as server:
         body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         with httpx.Client(
             base_url=server.base_url, headers={"Authorization": f"Bearer {server.api_key}"}, timeout=60

@@ -15,6 +15,7 @@ from typing import Any
 
 import openai
 import pytest
+from jobs import job_of
 from programs import ROOT, Program, until
 
 from groundwire import domains
@@ -23,7 +24,7 @@ from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.evaluation.evaluator import try_tasks
 from groundwire.train.rollouts import event_loop
 from groundwire.train.rollouts.errors import EventLoopError
 from groundwire.train.rollouts.event_loop import EventLoopThread
@@ -119,10 +120,7 @@ def test_a_loop_that_has_ended_is_given_up(started: Any) -> None:
 def _dev(agent: str, folder: Path) -> list[Any]:
     domain = domains.get("spider")
     config = resolve("fast", backend="custom", agent=f"{__name__}:{agent}", n_runners=4, retries=0)
-    trainer = LocalTrainer(
-        config, data=domain.load(None), domain=domain, run=RunDir(folder), callback=ProgressCallback()
-    )
-    return trainer.dev(4)
+    return try_tasks(job_of(config, domain), run=RunDir(folder), callback=ProgressCallback(), count=4)
 
 
 def synchronous(question: Any, endpoint: Any) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
+from jobs import job_of
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.evaluation.evaluator import try_tasks
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 
 
@@ -26,10 +27,7 @@ def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(asyncio.events, "get_child_watcher", none, raising=False)
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
-    trainer = LocalTrainer(
-        config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), callback=ProgressCallback()
-    )
-    outcomes = trainer.dev(6)
+    outcomes = try_tasks(job_of(config, domain), run=RunDir(tmp_path), callback=ProgressCallback(), count=6)
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
     assert all(outcome.calls for outcome in outcomes)
 

@@ -1,0 +1,145 @@
+"""A job: checked settings with their data and parts, and the objects that a script gives in place of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groundwire import adapters, domains, rewards
+from groundwire.domains.task_list import is_file, task_list
+from groundwire.tools.startup import silence_libraries
+from groundwire.tools.step_timer import StepTimer
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import merge_overrides
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.job.trainer import Trainer, trainer_of
+from groundwire.train.rollouts.agent_view import AgentView
+
+if TYPE_CHECKING:
+    from groundwire.train.rollouts.runtime import RolloutRuntime
+
+__all__ = ["Job", "ModelEndpoint", "Objects", "parse_arguments"]
+
+
+@dataclass(frozen=True)
+class ModelEndpoint:
+    """An OpenAI-compatible endpoint that has the model."""
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """Parts of a run that are objects of this process, in place of the names in its settings."""
+
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of the settings that they stand for: ``agent`` and so on."""
+    domain: domains.Domain | None = None
+    domain_is_named: bool = False
+    """Whether other processes find the domain by the setting of its name."""
+    reward: rewards.Reward | None = None
+
+    def names(self) -> dict[str, str]:
+        """What the objects are called, by the parts that they are: agent, tasks, reward."""
+        tasks = None if self.domain_is_named else self.domain
+        parts = {"agent": self.agent.get("agent"), "tasks": tasks, "reward": self.reward}
+        return {part: _object_name(value) for part, value in parts.items() if value is not None}
+
+
+def _object_name(value: Any) -> str:
+    """A function's name with its module, an object's own name, or its class."""
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}:{name}" if name else str(getattr(value, "name", None) or type(value).__qualname__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained or evaluated: every setting, resolved once, with the data and the parts that they name."""
+
+    config: RunConfig
+    data: domains.TaskData
+    domain: domains.Domain
+    backend: adapters.Backend
+    reward: rewards.Reward
+    endpoint: ModelEndpoint | None = None
+    """Where the model is, if not in this process."""
+    objects: Objects = field(default_factory=Objects)
+    databases: domains.PrivateTasks | None = None
+    """Remembers the state of the databases before any rollout."""
+    notes: list[str] = field(default_factory=list)
+    """For the user."""
+
+    @cached_property
+    def view(self) -> AgentView:
+        """What agents see of its tasks."""
+        return AgentView.of(self.domain, self.reward, self.config.agent_columns)
+
+    @property
+    def trainer(self) -> Trainer:
+        """Who trains it."""
+        return trainer_of(self.config.trainer)
+
+    def warning(self) -> str:
+        """What is to be said after its rollouts: that agents changed databases; else an empty text."""
+        return self.databases.warning() if self.databases is not None else ""
+
+    def runtime(self, engine: Any, *, run: RunDir, timer: StepTimer) -> RolloutRuntime:
+        """What runs its rollouts, with the policy ``engine``, an engine or an upstream."""
+        from groundwire.train.rollouts.runtime import RolloutRuntime  # slow to import
+
+        return RolloutRuntime(
+            engine=engine,
+            backend=self.backend,
+            domain=self.domain,
+            reward=self.reward,
+            timer=timer,
+            config=self.config,
+            run=run,
+        )
+
+
+def parse_arguments(
+    agent: Any, tasks: Any, reward: Any, settings: Mapping[str, Any], *, validation: Any = None, train: bool = True
+) -> tuple[dict[str, Any], Objects]:
+    """The given settings, checked, and the objects among the arguments.
+
+    ``validation`` is that of :func:`groundwire.train.fit`. Unless ``train``, all tasks are for validation. Raises
+    :class:`ConfigError`, :class:`groundwire.domains.DataError` and :class:`groundwire.rewards.UnusableRewardError`.
+    """
+    silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    objects = {"agent": agent, **{name: given.pop(name, None) for name in ("agent_input", "agent_output")}}
+    given |= {name: value for name, value in objects.items() if isinstance(value, str)}
+    objects = {name: value for name, value in objects.items() if value is not None and name not in given}
+    if "agent" in objects:
+        given["backend"] = given.get("backend") or "custom"
+        if given["backend"] not in adapters.FRAMEWORKS:
+            raise ConfigError(f"backend {given['backend']!r} runs its own agent: leave out the backend, or the agent")
+    if tasks is not None and given.get("domain") is not None:
+        raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
+    domain = function = None
+    named = False
+    if isinstance(tasks, Path):
+        tasks = str(tasks)
+    if tasks is None or (isinstance(tasks, str) and not is_file(tasks)):
+        given["domain"] = tasks or given.get("domain")
+        if validation is not None:
+            raise ConfigError("a domain has its own validation tasks: leave out validation")
+    else:
+        later = {"allow_shared": True}  # until all settings are known
+        shares: dict[str, Any] = {} if validation is None else {"validation": validation}
+        domain = task_list(tasks, **shares, **later) if train else task_list([], validation=tasks)
+        elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+        named = elsewhere and isinstance(tasks, str) and validation is None  # other processes read a file by its name
+        given["domain"] = tasks if named else domain.name
+    if isinstance(reward, str):
+        given["reward"] = reward
+    elif reward is not None:
+        function = rewards.reward_function(reward)
+        given["reward"] = _object_name(reward)
+    return merge_overrides(given, {}), Objects(agent=objects, domain=domain, domain_is_named=named, reward=function)
