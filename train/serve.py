@@ -14,8 +14,6 @@ from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.api.serving import serve
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -21,9 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from groundwire.adapters.tracing import LLMCall, Trajectory
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.update.grpo import GRPO
-from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.packing import pack, packed_logits, to_device
+from groundwire.train.local.grpo import GRPO, GRPOConfig
+from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 from groundwire.train.store.rollout import Outcome, Rollout
 

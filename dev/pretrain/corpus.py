@@ -30,7 +30,7 @@ from dev.spider_data.lexicon import FAMILIAR_SUBJECTS
 from dev.spider_data.questions import MIX, GeneratedQuestion, write_question
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.train.local.update.packing import Branch
+from groundwire.train.local.packing import Branch
 
 __all__ = ["Stage", "dialogues", "encode", "prompt", "query_result"]
 
@@ -90,7 +90,7 @@ def prompt(schema: str, user: str) -> tuple[str, str]:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
-    """Sequences for :func:`groundwire.train.local.update.packing.pack`: replies are targets, the rest is context."""
+    """Sequences for :func:`groundwire.train.local.packing.pack`: replies are targets, the rest is context."""
     ids = iter(tokenizer([text for item in items for text in item.texts()])["input_ids"])
     sequences: list[tuple[list[int], list[Branch]]] = []
     for item in items:

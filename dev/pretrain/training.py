@@ -29,7 +29,7 @@ from groundwire.adapters.sql_agents.prompts import extract_sql, write_message
 from groundwire.domains import Task
 from groundwire.rewards.spider import execution_match
 from groundwire.tools.schema import table_info
-from groundwire.train.local.update.packing import pack, packed_logits, to_device
+from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import new_policy
 from groundwire.train.policy.types import Sampling

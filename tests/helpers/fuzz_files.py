@@ -140,8 +140,7 @@ def make_pristine(folder: Path) -> Path:
 
     from groundwire.domains.medical import BUNDLED
     from groundwire.domains.spider.prepare import prepare
-    from groundwire.train.local.update.grpo import GRPO
-    from groundwire.train.local.update.grpo_config import GRPOConfig
+    from groundwire.train.local.grpo import GRPO, GRPOConfig
     from groundwire.train.policy import STARTER
     from groundwire.train.policy.model import load_policy, save_policy
 

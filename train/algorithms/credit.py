@@ -41,18 +41,6 @@ from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_re
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 
-__all__ = [
-    "Credit",
-    "Credits",
-    "TrainedRollout",
-    "TrainingGroup",
-    "TrainingItem",
-    "Truncated",
-    "assign_credit",
-    "token_credit",
-    "training_items",
-]
-
 Credit = Literal["broadcast", "last", "discount", "turns"]
 Truncated = Literal["train", "mask", "zero"]
 Credits = Mapping[tuple[int, int | None], CallCredit]

@@ -16,8 +16,6 @@ from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.rewards import unchecked_of
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["HealthRules", "reply_counts", "step_figures", "warnings_by_step"]
-
 Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
 

@@ -27,16 +27,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Loss",
-    "OldLogprobs",
-    "Schedule",
-    "clipped_policy_loss",
-    "kl_to_reference",
-    "learning_rate",
-    "token_weights",
-]
-
 Loss = Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"]
 Schedule = Literal["constant", "linear", "cosine"]
 

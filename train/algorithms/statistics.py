@@ -10,16 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = [
-    "FEW_QUESTIONS",
-    "bounded_interval",
-    "confidence_interval",
-    "mcnemar",
-    "paired_interval",
-    "pass_at_k",
-    "wilson",
-]
-
 FEW_QUESTIONS = 20
 """With fewer questions a mean says little, whatever its interval."""
 _Z = 1.96  # of a 95 % interval

@@ -21,8 +21,6 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["PassRates", "TaskSchedule", "sample_groups"]
-
 _MIN_WEIGHT = 0.02
 """Weight of a task that always or never passes; a task that passes half the time has 0.25."""
 _DECAY, _CLASS_DECAY = 0.5, 0.9

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
     from groundwire.train.store.rollout import Rollout
 
-__all__ = [
-    "DEFAULTS", "check_endpoint", "evaluation_settings", "find_endpoint", "make_evaluation_job", "run_dev",
-    "run_evaluation",
-]  # fmt: skip
-
 DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16

@@ -30,14 +30,6 @@ from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
-__all__ = [
-    "check_continuation",
-    "config_for_resume",
-    "parts_of",
-    "store_settings",
-    "with_resume_hint",
-]
-
 _FIXED = (
     *("config", "trainer", "backend", "agent", "agent_input", "agent_output"),
     *("domain", "model", "data_dir", "group_column", "seed"),

@@ -38,8 +38,6 @@ from groundwire.train.job.trainer import default_trainer, trainer_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["format_config", "make_job", "nothing_left", "train"]
-
 _STARTER_NOTES = {
     "sql": "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
     "room. It was made for English questions, SQL, and prompts of up to 2,000 tokens. The bundled validation databases "

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gepa import EvaluationBatch
 
 from groundwire.domains import Task
+from groundwire.tools.secrets import masked_values
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.gepa.journal import Journal, digest
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
-
-__all__ = ["PromptAdapter"]
 
 Prompts = dict[str, str]
 Batch = EvaluationBatch[dict[str, Any], str]
@@ -128,3 +128,42 @@ def _feedback(entry: Mapping[str, Any]) -> str:
     if entry["status"] != "succeeded":
         parts.append(f"the rollout failed as {entry['status']}: {entry['message']}")
     return "; ".join(parts)
+
+
+def digest(*parts: Any) -> str:
+    """A short name for the JSON of ``parts``."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:24]
+
+
+class Journal:
+    """A file with one entry a line, ``{"key": ..., **entry}``. A line that is incomplete, after a kill, is ignored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                self._entries[entry.pop("key")] = entry
+            except (ValueError, LookupError, TypeError, AttributeError):
+                continue
+        if text and not text.endswith("\n"):
+            self._write("\n")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The entry of a key."""
+        return self._entries.get(key)
+
+    def add(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Write an entry, without secrets, and return it."""
+        masked = self._entries[key] = masked_values(entry)
+        self._write(json.dumps({"key": key, **masked}, ensure_ascii=False) + "\n")
+        return masked
+
+    def _write(self, text: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text)

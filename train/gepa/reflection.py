@@ -10,9 +10,7 @@ from typing import Any
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.gepa.journal import Journal, digest
-
-__all__ = ["TEMPLATE", "ReflectionError", "ReflectionModel", "ask_model"]
+from groundwire.train.gepa.adapter import Journal, digest
 
 TEMPLATE = """You improve the prompt of an agent that a language model runs. The present prompt is:
 ```

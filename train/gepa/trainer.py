@@ -32,15 +32,12 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
 )
 from groundwire.train.gepa import PROMPTS
-from groundwire.train.gepa.adapter import PromptAdapter
-from groundwire.train.gepa.journal import Journal
+from groundwire.train.gepa.adapter import Journal, PromptAdapter
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
 from groundwire.train.job.job import Job
 from groundwire.train.job.prepare import default_prompts
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
-
-__all__ = ["PromptTrainer"]
 
 
 class PromptTrainer:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["GracefulShutdown"]
-
 _DUPLICATE_S = 1.0
 """Signals within this time count once: a parent process that also gets the terminal's Ctrl-C may send it again."""
 

@@ -22,8 +22,6 @@ from groundwire.train.rollouts.agent_view import AgentView
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runtime import RolloutRuntime
 
-__all__ = ["Job", "ModelEndpoint", "Objects", "parse_arguments"]
-
 
 @dataclass(frozen=True)
 class ModelEndpoint:

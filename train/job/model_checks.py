@@ -19,8 +19,6 @@ from groundwire.train.policy.pretrained.model_settings import (
 )
 from groundwire.train.rollouts.agent_view import AgentView
 
-__all__ = ["check_model"]
-
 FirstPrompt = Callable[[adapters.Question, Mapping[str, str]], str]
 
 

@@ -31,16 +31,6 @@ from groundwire.train.rollouts.call_notes import call_notes
 from groundwire.train.rollouts.factory import make_backend, make_reward, no_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
-__all__ = [
-    "check_store_settings",
-    "default_prompts",
-    "prepare",
-    "relative_path",
-    "resolve_domain",
-    "resolve_path",
-    "with_resolved_paths",
-]
-
 _CHECKED = 1000
 """Tasks of each split whose columns are tried, at most."""
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -14,8 +14,6 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.run_config import AgentSettings
 
-__all__ = ["trained_model", "with_settings_of_run"]
-
 _FROM_RUN = (
     *AgentSettings.model_fields,
     *("config", "trainer", "data_dir", "group_column", "device", "seed", "n_runners", "max_tokens", "max_model_len"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import masked_values
 from groundwire.tools.terminal import spinner
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
@@ -22,8 +22,6 @@ from groundwire.train.policy.pretrained.locate import find_model
 
 if TYPE_CHECKING:
     from groundwire.train.job.job import Job
-
-__all__ = ["Trainer", "TrainingError", "default_trainer", "trainer_of"]
 
 _TRAINERS = {
     "local": "groundwire.train.local:LocalTraining",

@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import validation_missing
@@ -45,6 +45,6 @@ class LocalTraining(Trainer):
 
     def plan_memory(self, config: RunConfig, available: int) -> tuple[MemoryPlan, Mapping[str, Any]]:
         """The memory of a run on a GPU."""
-        from groundwire.train.local.update.memory_plan import plan_run
+        from groundwire.train.local.memory_plan import plan_run
 
         return plan_run(config, available), {}

@@ -6,12 +6,16 @@ that is interrupted or fails writes a checkpoint of its last complete step first
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import shutil
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -43,18 +47,16 @@ from groundwire.train.evaluation.validation import (
 )
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job
-from groundwire.train.local.checkpoint_writer import CheckpointWriter
-from groundwire.train.local.update.grpo import GRPO, check_state
-from groundwire.train.local.update.lora import add_adapters, check_rank, merged_weights
-from groundwire.train.local.update.memory_plan import settings_for_model
+from groundwire.train.local.grpo import GRPO, check_state
+from groundwire.train.local.lora import add_adapters, check_rank, merged_weights
+from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
-
-__all__ = ["LocalTrainer"]
 
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
@@ -324,3 +326,51 @@ def _means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in components.items():
             values[name].append(value)
     return {name: round(sum(found) / len(found), 4) for name, found in values.items()}
+
+
+_ROUNDING = 1e-9
+_DISK_FULL_BYTES = 8 << 20
+"""A failed write with less free space than this is reported as a full disk."""
+
+
+class CheckpointWriter:
+    """Adapters are merged into the weights that it writes."""
+
+    def __init__(self, run: RunDir, grpo: GRPO, tokenizer: Any) -> None:
+        self._run, self._grpo, self._tokenizer = run, grpo, tokenizer
+
+    def write(self, step: int) -> None:
+        """Write the checkpoint of a step, from which the run can be resumed."""
+        with self._run.checkpoints.write(step) as folder, self._named_disk_errors(folder):
+            self._save_policy(folder)
+            torch.save(self._grpo.state(), folder / "trainer.pt")
+
+    def keep_best(self, step: int, validation: Mapping[str, Any], scores: Mapping[str, float]) -> None:
+        """Save the policy if its validation is the best so far; ``scores`` are those of its questions.
+
+        Validations may have different numbers of questions, which are not equally hard: those that both judged decide.
+        """
+        best = self._run.checkpoints.best()
+        if scores and (best is None or not _is_worse(scores, best["scores"])):
+            figures = {**validation, "scores": scores}
+            with self._run.checkpoints.write_best(step, figures) as folder, self._named_disk_errors(folder):
+                self._save_policy(folder)
+
+    def _save_policy(self, folder: Path) -> None:
+        with merged_weights(self._grpo.model) as weights:
+            save_policy(self._grpo.model, self._tokenizer, folder, weights)
+
+    @contextmanager
+    def _named_disk_errors(self, folder: Path) -> Iterator[None]:
+        """On a full disk, raise the usual error: torch and safetensors have their own."""
+        try:
+            yield
+        except Exception as error:
+            if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._run.path)) from error
+            raise
+
+
+def _is_worse(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether the mean of the questions that both judged is lower. Of equal policies the one trained longer is kept."""
+    return sum(score - best[task] for task, score in scores.items() if task in best) < -_ROUNDING

@@ -23,7 +23,7 @@ from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_domain, resolve_path
-from groundwire.train.local.update.rows import make_rows
+from groundwire.train.local.packing import make_rows
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.engine import LocalEngine

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.local.update.packing import pack, packed_logits, to_device
-from groundwire.train.local.update.rows import Row, forward_batches
+from groundwire.train.local.packing import Row, forward_batches, pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy

@@ -9,7 +9,7 @@ from typing import Any
 
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import spinner
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from groundwire.domains import TaskData
 from groundwire.tools.settings import suggestion_for
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig

@@ -33,8 +33,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.files import read_settings
 from groundwire.train.config.resolve import resolve
 from groundwire.train.doctor import examine
-from groundwire.train.local.update.grpo import GRPO, check_state
-from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.grpo import GRPO, GRPOConfig, check_state
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat import template as chat_template
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render

@@ -33,7 +33,7 @@ from groundwire.train.rollouts.event_loop import EventLoopThread
 pytest.importorskip("gepa")
 
 from groundwire.tools.sql.answers import SQL
-from groundwire.train.gepa.journal import Journal
+from groundwire.train.gepa.adapter import Journal
 from groundwire.train.gepa.reflection import ReflectionError
 from groundwire.train.gepa.trainer import PromptTrainer
 

@@ -11,8 +11,8 @@ from agentlightning.emitter import emit_reward
 from bandits import Choose, probability, rollouts, train
 
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.local.update.grpo import GRPO
-from groundwire.train.local.update.rows import WeightedItem
+from groundwire.train.local.grpo import GRPO
+from groundwire.train.local.packing import WeightedItem
 
 FAST: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "learning_rate": 5e-4, "group_size": 24}
 

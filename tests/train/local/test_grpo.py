@@ -15,8 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.train.algorithms.losses import clipped_policy_loss
-from groundwire.train.local.update.grpo import GRPO
-from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.grpo import GRPO, GRPOConfig
 
 CASES = json.loads((ROOT / "tests" / "data" / "verl_0_9_1.json").read_text())["cases"]
 

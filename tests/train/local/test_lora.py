@@ -14,9 +14,8 @@ from training_groups import training_groups
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.local.update.grpo import GRPO, check_state
-from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.lora import adapters, add_adapters, check_rank, merged_weights, without_adapters
+from groundwire.train.local.grpo import GRPO, GRPOConfig, check_state
+from groundwire.train.local.lora import adapters, add_adapters, check_rank, merged_weights, without_adapters
 from groundwire.train.policy.model import load_policy
 
 

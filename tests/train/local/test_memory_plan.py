@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.update.memory_plan import plan_for_model
+from groundwire.train.local.memory_plan import plan_for_model
 
 SMOLLM2 = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,

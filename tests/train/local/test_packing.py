@@ -9,7 +9,7 @@ import torch
 from dev.pretrain.tokenizer import train_tokenizer
 from torch.nn import functional as F
 
-from groundwire.train.local.update.packing import pack, packed_hidden, packed_logits, tree_mask
+from groundwire.train.local.packing import pack, packed_hidden, packed_logits, tree_mask
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import new_policy
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from groundwire.train.local.update.token_logprobs import token_logprobs
+from groundwire.train.local.token_logprobs import token_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 50, 8, 600
 

@@ -17,10 +17,9 @@ from transformers import LlamaForCausalLM
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.local.grpo import GRPO, GRPOConfig
+from groundwire.train.local.packing import Row, WeightedItem, forward_batches, make_rows
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.local.update.grpo import GRPO
-from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.rows import Row, WeightedItem, forward_batches, make_rows
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import load_policy
 

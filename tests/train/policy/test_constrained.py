@@ -22,9 +22,8 @@ from groundwire.adapters.tracing import calls_from_spans, trajectories  # noqa: 
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.local.update.grpo import GRPO  # noqa: E402
-from groundwire.train.local.update.grpo_config import GRPOConfig  # noqa: E402
-from groundwire.train.local.update.rows import Row, WeightedItem  # noqa: E402
+from groundwire.train.local.grpo import GRPO, GRPOConfig  # noqa: E402
+from groundwire.train.local.packing import Row, WeightedItem  # noqa: E402
 from groundwire.train.policy.chat import request as chat_request  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
 from groundwire.train.policy.constraint import Constraints  # noqa: E402

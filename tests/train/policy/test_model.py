@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.update.memory_plan import settings_for_model
+from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import bf16_is_faster, sampling_threads
 from groundwire.train.policy.types import Sampling

@@ -35,8 +35,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.local.update.packing import pack, packed_logits
-from groundwire.train.local.update.rows import make_rows
+from groundwire.train.local.packing import make_rows, pack, packed_logits
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render

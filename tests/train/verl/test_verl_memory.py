@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dev.gpu.random_model import llama_config
 
-from groundwire.train.algorithms.memory_plan import MemoryPlan
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve

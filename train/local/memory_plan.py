@@ -15,17 +15,15 @@ from typing import Any
 
 import torch
 
-from groundwire.train.algorithms.memory_plan import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
+from groundwire.train.algorithms.model_size import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.update.grpo_config import GRPOConfig
-from groundwire.train.local.update.lora import adapters
+from groundwire.train.local.grpo import GRPOConfig
+from groundwire.train.local.lora import adapters
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import bf16_is_faster, count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
-
-__all__ = ["plan_for_model", "plan_run", "settings_for_model"]
 
 _KEPT = (40, 8)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["token_logprobs"]
-
 
 def token_logprobs(
     head: Any,

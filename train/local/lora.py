@@ -16,8 +16,6 @@ from torch import Tensor
 
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["adapters", "add_adapters", "check_rank", "load_adapters", "merged_weights", "without_adapters"]
-
 _NAME = "default"
 """peft's name of the adapters."""
 
