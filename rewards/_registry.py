@@ -35,8 +35,12 @@ def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
 
     Raises :class:`groundwire.tools.plugins.UnknownNameError`; its subclass :class:`UnusableRewardError` included.
     """
-    terms = [(weight, term, _load(term)) for weight, term in _terms(name)]
-    bound = [(weight, term, _bind_judge(function, judge)) for weight, term, function in terms]
+    bound: list[tuple[float, str, Reward]] = []
+    for weight, term in _terms(name):
+        reward: Any = _load(term)
+        if _takes_judge(reward):
+            reward = functools.partial(reward, judge=judge or JudgeSettings())
+        bound.append((weight, term, reward))
     return bound[0][2] if len(bound) == 1 and bound[0][:2] == (1.0, name) else combine(bound)
 
 
@@ -80,10 +84,6 @@ def _load(name: str) -> Reward:
             f"reward {name!r} takes {signature}; it is called with (task, answer, steps)"
         ) from error
     return reward
-
-
-def _bind_judge(reward: Any, judge: JudgeSettings | None) -> Reward:
-    return functools.partial(reward, judge=judge or JudgeSettings()) if _takes_judge(reward) else reward
 
 
 def _takes_judge(reward: Any) -> bool:

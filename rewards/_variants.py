@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 from groundwire.rewards._types import METRIC, RewardError, judges_sql
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
-from groundwire.tools.variants import NoVariantsError, variants_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +79,8 @@ def on_variants(answer: SqlAnswer, official: float, judge: Callable[[str, str, s
     ``judge`` returns the value of a prediction, by its gold, on a database. A wrong answer stays as it is, and so does
     the gold itself, in any layout.
     """
+    from groundwire.tools.variants import NoVariantsError, variants_of  # imports sqlglot, which takes long
+
     predicted, gold, database, question = answer
     if official <= 0 or _tokens(predicted) == _gold_tokens(gold):
         return OfTraining(value=official, official=official)
@@ -95,6 +96,7 @@ def on_variants(answer: SqlAnswer, official: float, judge: Callable[[str, str, s
 
 def without_variants(tasks: Iterable[Mapping[str, Any]], *, on_end: Callable[[], None]) -> dict[str, str]:
     """The ids of the tasks whose golds have no variants, and why. ``on_end`` is called after each task."""
+    from groundwire.tools.variants import NoVariantsError, variants_of
 
     def problem(task: Mapping[str, Any]) -> str:
         try:

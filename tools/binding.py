@@ -202,7 +202,9 @@ class _Call:
         positional = self._binder.positional
         values = {choice.name: choice for choice in self._binder.values}
         free = [choice for choice in positional[:2] if not self._taken(choice)]
-        if len(positional) > 1 and (self._by_column() or not any(_says_task(choice) for choice in left[:1])):
+        if len(positional) > 1 and (
+            self._by_column() or not (left and (_TASK.search(left[0]) or _SAYS_NOTHING.fullmatch(left[0])))
+        ):
             free = [choice for choice in free if choice != "task"]
         known = {name for choice in values.values() for name in (*choice.names, *choice.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
@@ -226,10 +228,6 @@ def _refusal(binder: Binder, left: Sequence[str], columns: Collection[str]) -> s
         f"{takes} nothing fits {' and '.join(map(repr, left))}: write {binder.example}, or name parameters like the "
         f"columns {', '.join(sorted(columns))}"
     )
-
-
-def _says_task(name: str) -> bool:
-    return bool(_TASK.search(name) or _SAYS_NOTHING.fullmatch(name))
 
 
 def _kind(parameter: inspect.Parameter) -> str | None:

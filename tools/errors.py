@@ -121,19 +121,15 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
     except OSError as caught:
         if debug or (caught.filename is None and caught.errno not in _USER_ERRNOS):
             raise
-        error = CommandError(_os_error_message(caught), 1)
+        where = f" ({caught.filename})" if caught.filename else ""
+        hint = "; free some space and continue with --resume" if caught.errno == errno.ENOSPC else ""
+        error = CommandError(f"{caught.strerror or caught}{where}{hint}", 1)
     interrupted = error.exit_code == CommandError.INTERRUPTED
     print(mask_secrets(f"{error}" if interrupted else f"error: {error}"), file=sys.stderr)
     code = error.exit_code if interrupted or exit_code is None else exit_code
     if interrupted or error.exits_at_once:
         exit_now(code)
     sys.exit(code)
-
-
-def _os_error_message(error: OSError) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    hint = "; free some space and continue with --resume" if error.errno == errno.ENOSPC else ""
-    return f"{error.strerror or error}{where}{hint}"
 
 
 def exit_now(code: int) -> NoReturn:

@@ -19,7 +19,6 @@ from pydantic import Field, TypeAdapter
 from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
 from groundwire.domains.text_to_sql.golds import GoldProblem, check_golds, gold_error, gold_of
-from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
@@ -57,6 +56,8 @@ def write_folder(
     The domain says which files there are, and where a database is: a copy of it, or a link to it. A gold is slow after
     ``timeout_s`` seconds.
     """
+    from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
+
     link, place = domain.links_databases, domain.place
     every = [task for tasks in splits.tasks.values() for task in tasks]
     if not link:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from sqlglot import exp
+
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
 from groundwire.tools.sql import QueryError, connections, run_query, sorted_row
@@ -77,8 +79,6 @@ def suspects(
 
 
 def _reasons(database: str, query: str) -> list[str]:
-    from sqlglot import exp
-
     reasons = []
     if depends_on_ties(database, tie_probes(query)):
         reasons.append(TIES)
@@ -106,8 +106,6 @@ def _reasons(database: str, query: str) -> list[str]:
 
 def _is_outer(database: str, column: Any) -> bool:
     """Whether a column without a table's name is in a subquery whose own tables do not have it, and outer ones do."""
-    from sqlglot import exp
-
     select = column.find_ancestor(exp.Select)
     if column.table or column.this.args.get("quoted") or select is None or select.parent_select is None:
         return False
@@ -128,8 +126,6 @@ def _sources(select: Any) -> list[Any]:
 
 def _columns(database: str, tree: Any) -> set[str]:
     """The columns of all tables in ``tree``, in lower case."""
-    from sqlglot import exp
-
     tables = {table.this.sql(dialect="sqlite", identify=True) for table in tree.find_all(exp.Table)}
     return set[str]().union(*(_columns_of(database, table) for table in tables))
 
@@ -194,8 +190,6 @@ def _compares_numbers_as_text(database: str, tree: Any) -> bool:
 
 def _compared(tree: Any) -> list[list[Any]]:
     """The parts of each comparison, of each sort key, and of each MAX and MIN."""
-    from sqlglot import exp
-
     comparisons: list[list[Any]] = []
     for node in tree.find_all(exp.Max, exp.Min, exp.Ordered, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
         operands = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
@@ -205,8 +199,6 @@ def _compared(tree: Any) -> list[list[Any]]:
 
 def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any]) -> bool:
     """Cast the columns of such texts among ``parts``, and the texts that they are compared with."""
-    from sqlglot import exp
-
     columns = [
         operand
         for operand in operands
@@ -220,8 +212,6 @@ def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any])
 
 def _tables(tree: Any) -> list[tuple[str, str]]:
     """The names under which the query uses its tables, each with the table's own name in quotes."""
-    from sqlglot import exp
-
     tables = tree.find_all(exp.Table)
     return [(table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True)) for table in tables]
 

@@ -10,9 +10,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sqlglot import exp
+
 from groundwire.tools.sql.syntax import parse_query
 
 _MAX_MUTATIONS = 60
+_COMPARISONS: dict[Any, tuple[Any, ...]] = {
+    exp.GT: (exp.GTE, exp.LT),
+    exp.GTE: (exp.GT, exp.LTE),
+    exp.LT: (exp.LTE, exp.GT),
+    exp.LTE: (exp.LT, exp.GTE),
+    exp.EQ: (exp.NEQ, exp.GTE),
+    exp.NEQ: (exp.EQ,),
+    exp.Like: (exp.EQ,),
+}
+"""What a comparison becomes: one that policies confuse with it."""
 
 
 def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
@@ -26,7 +38,8 @@ def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
             for change in _changes(node, columns):
                 copy = tree.copy()
                 target = next(candidate for i, candidate in enumerate(copy.walk()) if i == index)
-                changed = _apply(copy, target, change)
+                changed = change(target)  # of the root it is the new query; elsewhere the tree is changed in place
+                changed = changed if target is copy and changed is not None else copy
                 queries.setdefault(changed.sql(dialect="sqlite"))
         queries.pop(tree.sql(dialect="sqlite"), None)
     return list(queries)[:_MAX_MUTATIONS]
@@ -37,8 +50,6 @@ def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
 
     ``value_of`` returns the only value of a query's result; None if there is none.
     """
-    from sqlglot import exp
-
     tree = parse_query(gold)
     queries: list[str] = []
     for index, node in enumerate(list(tree.find_all(exp.Subquery)) if tree is not None else ()):
@@ -64,15 +75,8 @@ def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
     return queries
 
 
-def _apply(root: Any, target: Any, change: Any) -> Any:
-    result = change(target)
-    return result if target is root and result is not None else root
-
-
 def _changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
     """Functions that change a copy of ``node`` in its tree."""
-    from sqlglot import exp
-
     if isinstance(node, exp.Select):
         yield from _select_changes(node, columns)
     elif isinstance(node, exp.AggFunc):
@@ -97,8 +101,6 @@ def _changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
 
 
 def _condition_changes(node: Any) -> Iterator[Any]:
-    from sqlglot import exp
-
     if isinstance(node, (exp.And, exp.Or)):
         other = exp.Or if isinstance(node, exp.And) else exp.And
         yield lambda copy: _replace(copy, copy.left)
@@ -110,7 +112,7 @@ def _condition_changes(node: Any) -> Iterator[Any]:
         for number in (int(node.this) + 1, int(node.this) - 1):
             if number >= 0:
                 yield lambda copy, number=number: _replace(copy, exp.Literal.number(number))
-    for kind in _comparisons().get(type(node), ()):
+    for kind in _COMPARISONS.get(type(node), ()):
         yield lambda copy, kind=kind: _replace(copy, kind(this=copy.left, expression=copy.right))
     if isinstance(node, exp.EQ) and isinstance(_value(node.expression), str):
         begins = exp.Literal.string(f"{_value(node.expression)}%")
@@ -123,23 +125,7 @@ def _replace(node: Any, new: Any) -> Any:
     return new
 
 
-def _comparisons() -> dict[Any, tuple[Any, ...]]:
-    from sqlglot import exp
-
-    return {
-        exp.GT: (exp.GTE, exp.LT),
-        exp.GTE: (exp.GT, exp.LTE),
-        exp.LT: (exp.LTE, exp.GT),
-        exp.LTE: (exp.LT, exp.GTE),
-        exp.EQ: (exp.NEQ, exp.GTE),
-        exp.NEQ: (exp.EQ,),
-        exp.Like: (exp.EQ,),
-    }
-
-
 def _aggregate_changes(node: Any) -> Iterator[Any]:
-    from sqlglot import exp
-
     inner = node.this
     if isinstance(node, exp.Count):
         if isinstance(inner, exp.Distinct) and len(inner.expressions) == 1:
@@ -155,8 +141,6 @@ def _aggregate_changes(node: Any) -> Iterator[Any]:
 
 
 def _select_changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
-    from sqlglot import exp
-
     if node.args.get("distinct"):
         yield lambda copy: copy.set("distinct", None)
     elif isinstance(node.parent, exp.Subquery | exp.In) or all(copy.find(exp.AggFunc) for copy in node.expressions):
@@ -189,16 +173,10 @@ def _join_changes(node: Any) -> Iterator[Any]:
         yield lambda copy: copy.set("side", "LEFT")
     else:
         yield lambda copy: copy.set("side", None)
-    used = {column.table.lower() for column in node.parent_select.find_all(_column())} if node.parent_select else set()
-    on = {column.table.lower() for column in node.find_all(_column())}
+    used = {column.table.lower() for column in node.parent_select.find_all(exp.Column)} if node.parent_select else set()
+    on = {column.table.lower() for column in node.find_all(exp.Column)}
     if node.this.alias_or_name.lower() not in used - on:
         yield lambda copy: copy.pop() and None
-
-
-def _column() -> Any:
-    from sqlglot import exp
-
-    return exp.Column
 
 
 def _is_int(text: str) -> bool:
@@ -208,8 +186,6 @@ def _is_int(text: str) -> bool:
 def literals(gold: str) -> tuple[dict[str, list[Any]], list[int], list[tuple[str, str]]]:
     """The values that ``gold`` compares columns with (by column name, in lower case), the numbers that it compares
     counts with, and the pairs of column names that it compares with one another."""
-    from sqlglot import exp
-
     tree = parse_query(gold)
     values: dict[str, list[Any]] = {}
     counts: list[int] = []
@@ -236,8 +212,6 @@ def _is_text(column: Any) -> bool:
 
 
 def _value(node: Any) -> Any:
-    from sqlglot import exp
-
     if isinstance(node, exp.Neg):
         inner = _value(node.this)
         return -inner if isinstance(inner, (int, float)) else None

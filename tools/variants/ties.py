@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from sqlglot import exp
+
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.syntax import parse_query
 
@@ -19,8 +21,6 @@ _MAX_ROWS = 5000
 
 def tie_probes(gold: str) -> list[TieProbe]:
     """The probes of all SELECTs of ``gold`` with ORDER BY; without those that sqlglot cannot change."""
-    from sqlglot import exp
-
     tree = parse_query(gold)
     if tree is None:
         return []
@@ -34,8 +34,6 @@ def tie_probes(gold: str) -> list[TieProbe]:
 
 
 def _probe(select: Any) -> TieProbe:
-    from sqlglot import exp
-
     aliases = {
         expression.alias.lower(): expression.this
         for expression in select.expressions
