@@ -47,7 +47,7 @@ def main(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With --plan: the run's preset and settings, e.g. hf max_batch=64", metavar="[PRESET] [KEY=VALUE]..."
+            help="With --plan: the run's preset and settings, e.g. hf n_runners=64", metavar="[PRESET] [KEY=VALUE]..."
         ),
     ] = None,
     config: Annotated[

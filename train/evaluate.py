@@ -30,10 +30,7 @@ _OPTIONS = {
         name: name
         for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "prompts", "otlp", "n_runners")
     },
-    **{
-        name: name
-        for name in ("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries", "step_deadline_s")
-    },
+    **{name: name for name in ("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries")},
     "val_temperature": "temperature",
     "val_tasks": "tasks",
 }

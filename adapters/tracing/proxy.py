@@ -198,8 +198,8 @@ class LLMProxy(HttpServer):
                 raise
             kind, problem = problems[error.errno]
             raise kind(
-                f"port {self.port} on {self.host} {problem}: give another one with --proxy-port, or leave it out for "
-                "any free port"
+                f"port {self.port} on {self.host} {problem}: give another one with --proxy-host HOST:PORT, or leave "
+                "it out for any free port"
             ) from error
         self._upstreams.start()
         self._writer = SpanWriter(self._sink)

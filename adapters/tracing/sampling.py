@@ -71,8 +71,7 @@ class SamplingRule:
         if theirs:
             self._has_warned = True
             _log.warning(
-                "an agent asks for %s; the run samples with %s, which training needs, whatever agents ask for. With "
-                "fixed_sampling=false agents choose themselves",
+                "an agent asks for %s; the run samples with %s, which training needs, whatever agents ask for",
                 ", ".join(f"{name}={value!r:.40}" for name, value in theirs.items()),
                 ", ".join(f"{name}={ours[name]!r:.40}" for name in theirs),
             )

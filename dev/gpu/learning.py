@@ -52,10 +52,8 @@ _OF_TRAINER: dict[str, dict[str, Any]] = {
     "local": {
         "steps": 400,
         "tasks_per_step": 48,
-        "max_batch": 192,
+        "n_runners": 192,
         "runner_processes": 4,
-        "tokens_per_forward": 16384,
-        "keep_best": False,
     },
     "verl": {  # beside the local runs on one GPU: a small part of its memory
         "config": "starter",
@@ -118,7 +116,7 @@ def part_medical(suite: Suite) -> dict[str, Any]:
     lengths = {"max_model_len": 3072, "max_tokens": 160}
     supervised = {"domain": "medical", "data_dir": str(warm), "backend": "openai-agents", **lengths}
     supervised |= _agent_options(prompt_profile="full", example_values=3, show_keys=True, execution_truncate=2048)
-    supervised |= {"augment": 0, "epochs": 4, "questions_per_schema": 24, "warmup_steps": 10, "val_tasks": 200}
+    supervised |= {"augment": 0, "epochs": 4, "val_tasks": 200}
     return _Run(
         suite,
         Experiment(

@@ -47,11 +47,8 @@ async def main():
             trainer="gepa",
             model="smollm2",
             config="hf",
-            reflection_model=writer.model,
-            reflection_base_url=writer.base_url,
+            reflection_model=f"{writer.model}@{writer.base_url}",
             prompt_budget=150,
-            pareto_tasks=16,
-            reflection_tasks=10,
             max_tokens=8,
         )
     print(result)

@@ -43,7 +43,6 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
             n_runners=0,
             val_tasks=1,
             checkpoint_every=1,
-            unresponsive_s=2.0,
         )
         found = RunDir.create(str(folder), backend="langgraph", domain="spider", config=config.to_dict())
         while not tally.counts["runs resumed"] or time.monotonic() < end:

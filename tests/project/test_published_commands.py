@@ -22,6 +22,7 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.errors import CommandError
 from groundwire.tools.startup import read_env_file
 from groundwire.train import run
+from groundwire.train.api import training
 from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
@@ -93,15 +94,15 @@ def test_the_published_arguments_have_their_meaning_for_the_local_trainer() -> N
         *("agentlightning.port=9999", "trainer.logger=[console]"),
     )
     settings = json.loads(text[text.index("{") :])
-    found = {name: settings[name] for name in ("agent_match", "steps", "proxy_port", "track", "verl")}
-    assert found == {"agent_match": "write", "steps": 1, "proxy_port": 9999, "track": [], "verl": {}}
+    found = {name: settings[name] for name in ("agent_match", "steps", "proxy_host", "track", "verl")}
+    assert found == {"agent_match": "write", "steps": 1, "proxy_host": "127.0.0.1:9999", "track": [], "verl": {}}
     assert "the local trainer has grpo alone" in refused("--trainer", "local", "algorithm.adv_estimator=gae")
 
 
 def test_the_published_arguments_have_their_meaning_for_verl() -> None:
     given = ["algorithm.adv_estimator=grpo", "agentlightning.port=9999", "trainer.logger=[console,wandb,swanlab]"]
     config = resolve("fast", trainer="verl", verl=parse_overrides(given))
-    assert (config.proxy_port, config.track) == (9999, ["wandb", "swanlab"])
+    assert (config.proxy_address[1], config.track) == (9999, ["wandb", "swanlab"])
     flat = flat_config(config)
     assert flat["trainer.logger"] == ["console", "wandb", "swanlab", "file"]
     assert "agentlightning.port" not in flat
@@ -193,15 +194,14 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _llm_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    accepted = settings_of("--llm-proxy")
-    assert accepted.pop("llm_proxy")
-    assert accepted.items() <= settings_of().items()
+    assert settings_of("--llm-proxy") == settings_of("llm_proxy=true") == settings_of()
 
 
 def _external_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     assert "AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address" in refused()
-    address = ("--external-store-address", "http://127.0.0.1:9", "--store-wait-s", "0")
+    monkeypatch.setattr(training, "_STORE_WAIT_S", 0.0)
+    address = ("--external-store-address", "http://127.0.0.1:9")
     assert "no store answers at http://127.0.0.1:9" in refused(*address)  # test_external.py has a run with one
 
 
@@ -254,7 +254,7 @@ def _estimator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _port(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings_of("agentlightning.port=9999")["proxy_port"] == 9999
+    assert settings_of("agentlightning.port=9999")["proxy_host"] == "127.0.0.1:9999"
 
 
 def _logger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,8 +213,8 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
         return ""
     return (
         f"{counts['equal'] / pairs:.0%} of the replies to a repeated prompt are equal, where sampling gives "
-        f"{counts['expected'] / pairs:.0%}: the agent sets its own temperature or seed, or the endpoint returns "
-        "stored replies. Leave fixed_sampling on, and turn off caches"
+        f"{counts['expected'] / pairs:.0%}: they are not sampled anew. Turn off caches of replies "
+        "between the agent and the policy"
     )
 
 

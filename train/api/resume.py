@@ -18,6 +18,7 @@ from groundwire.domains import Task
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.gone import check_stored, present
 from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -37,12 +38,11 @@ _FIXED = (
 """Settings that cannot change when a run is resumed: it would be another run."""
 _OF_A_PROCESS = {
     *("config", "device", "output_dir", "track", "otlp", "n_runners", "runner_processes", "runner_python"),
-    *("external_store_address", "store_wait_s", "token_file", "llm_proxy", "proxy_host", "proxy_port", "max_batch"),
-    *("tokens_per_forward", "branches_per_row", "logits_per_chunk", "unresponsive_s", "step_deadline_s"),
+    *("external_store_address", "token_file", "proxy_host"),
 }
 """Settings of the machine and the moment, which a resumed run does not keep."""
 _OF_VALIDATION = {*AgentSettings.model_fields, "parts.agent", "parts.reward"} | {
-    *("prompts", "max_tokens", "max_model_len", "fixed_sampling", "truncated", "val_temperature", "val_tasks")
+    *("prompts", "max_tokens", "max_model_len", "truncated", "val_temperature", "val_tasks")
 }
 
 
@@ -64,6 +64,8 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
             f'fit(..., resume="{relative_path(run.path)}")'
         )
+    check_stored(stored)
+    stored = present(stored)
     if unknown := sorted(stored.keys() - RunConfig.names().keys()):
         raise RunDamagedError(
             f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"

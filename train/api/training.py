@@ -38,6 +38,8 @@ from groundwire.train.job.trainer import default_trainer, trainer_of
 if TYPE_CHECKING:
     from rich.console import Console
 
+_STORE_WAIT_S = 120.0
+"""Seconds to wait for an external store to start."""
 _STARTER_NOTES = {
     "sql": "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
     "room. It was made for English questions, SQL, and prompts of up to 2,000 tokens. The bundled validation databases "
@@ -72,7 +74,7 @@ def make_job(
         config = _config(given, objects, dev=dev, endpoint=endpoint)
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
-    check_store_settings(config.external_store_address, config.token_file, config.store_wait_s)
+    check_store_settings(config.external_store_address, config.token_file, _STORE_WAIT_S)
     job = prepare(config, endpoint=endpoint, objects=objects)
     if config.gold_trust is not None:
         data, note = job.domain.with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)

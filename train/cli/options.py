@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import TABLES, flag, merge_overrides, not_a_pair, parse_overrides
+from groundwire.train.config.overrides import TABLES, WITHOUT_EFFECT, flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
@@ -66,6 +66,7 @@ def takes_settings(
             function(settings=settings, **values)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.gone = record.gone  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
@@ -77,13 +78,15 @@ class SettingsCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. Raises a usage error."""
+        args = [each for each in args if each.removeprefix("--").replace("-", "_") not in WITHOUT_EFFECT]
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             option = str(getattr(error, "option_name", ""))
             name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
-            if name in RunConfig.gone:
-                error.message = f"{option} is no setting any more: {RunConfig.gone[name]}"  # type: ignore[attr-defined]
+            gone: Mapping[str, str] = getattr(self.callback, "gone", {})
+            if name in gone:
+                error.message = f"{option} is no setting any more: {gone[name]}"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
             raise
 

@@ -13,7 +13,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import read_bytes
 from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import NAMES, merge_overrides
+from groundwire.train.config.overrides import NAMES, WITHOUT_EFFECT, merge_overrides
 from groundwire.train.config.run_config import RunConfig
 
 __all__ = ["SUFFIXES", "read_settings"]
@@ -40,7 +40,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
     overrides = {}
     for key, value in _flat(values):
-        if "." not in key and key not in NAMES and key not in RunConfig.gone:
+        if "." not in key and key not in (*NAMES, *RunConfig.gone, *WITHOUT_EFFECT):
             raise ConfigError(f"{file}: unknown setting {key[:100]}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
     try:

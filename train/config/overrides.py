@@ -11,10 +11,20 @@ from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["flag", "merge_overrides", "not_a_pair", "parse_overrides", "reject_verl_overrides", "with_changes"]
+__all__ = [
+    "WITHOUT_EFFECT",
+    "flag",
+    "merge_overrides",
+    "not_a_pair",
+    "parse_overrides",
+    "reject_verl_overrides",
+    "with_changes",
+]
 
 TABLES = ("agent_options", "judge", "verl")
 """Settings whose values are tables, which are merged name by name."""
+WITHOUT_EFFECT = ("llm_proxy",)
+"""Names of published commands that are accepted: LLM calls always go through the proxy."""
 NAMES = {name: field for name, field in RunConfig.names().items() if field not in TABLES}
 """Every name of a setting that has one plain value, and its field."""
 
@@ -58,10 +68,12 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     option and an override differ.
     """
     given = {name: value for name, value in options.items() if value is not None and name not in TABLES[:2]}
-    given = {name: RunConfig.check_value(name, value) for name, value in given.items()}
+    given = {name: RunConfig.check_value(name, value) for name, value in given.items() if name not in WITHOUT_EFFECT}
     judge, verl = dict(options.get("judge") or {}), {}
     agent_options = dict(options.get("agent_options") or {})
     for key, value in overrides.items():
+        if key in WITHOUT_EFFECT:
+            continue
         if key.startswith("judge."):
             _set(judge, key.removeprefix("judge."), JudgeSettings, key, value)
         elif key.startswith("agent_options."):

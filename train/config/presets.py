@@ -21,7 +21,6 @@ _HF: dict[str, Any] = {
     "max_model_len": 4096,
     "checkpoint_every": 10,
     "rollout_timeout_s": 300.0,
-    "step_deadline_s": 1800.0,
 }
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ RECIPE: dict[str, Any] = {
     "max_tokens": 2048,
     "max_model_len": 4096 + 2048,
     "learning_rate": 1e-6,
-    "clip_low": 0.2,
+    f"{_ACTOR}.clip_ratio_low": 0.2,
     "clip_high": 0.3,
     "kl_coef": 0.0,
     "entropy_coef": 0.0,
@@ -62,7 +62,11 @@ _REASONS = {
     "trainer.project_name": "the name of this project",
     "track": "wandb if it is installed and logged in",
 }
-_VERLS_OWN = {f"{_MODEL}.use_remove_padding": True, f"{_MODEL}.enable_gradient_checkpointing": True}
+_VERLS_OWN = {
+    f"{_MODEL}.use_remove_padding": True,
+    f"{_MODEL}.enable_gradient_checkpointing": True,
+    f"{_ACTOR}.clip_ratio_low": 0.2,
+}
 """verl's defaults, where a run gives no value."""
 
 

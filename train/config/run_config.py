@@ -21,10 +21,12 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
+from groundwire.train.config.gone import OF_RUN, sentences
 from groundwire.train.config.prompts import read_prompts
 
-__all__ = ["SQL_AGENTS", "SQL_AGENT_OPTIONS", "TRACKERS", "AgentSettings", "RunConfig"]
+__all__ = ["SQL_AGENTS", "TRACKERS", "AgentSettings", "RunConfig"]
 
+_HOST_PORT = re.compile(r"([^:]+|\[.*\]):(\d+)")  # not an IPv6 address without brackets
 _Tracker = Literal["tensorboard", "wandb", "swanlab"]
 TRACKERS: tuple[str, ...] = get_args(_Tracker)
 
@@ -41,32 +43,8 @@ _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
 
 
-_ONLY_LOCAL = {
-    "precision": "actor_rollout_ref.actor.fsdp_config.dtype",
-    "gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "tokens_per_forward": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "branches_per_row": "",
-    "keep_best": "",
-    "logits_per_chunk": "",
-    "max_batch": "actor_rollout_ref.rollout.max_num_seqs",
-}
-"""Settings of the local trainer alone, and verl's own settings for the same."""
-
-
 SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
 """Backends that, without an agent of the user's, run one of the project's."""
-SQL_AGENT_OPTIONS = {
-    "max_turns": "max_turns",
-    "check_last": "check_last",
-    "prompt_profile": "prompt_profile",
-    "table_info_truncate": "table_info_truncate",
-    "example_values": "example_values",
-    "sample_values": "example_values",
-    "show_keys": "show_keys",
-    "keys": "show_keys",
-    "execution_truncate": "execution_truncate",
-}
-"""Names that were settings of the run, and the options of the SQL agents that they are now."""
 
 
 def _regular_expression(name: str, value: str | None) -> str | None:
@@ -75,6 +53,12 @@ def _regular_expression(name: str, value: str | None) -> str | None:
     except re.error as error:
         raise ConfigError(f"{name} {value!r} is not a regular expression: {error}") from None
     return value
+
+
+def _check_port(host: str) -> str:
+    if (found := _HOST_PORT.fullmatch(host)) and int(found[2]) > 65535:
+        raise ConfigError(f"proxy_host is {host!r}; its port must be at most 65535")
+    return host
 
 
 def _split_names(value: Any) -> Any:
@@ -92,10 +76,7 @@ class AgentSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
-    gone = {
-        old: f"it is an option of the SQL agents: --agent-option {name}=VALUE"
-        for old, name in SQL_AGENT_OPTIONS.items()
-    }
+    gone = sentences()
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
@@ -155,6 +136,8 @@ class AgentSettings(Settings):
 
 class RunConfig(AgentSettings):
     """Every setting of ``groundwire run``."""
+
+    gone = sentences(OF_RUN)
 
     config: str = _data(
         "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
@@ -240,11 +223,10 @@ class RunConfig(AgentSettings):
 
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(
         "token-mean",
-        "Clipped loss: mean over tokens or over sequences, Dr. GRPO's constant divisor, GSPO's ratio of sequences",
+        "Clipped loss: mean over tokens or over sequences; Dr. GRPO's constant divisor, with advantages that are not "
+        "divided by the standard deviation of the group; or GSPO's ratio of sequences",
     )
-    scale_rewards: bool = _loss(True, "Divide advantages by the standard deviation of the group (Dr. GRPO does not)")
-    clip_low: float = _loss(0.2, "Lower clipping range of the probability ratio", ge=0)
-    clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio", ge=0)
+    clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio; the lower one is 0.2", ge=0)
     kl_coef: float = _loss(0.0, "Factor of the KL divergence to the model at the start, in the loss", ge=0)
     entropy_coef: float = _loss(0.0, "Factor of the entropy that is subtracted from the loss", ge=0)
     learning_rate: float | None = _loss(2e-4, "Learning rate of the optimizer", gt=0)
@@ -252,17 +234,14 @@ class RunConfig(AgentSettings):
         "constant", "Learning rate after the warm-up; linear (local trainer) and cosine fall to 0 at the last step"
     )
     warmup_steps: int = _loss(5, "Steps in which the learning rate rises to its value", ge=0)
-    weight_decay: float = _loss(0.0, "AdamW's weight decay", ge=0)
-    max_grad_norm: float = _loss(1.0, "Norm to which a larger gradient is scaled down", gt=0)
     lora_rank: int = _loss(0, "Train LoRA adapters of this rank and freeze the weights; 0 trains the weights", ge=0)
-    lora_alpha: int = _loss(16, "Adapters are scaled by lora_alpha / lora_rank", ge=1)
 
     prompt_budget: int = _gepa(600, "Rollouts on training tasks, in all, to optimise prompts with", ge=1)
-    pareto_tasks: int = _gepa(40, "Training tasks on which every accepted prompt is scored, for the Pareto front", ge=1)
-    reflection_tasks: int = _gepa(4, "Training tasks of one reflection, which a new prompt must do better", ge=1)
-    reflection_model: str | None = _gepa(None, "Model that writes new prompts: a name of LiteLLM, or of the endpoint")
-    reflection_base_url: str | None = _gepa(
-        None, "OpenAI-compatible endpoint of the reflection model. Its key is OPENAI_API_KEY", metavar="URL"
+    reflection_model: str | None = _gepa(
+        None,
+        "Model that writes new prompts: a name of LiteLLM, or NAME@URL of an OpenAI-compatible endpoint, whose key is "
+        "OPENAI_API_KEY",
+        metavar="NAME[@URL]",
     )
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
@@ -270,24 +249,6 @@ class RunConfig(AgentSettings):
         "Matrix products of sampling and update; weights and optimizer are fp32. auto: bf16 on CUDA, and on a CPU with "
         "instructions for it from 20 M parameters; else fp32",
     )
-    gradient_checkpointing: Literal["auto", "on", "off"] = _memory(
-        "auto", "Compute activations again in the backward pass instead of keeping them. auto: on CUDA"
-    )
-    tokens_per_forward: int | None = _memory(
-        None,
-        "Most tokens of a forward and backward pass; a longer trajectory has a pass of its own. "
-        "Without it: 2048 on a CPU, on CUDA as many as fit into its memory",
-        ge=1,
-    )
-    branches_per_row: int | None = _memory(
-        None,
-        "Most trajectories that are packed after one shared prompt. Without it: 8 on a CPU, no limit on CUDA",
-        ge=1,
-    )
-    logits_per_chunk: int = _memory(
-        1 << 26, "Most logits that exist at once in the update; further chunks are computed again to save memory", ge=1
-    )
-    max_batch: int = _memory(128, "Most requests that the embedded engine decodes together; others wait", ge=1)
 
     val_temperature: float = _validation(
         0.0,
@@ -295,9 +256,9 @@ class RunConfig(AgentSettings):
         ge=0,
     )
     val_tasks: int = _validation(200, "Validation questions (in training: before and after it); 0 means all", ge=0)
-    val_every: int = _validation(9, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
-    val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
-    keep_best: bool = _validation(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
+    val_every: int = _validation(
+        9, "Steps between the shorter validations, of 64 questions; 0 means never, with verl also -1", ge=-1
+    )
 
     max_calls: int = _rollouts(
         0,
@@ -315,26 +276,21 @@ class RunConfig(AgentSettings):
         metavar="PYTHON",
     )
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
-    fixed_sampling: bool = _rollouts(
-        True, "Replace the temperature, top_p, seed and larger max_tokens in agents' requests by the run's own"
-    )
     max_model_len: int = _rollouts(2048, "Tokens of prompt and reply together", ge=1)
-    step_deadline_s: float = _rollouts(300.0, "Seconds that the rollouts of one step may take", gt=0)
     retries: int = _rollouts(1, "Further attempts after a rollout failed for no fault of the policy", ge=0)
-    unresponsive_s: float = _rollouts(
-        30.0, "Seconds without a heartbeat after which a remote runner's rollout goes to another runner", gt=0
-    )
 
     external_store_address: str | None = _store(
         None, "Train through the Lightning store at this address, http://HOST:PORT", metavar="URL"
     )
-    store_wait_s: float = _store(120.0, "Seconds to wait for the external store to start", ge=0)
     token_file: str | None = _store(
         None, "File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
     )
-    llm_proxy: bool = _store(False, "Accepted and without effect: LLM calls always go through the proxy", hidden=True)
-    proxy_host: str = _store("127.0.0.1", "Address of this machine at which remote runners reach the LLM proxy")
-    proxy_port: int = _store(0, "Port of the LLM proxy; 0 takes a free one", ge=0, le=65535)
+    proxy_host: Annotated[str, AfterValidator(_check_port)] = _store(
+        "127.0.0.1",
+        "Address of this machine at which remote runners reach the LLM proxy; with HOST:PORT at this port, else at a "
+        "free one",
+        metavar="HOST[:PORT]",
+    )
 
     verl: Mapping[str, Any] = setting(dict, "Settings of verl's own, by their dotted names; they win over a preset's")
 
@@ -365,13 +321,34 @@ class RunConfig(AgentSettings):
                 f"{given} is {getattr(self, given)}, but the store at {self.external_store_address} has its own "
                 f"runners: start them with {self.runner_python or 'python'} -m groundwire.train.runner"
             )
-        for name, key in () if local else _ONLY_LOCAL.items():
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                raise ConfigError(
-                    f"{name} is {value!r}, which only the local trainer has; "
-                    + (f"use {key}=..., verl's own setting" if key else "verl has no such setting")
-                )
+        if not local and self.precision != "auto":
+            raise ConfigError(
+                f"precision is {self.precision!r}, which only the local trainer has; use "
+                "actor_rollout_ref.actor.fsdp_config.dtype=..., verl's own setting"
+            )
         return self
+
+    @property
+    def scale_rewards(self) -> bool:
+        """Whether advantages are divided by the standard deviation of the group: not by Dr. GRPO (Liu et al. 2025)."""
+        return self.loss != "dr-grpo"
+
+    @property
+    def max_batch(self) -> int:
+        """The most requests that the embedded engine decodes together: one of each rollout that runs at once."""
+        return self.n_runners or 128
+
+    @property
+    def step_deadline_s(self) -> float:
+        """Seconds that the rollouts of one step may take. Some wait for others, and may be tried again."""
+        return 6 * self.rollout_timeout_s
+
+    @property
+    def proxy_address(self) -> tuple[str, int]:
+        """The host and the port of the LLM proxy; port 0 takes a free one."""
+        if found := _HOST_PORT.fullmatch(self.proxy_host):
+            return found[1], int(found[2])
+        return self.proxy_host, 0
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values."""
@@ -390,8 +367,9 @@ class RunConfig(AgentSettings):
         options |= {"agent-input": self.agent_input, "agent-output": self.agent_output, "train-model": self.train_model}
         options |= {"data-dir": self.data_dir, "judge-model": self.judge.model, "judge-base-url": self.judge.base_url}
         store = urlsplit(self.external_store_address or "").hostname
-        if self.proxy_host != store and not is_loopback(self.proxy_host):
-            options["policy-host"] = self.proxy_host
+        host, _ = self.proxy_address
+        if host != store and not is_loopback(host):
+            options["policy-host"] = host
         changed = self.judge.model_dump(mode="json", exclude_defaults=True, exclude={"model", "base_url"})
         pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
         if self.agent is not None or self.backend not in SQL_AGENTS:  # else they come with each rollout

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.config.gone import OF_SFT, sentences
 
 __all__ = ["FORMATS", "SFTSettings"]
 
@@ -33,7 +33,7 @@ class SFTSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
-    gone = AgentSettings.gone
+    gone = sentences(OF_SFT)
 
     model: str = _data("smollm2", "'starter', 'smollm2', a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
     chats: str | None = _data(
@@ -67,27 +67,17 @@ class SFTSettings(Settings):
     learning_rate: float | None = _training(
         None, "Highest learning rate of AdamW. Without it, one that fits the model's size", gt=0
     )
-    weight_decay: float = _training(0.01, "Weight decay of AdamW", ge=0)
-    warmup_steps: int = _training(40, "Steps in which the learning rate rises", ge=0)
     tokens_per_step: int = _training(16384, "Tokens of one optimizer step; a shared prompt counts once", ge=1)
-    tokens_per_forward: int = _training(0, "Tokens of one forward pass. 0: 2048 on a CPU, 16384 on a GPU", ge=0)
-    attention: Literal["auto", "tree", "sdpa"] = _training(
-        "auto", "tree: FlexAttention over rows without padding; sdpa: padded rows. auto: tree on a GPU, else sdpa"
-    )
     later_turns: float = _training(
         0.5, "Share of the questions that also have the turns after a first query: check, rewrite, end", ge=0, le=1
     )
     augment: float = _training(
         0.5, "Share of the schemas with another order, fewer tables or other spellings of names", ge=0, le=1
     )
-    questions_per_schema: int = _training(6, "Questions that share one schema in a step", ge=1)
-    checkpoint_every: int = _training(200, "Steps between checkpoints", ge=1)
 
     val_tasks: int = _measure(
         200, "Held-out questions for loss and accuracy; 0 means all. Of chats and rollouts at most a tenth", ge=0
     )
-    val_every: int = _measure(100, "Steps between the held-out losses", ge=1)
-    max_tokens: int = _measure(96, "Tokens of a reply, for the accuracy", ge=1)
     output_dir: str = _measure("sft", "Folder for the runs' folders", metavar="DIR")
 
     @model_validator(mode="after")

@@ -28,15 +28,10 @@ SHARED: dict[str, str] = {
     "val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
     "val_every": "trainer.test_freq",
     "learning_rate": "actor_rollout_ref.actor.optim.lr",
-    "clip_low": "actor_rollout_ref.actor.clip_ratio_low",
     "clip_high": "actor_rollout_ref.actor.clip_ratio_high",
-    "scale_rewards": "algorithm.norm_adv_by_std_in_grpo",
     "entropy_coef": "actor_rollout_ref.actor.entropy_coeff",
     "warmup_steps": "actor_rollout_ref.actor.optim.lr_warmup_steps",
-    "weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
-    "max_grad_norm": "actor_rollout_ref.actor.optim.clip_grad",
     "lora_rank": "actor_rollout_ref.model.lora_rank",
-    "lora_alpha": "actor_rollout_ref.model.lora_alpha",
     "checkpoint_every": "trainer.save_freq",
     "seed": "data.seed",
 }
@@ -66,6 +61,7 @@ def loss_keys(config: RunConfig) -> dict[str, tuple[Any, str]]:
         keys[f"{_ACTOR}.loss_agg_mode"] = (mode, "loss")
     if config.loss == "dr-grpo":
         keys[f"{_ACTOR}.loss_scale_factor"] = (config.max_tokens, "loss")
+        keys["algorithm.norm_adv_by_std_in_grpo"] = (False, "loss")
     if config.loss == "gspo":
         keys[f"{_ACTOR}.policy_loss.loss_mode"] = ("gspo", "loss")
     if config.kl_coef:
@@ -110,9 +106,10 @@ def with_published_names(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     port = overrides.pop(PORT, None)
     if port is not None:
-        settings["proxy_port"] = RunConfig.check_value("proxy_port", port, shown_as=PORT)
-        if given.get("proxy_port") not in (None, settings["proxy_port"]):
-            raise ConfigError(f"{PORT}={port} but proxy_port is {given['proxy_port']}: they are one setting")
+        host = given.get("proxy_host") or RunConfig.model_fields["proxy_host"].default
+        if ":" in host and host.rpartition(":")[2] != str(port):
+            raise ConfigError(f"{PORT}={port} but proxy_host is {host}: they are one setting")
+        settings["proxy_host"] = RunConfig.check_value("proxy_host", f"{host.partition(':')[0]}:{port}", shown_as=PORT)
     return {**settings, "verl": overrides} if "verl" in given else settings
 
 

@@ -36,11 +36,8 @@ class PromptTraining(Trainer):
         if not config.reflection_model:
             raise ConfigError(
                 "--trainer gepa needs a model that writes prompts: --reflection-model NAME, as LiteLLM names it, or "
-                "with --reflection-base-url URL a model of that endpoint"
+                "NAME@URL, a model of that endpoint"
             )
-        if config.reflection_base_url and not config.reflection_base_url.startswith(("http://", "https://")):
-            url = config.reflection_base_url
-            raise ConfigError(f"reflection_base_url is {url!r}; it must be like http://HOST:PORT/v1")
 
     def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
         """Optimise until the budget is used."""

@@ -68,17 +68,18 @@ class ReflectionModel:
 
 def ask_model(config: RunConfig) -> Callable[[list[dict[str, Any]]], str]:
     """The function that asks the run's reflection model."""
-    return _endpoint(config) if config.reflection_base_url else _litellm(config)
+    model, at, address = str(config.reflection_model).partition("@http")
+    return _endpoint(model, f"http{address}") if at else _litellm(config)
 
 
-def _endpoint(config: RunConfig) -> Callable[[list[dict[str, Any]]], str]:
+def _endpoint(model: str, base_url: str) -> Callable[[list[dict[str, Any]]], str]:
     import httpx
 
-    url = f"{str(config.reflection_base_url).rstrip('/')}/chat/completions"
-    name = f"the reflection model {config.reflection_model} at {config.reflection_base_url}"
+    url = f"{base_url.rstrip('/')}/chat/completions"
+    name = f"the reflection model {model} at {base_url}"
 
     def ask(messages: list[dict[str, Any]]) -> str:
-        body = {"model": config.reflection_model, "messages": messages, "max_tokens": _MAX_TOKENS}
+        body = {"model": model, "messages": messages, "max_tokens": _MAX_TOKENS}
         headers = {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY') or 'none'}"}
         try:
             reply = httpx.post(url, json=body, headers=headers, timeout=_TIMEOUT_S)

@@ -39,6 +39,9 @@ from groundwire.train.job.prepare import default_prompts
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
 
+_PARETO_TASKS, _REFLECTION_TASKS = 40, 4
+"""Training tasks on which every accepted prompt is scored, and of one reflection, which a new prompt must do better."""
+
 
 class PromptTrainer:
     """One run, which begins with the prompts of the agent and those of the settings.
@@ -87,7 +90,7 @@ class PromptTrainer:
 
     def _optimise(self) -> GEPAResult[str, int]:
         config, run = self.config, self.run
-        pareto = choose_tasks(self.data.train, config.pareto_tasks)
+        pareto = choose_tasks(self.data.train, _PARETO_TASKS)
         chosen = {task["id"] for task in pareto}
         others = [task for task in self.data.train if task["id"] not in chosen] or pareto
         adapter: Any = PromptAdapter(config, collect=self._collect, journal=Journal(run.path / "rollouts.jsonl"))
@@ -100,7 +103,7 @@ class PromptTrainer:
                 adapter=adapter,
                 reflection_lm=reflection,
                 reflection_prompt_template=TEMPLATE,
-                reflection_minibatch_size=min(config.reflection_tasks, len(others)),
+                reflection_minibatch_size=min(_REFLECTION_TASKS, len(others)),
                 max_metric_calls=config.prompt_budget,
                 seed=config.seed,
                 stop_callbacks=lambda state: reflection.error is not None,

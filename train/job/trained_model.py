@@ -11,13 +11,14 @@ from typing import Any
 from groundwire.tools.files import read_json
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.gone import present
 from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.run_config import AgentSettings
 
 _FROM_RUN = (
     *AgentSettings.model_fields,
     *("config", "trainer", "data_dir", "group_column", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
-    *("retries", "step_deadline_s", "val_temperature", "agent_match", "prompts", "runner_python", "runner_processes"),
+    *("retries", "val_temperature", "agent_match", "prompts", "runner_python", "runner_processes"),
 )
 """The settings of a run with which its model is evaluated."""
 _DEPENDENTS = {
@@ -61,7 +62,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
     if trained is None:
         return given
     folder, run = trained
-    stored = run.config()
+    stored = present(run.config())
     _check_objects(run, stored, given, objects)
     kept = {name: stored[name] for name in _FROM_RUN if stored.get(name) is not None}
     if not kept.get("n_runners"):  # an external store had its own runners

@@ -98,9 +98,9 @@ class GRPOConfig:
         values = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
         values = {name: value for name, value in values.items() if value is not None}
         if cuda:
-            values.setdefault("branches_per_row", sys.maxsize)  # blocks of other branches are skipped there
+            values["branches_per_row"] = sys.maxsize  # blocks of other branches are skipped there
         values["bf16"] = config.precision == "bf16" or (config.precision == "auto" and cuda)
-        values["gradient_checkpointing"] = {"auto": cuda, "on": True, "off": False}[config.gradient_checkpointing]
+        values["gradient_checkpointing"] = cuda
         return cls(**{**values, "total_steps": config.steps})
 
 

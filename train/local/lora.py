@@ -16,6 +16,8 @@ from torch import Tensor
 
 from groundwire.train.config.errors import ConfigError
 
+LORA_ALPHA = 16
+"""Adapters are scaled by this number / their rank."""
 _NAME = "default"
 """peft's name of the adapters."""
 

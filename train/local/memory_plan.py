@@ -44,7 +44,7 @@ def plan_for_model(
     """
     update = GRPOConfig.from_settings(config)
     settings = {
-        "tokens_per_forward": config.tokens_per_forward or _TOKENS[1],
+        "tokens_per_forward": _TOKENS[1],
         "max_batch": config.max_batch,
         "max_model_len": max_model_len,
         "lora": adapters > 0,
@@ -52,18 +52,14 @@ def plan_for_model(
     }
     changes: dict[str, dict[str, Any]] = {} if adapters else {"set lora_rank=16": {"lora": True}}
     if config.max_batch > 1:
-        changes[f"lower max_batch ({config.max_batch})"] = {"max_batch": 1}
+        changes[f"lower n_runners ({config.max_batch})"] = {"max_batch": 1}
     if max_model_len > _TOKENS[0]:
         changes[f"lower max_model_len ({max_model_len})"] = {"max_model_len": _TOKENS[0]}
-    if config.tokens_per_forward is not None:
-        changes[f"lower tokens_per_forward ({config.tokens_per_forward})"] = {"tokens_per_forward": 0}
-    if not update.gradient_checkpointing:
-        changes["set gradient_checkpointing=on"] = {"recomputed": True}
     return plan_memory(
         partial(_plan, shape, update, parameters, adapters, available),
         settings,
         tokens="tokens_per_forward",
-        least=max(_TOKENS[0], max_model_len) if config.tokens_per_forward is None else None,
+        least=max(_TOKENS[0], max_model_len),
         update=changes,
     )
 

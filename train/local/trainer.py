@@ -48,7 +48,7 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job
 from groundwire.train.local.grpo import GRPO, check_state
-from groundwire.train.local.lora import add_adapters, check_rank, merged_weights
+from groundwire.train.local.lora import LORA_ALPHA, add_adapters, check_rank, merged_weights
 from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
@@ -58,6 +58,8 @@ from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
 
+_SHORTER = 64
+"""Questions of the validations during training."""
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
 _MAX_SKIPPED_UPDATES = 5
@@ -85,7 +87,7 @@ class LocalTrainer:
             check_rank(initial.state, config.lora_rank)
         if config.lora_rank:
             self.model = load_start(config)  # a checkpoint's weights are merged with its adapters
-            add_adapters(self.model, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+            add_adapters(self.model, rank=config.lora_rank, alpha=LORA_ALPHA, seed=config.seed)
         max_model_len = fitting_length(self.model, config.max_model_len)
         self.grpo = GRPO(
             self.model,
@@ -232,7 +234,7 @@ class LocalTrainer:
     def _validate(self, step: int) -> dict[str, Any]:
         """The validations that are due at ``step``, by their names in the metrics."""
         config = self.config
-        count = config.val_tasks if step in (0, config.steps) else config.val_every_tasks
+        count = config.val_tasks if step in (0, config.steps) else min(config.val_tasks or _SHORTER, _SHORTER)
         tasks = choose_tasks(self.data.validation, count)
         if step == 0 and (note := few_questions(len(tasks))):
             self.callback.on_note(note)
@@ -315,7 +317,7 @@ class LocalTrainer:
         """Keep the policy if it has the best validation. That of the model at the start does not count."""
         name = validation_name(self.config.val_temperature)
         validation = line.get(name)
-        if self.config.keep_best and line["step"] and validation:
+        if line["step"] and validation:
             self.checkpoints.keep_best(line["step"], validation, self._scores[name])
 
 

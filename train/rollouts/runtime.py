@@ -45,6 +45,8 @@ __all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
+UNRESPONSIVE_S = 30.0
+"""Seconds without a heartbeat after which a remote runner's rollout goes to another runner."""
 _CHECK_RUNNERS_S = 0.5
 _MIN_BLOCKED_S = 10.0  # imports on a busy machine block the loop for seconds
 
@@ -96,7 +98,7 @@ class RolloutRuntime:
         check = None
         if (address := config.external_store_address) and config.n_runners:
             check = RequestCheck.of(
-                config, domain, data_dir=config.data_dir, policy_hosts=[config.proxy_host], store=address
+                config, domain, data_dir=config.data_dir, policy_hosts=[config.proxy_address[0]], store=address
             )
         self._agent = RolloutAgent(
             backend=backend,
@@ -212,7 +214,7 @@ class RolloutRuntime:
             settings=config.for_agents(),
             prompts=config.prompts,
             on_result=self._otlp(),
-            unresponsive_s=config.unresponsive_s if external or config.runner_processes else None,
+            unresponsive_s=UNRESPONSIVE_S if external or config.runner_processes else None,
             runner_command=config.runner_command() if external else "",
         )
         await self._start_part(runners)
@@ -237,10 +239,9 @@ class RolloutRuntime:
             policy = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
         return LLMProxy(
             sink=LightningSpanSink(store),
-            fixed_sampling=config.fixed_sampling,
             max_calls=config.max_calls,
-            host=config.proxy_host,
-            port=config.proxy_port,
+            host=config.proxy_address[0],
+            port=config.proxy_address[1],
             token=given_token(config.token_file),
             **policy,
         )

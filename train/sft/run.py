@@ -36,9 +36,12 @@ from groundwire.train.sft.data.golds import Question, write_turns
 from groundwire.train.sft.data.load import Data, Groups, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
-from groundwire.train.sft.trainer import Examples, SFTTrainer, Step, make_steps
+from groundwire.train.sft.trainer import VAL_EVERY, Examples, SFTTrainer, Step, make_steps
 
 __all__ = ["run"]
+
+_MAX_TOKENS = 96
+"""Of a first query, for the accuracy."""
 
 
 def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any]) -> Iterator[str]:
@@ -127,7 +130,7 @@ def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], f
     with _reporting(folder) as report:
 
         def on_step(metrics: dict[str, Any]) -> None:
-            if metrics["step"] % trainer.settings.val_every == 0 and val_rows:
+            if metrics["step"] % VAL_EVERY == 0 and val_rows:
                 metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
             report(metrics)
 
@@ -319,7 +322,7 @@ def _first_query_accuracy(
             for backend, example in zip(
                 settings.backend, encode(tokenizer, write_turns(question, settings)), strict=True
             ):
-                sampling = Sampling(temperature=0.0, max_tokens=settings.max_tokens)
+                sampling = Sampling(temperature=0.0, max_tokens=_MAX_TOKENS)
                 try:
                     futures.append((question, backend, engine.submit(example.prompt_ids, sampling)))
                 except ContextLengthError:

@@ -26,12 +26,14 @@ from groundwire.tools.startup import child_python_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example
+from groundwire.train.sft.trainer import BETAS, CHECKPOINT_EVERY, MIN_RATE, VAL_EVERY, WARMUP_STEPS, WEIGHT_DECAY
 from groundwire.train.verl.hydra_config import INSTALL, count_gpus, without_flash_attn
 
 __all__ = ["TokenDataset", "check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
 
-_MIN_RATE = 0.05
 _LOG_POLL_S = 1.0
+_TOKENS_PER_GPU = 16384
+"""Of one forward pass."""
 
 
 def check_gpus(settings: SFTSettings) -> None:
@@ -91,17 +93,17 @@ def verl_settings(
         "model.path": str(model.resolve()),
         "optim.lr": learning_rate,
         "optim.lr_scheduler_type": "cosine",
-        "optim.min_lr_ratio": _MIN_RATE,
-        "optim.lr_warmup_steps": settings.warmup_steps,
-        "optim.weight_decay": settings.weight_decay,
-        "optim.betas": [0.9, 0.98],
+        "optim.min_lr_ratio": MIN_RATE,
+        "optim.lr_warmup_steps": WARMUP_STEPS,
+        "optim.weight_decay": WEIGHT_DECAY,
+        "optim.betas": list(BETAS),
         "data.train_files": str((folder / "verl" / "train.parquet").resolve()),
         "data.val_files": str((folder / "verl" / "held_out.parquet").resolve()),
         "data.custom_cls.path": "pkg://groundwire.train.sft.several_gpus",
         "data.custom_cls.name": "TokenDataset",
         "data.train_batch_size": batch,
         "data.max_length": settings.max_model_len,
-        "data.max_token_len_per_gpu": max(settings.tokens_per_forward or 16384, settings.max_model_len),
+        "data.max_token_len_per_gpu": max(_TOKENS_PER_GPU, settings.max_model_len),
         "data.num_workers": 0,  # verl forks them from threads at each validation: some never answer
         "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.default_local_dir": str((folder / "verl").resolve()),
@@ -110,8 +112,8 @@ def verl_settings(
         "trainer.logger": ["console", "file"],
         "trainer.total_epochs": 1,
         "trainer.seed": settings.seed,
-        "trainer.save_freq": settings.checkpoint_every,
-        "trainer.test_freq": settings.val_every,
+        "trainer.save_freq": CHECKPOINT_EVERY,
+        "trainer.test_freq": VAL_EVERY,
         "trainer.max_ckpt_to_keep": 2,
         "trainer.n_gpus_per_node": settings.gpus,
     }

@@ -26,8 +26,16 @@ __all__ = ["Examples", "SFTTrainer", "Step", "make_steps"]
 Examples = Row[Example]
 """A row of packed examples."""
 
-_MIN_RATE = 0.05
+MIN_RATE = 0.05
 """The learning rate at the end, as a share of the highest one."""
+WARMUP_STEPS = 40
+"""Steps in which the learning rate rises."""
+WEIGHT_DECAY, BETAS = 0.01, (0.9, 0.98)
+"""AdamW's."""
+VAL_EVERY = 100
+"""Steps between the held-out losses."""
+CHECKPOINT_EVERY = 200
+"""Steps between checkpoints."""
 
 
 class Step(NamedTuple):
@@ -65,17 +73,17 @@ class SFTTrainer:
         keep_freed_memory()
         self.device = next(model.parameters()).device
         cuda = self.device.type == "cuda"
-        self.one_row = settings.attention == "tree" or (settings.attention == "auto" and cuda)
+        self.one_row = cuda  # FlexAttention over rows without padding
         if self.one_row:
             model.set_attn_implementation(TREE)
         self.bf16 = bf16_is_faster(model)
-        self.tokens_per_forward = settings.tokens_per_forward or (16384 if cuda else 2048)
+        self.tokens_per_forward = 16384 if cuda else 2048
         self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self.learning_rate,
-            betas=(0.9, 0.98),
-            weight_decay=settings.weight_decay,
+            betas=BETAS,
+            weight_decay=WEIGHT_DECAY,
             fused=cuda,
         )
         self.step, self.groups, self.seconds = 0, 0, 0.0
@@ -97,7 +105,7 @@ class SFTTrainer:
             self.seconds = before + time.monotonic() - began
             metrics |= {"progress": round(progress, 4), "seconds": round(self.seconds, 2)}
             on_step({"step": self.step, **metrics})
-            if self.step % self.settings.checkpoint_every == 0:
+            if self.step % CHECKPOINT_EVERY == 0:
                 self.save()
         self.model.eval()
 
@@ -128,9 +136,9 @@ class SFTTrainer:
         self.step, self.groups, self.seconds = state["step"], state["groups"], state["seconds"]
 
     def _update(self, rows: list[Examples], progress: float) -> dict[str, float]:
-        settings, targets = self.settings, sum(row.targets for row in rows)
-        rate = self.learning_rate * min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
-        rate *= _MIN_RATE + (1 - _MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        targets = sum(row.targets for row in rows)
+        rate = self.learning_rate * min(1.0, (self.step + 1) / WARMUP_STEPS)
+        rate *= MIN_RATE + (1 - MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         summed = 0.0

@@ -276,7 +276,7 @@ def _verl_overrides(config: RunConfig) -> dict[str, Any]:
 
 def _workers(config: RunConfig, overrides: Mapping[str, Any], n_gpus: int) -> Any:
     """The number of processes that run the rollouts. Each has a proxy, and remote runners know of one fixed port."""
-    if config.external_store_address is not None and config.proxy_port:
+    if config.external_store_address is not None and config.proxy_address[1]:
         return 1
     usual = max(1, min(_MOST_WORKERS_PER_GPU * n_gpus, _count_processors() * 3 // 4))
     return overrides.get(_WORKERS, config.runner_processes or usual)

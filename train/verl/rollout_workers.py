@@ -282,7 +282,7 @@ def _share(config: RunConfig, number: int, workers: int) -> RunConfig:
     runners = -(-config.n_runners // workers)
     if config.n_runners >= config.tasks_per_step * config.group_size:  # one for each rollout of a step, here too
         runners = max(runners, -(-config.tasks_per_step // workers) * config.group_size)
-    share = {"n_runners": runners, "proxy_port": 0 if number else config.proxy_port}
+    share = {"n_runners": runners, "proxy_host": config.proxy_address[0] if number else config.proxy_host}
     return config.model_copy(update={**share, "runner_processes": int(config.runner_python is not None)})
 
 

@@ -124,5 +124,5 @@ async def test_one_warning_says_what_an_agent_asked_for_and_what_is_used(ask: An
     [record] = [record for record in caplog.records if record.name.startswith("groundwire")]
     assert record.getMessage() == (
         "an agent asks for temperature=0.7, top_p=0.9; the run samples with temperature=1.0, top_p=1.0, which training "
-        "needs, whatever agents ask for. With fixed_sampling=false agents choose themselves"
+        "needs, whatever agents ask for"
     )

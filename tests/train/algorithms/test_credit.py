@@ -146,7 +146,7 @@ def test_equal_rewards_teach_nothing_however_many_calls_they_took(scale: bool) -
     group = [(1.0, _chain(number, 2 + number % 2)) for number in range(4)]
     credits = assign_credit(group, credit="turns", discount=0.9, scale=scale)
     assert {call.advantage for calls in credits for call in calls} == {0.0}
-    assert not _group(group, credit="turns", credit_discount=0.9, scale_rewards=scale).teaches
+    assert not _group(group, credit="turns", credit_discount=0.9, loss="token-mean" if scale else "dr-grpo").teaches
 
 
 def test_a_discount_does_not_outweigh_right_against_wrong() -> None:

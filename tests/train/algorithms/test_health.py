@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jobs import job_of
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import TaskData
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
@@ -19,6 +21,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
+from groundwire.train.rollouts import runtime
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.store.rows import from_row
 
@@ -187,7 +190,9 @@ async def _always(task: Any, answer: str, steps: Any) -> float:
     return 1.0
 
 
-def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(tmp_path: Path, tiny_policy: Any) -> None:
+def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(
+    tmp_path: Path, tiny_policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     save_policy(*tiny_policy, tmp_path / "start")
 
@@ -196,7 +201,8 @@ def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(tmp_p
             notes.append(text)
 
     tasks = [{"id": f"t{number}", "question": f"Question {number}?"} for number in range(8)]
-    config = resolve("fast", steps=3, tasks_per_step=8, group_size=4, val_tasks=1, val_every=0, fixed_sampling=False)
+    monkeypatch.setattr(runtime, "LLMProxy", partial(LLMProxy, fixed_sampling=False))
+    config = resolve("fast", steps=3, tasks_per_step=8, group_size=4, val_tasks=1, val_every=0)
     run = RunDir(tmp_path)
     data = TaskData(train=tasks, validation=tasks[:1], source="test")
     job = job_of(config, NoData(), data, backend=_OwnSampling(), reward=_always)

@@ -118,13 +118,13 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
     ("settings", "code", "text"),
     [
         (["--gpu-memory", "80"], 0, "with 65,536 tokens a pass; the GPU has 80.0 GB"),
-        (["--gpu-memory", "80", "max_batch=64", "tokens_per_forward=8192"], 0, "8,192 tokens a pass"),
+        (["--gpu-memory", "80", "n_runners=64"], 0, " tokens a pass"),
         (["--gpu-memory", "0.1"], 1, "the run needs"),
-        (["--gpu-memory", "80", "max_bach=64"], 1, "did you mean max_batch?"),
-        (["--gpu-memory", "80", "hf", "max_batch=64", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
-        (["--gpu-memory", "80", "--config", "FILE"], 0, "6,144 tokens a pass"),
-        (["--gpu-memory", "80", "--config", "FILE", "tokens_per_forward=5120"], 0, "5,120 tokens a pass"),
-        (["--gpu-memory", "80", "device=cpu", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
+        (["--gpu-memory", "80", "n_runer=64"], 1, "did you mean n_runners?"),
+        (["--gpu-memory", "80", "hf", "n_runners=64"], 0, " tokens a pass"),
+        (["--gpu-memory", "80", "--config", "FILE"], 1, "lower n_runners (500000)"),
+        (["--gpu-memory", "80", "--config", "FILE", "n_runners=5"], 0, " tokens a pass"),
+        (["--gpu-memory", "80", "device=cpu"], 0, " tokens a pass"),
         (
             ["--gpu-memory", "80", "qwen", "max_model_len=4096"],
             0,
@@ -143,7 +143,7 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
     settings: list[str], code: int, text: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('config = "hf"\ntokens_per_forward = 6144\nsteps = 3\n')
+    file.write_text('config = "hf"\nn_runners = 500000\nsteps = 3\n')
     given = [each.replace("FILE", str(file)) for each in settings]
     result = CliRunner().invoke(app, ["--plan", "--model", "starter", *given])
     assert result.exit_code == code
@@ -154,8 +154,8 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
     ("arguments", "expected"),
     [
         (["--plan", "hf", "--config", "fast"], "give one preset"),
-        (["--plan", "max_batch"], "is not key=value"),
-        (["max_batch=64"], "with --plan only"),
+        (["--plan", "n_runners"], "is not key=value"),
+        (["n_runners=64"], "with --plan only"),
         (["--config", "hf"], "with --plan only"),
         (["--gpu-memory", "24"], "--gpu-memory 24 has a use with --plan only"),
         (["--plan", "--gpu-memory", "inf"], "--gpu-memory is inf: give the GB of the GPU"),

@@ -12,17 +12,22 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from groundwire.rewards import JudgeSettings
+from groundwire.train import fit
 from groundwire.train.algorithms.model_size import rl_learning_rate, sft_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.files import read_settings
+from groundwire.train.config.gone import OF_RUN, OF_SFT, check_stored, present
 from groundwire.train.config.overrides import merge_overrides, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_names import SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
+from groundwire.train.sft.__main__ import app as sft_app
 from groundwire.train.verl.hydra_config import flat_config
 
 JUDGED = ("--reward", "rule_judge_hybrid", "--judge-model", "m")
@@ -83,7 +88,7 @@ def test_the_preset_hf_has_a_learning_rate_for_the_models_size() -> None:
 def test_a_setting_as_option_and_by_name_is_one_setting() -> None:
     assert _config("--trainer", "local", "--learning-rate", "1e-4")["learning_rate"] == 1e-4
     assert _config("--trainer", "local", "--steps", "3", "steps=3")["steps"] == 3
-    assert _config("--trainer", "local", "--no-keep-best")["keep_best"] is False
+    assert _config("--trainer", "local", "--curriculum")["curriculum"] is True
 
 
 def test_options_of_the_agent_join_those_of_the_preset() -> None:
@@ -105,6 +110,50 @@ def test_a_setting_that_is_an_option_of_the_agent_says_so(given: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", OF_RUN)
+def test_a_name_that_is_gone_gives_one_sentence_wherever_it_is_given(name: str, tmp_path: Path) -> None:
+    sentence = f"{name} is no setting any more: {OF_RUN[name][1]}"
+    file = tmp_path / "run.toml"
+    file.write_text(f'{name} = "1"\n')
+    option = f"--{name.replace('_', '-')}"
+    for arguments in ([f"{name}=1"], ["--config", str(file)], [option, "1"]):
+        result = _printed("--trainer", "local", *arguments)
+        assert result.exit_code == 2
+        assert sentence.replace(name, option if arguments[0] == option else name, 1) in " ".join(
+            re.sub("[│╭╰─╮╯]", "", result.output).split()
+        )
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        fit(len, [{"question": "a"}, {"question": "b"}], lambda task, answer: 1.0, **{name: 1})
+
+
+def test_a_stored_run_has_names_that_are_gone_unless_their_value_cannot_be_kept() -> None:
+    stored = {"steps": 3, "keep_best": True, "llm_proxy": True, "max_turns": 3, "step_deadline_s": 9.0}
+    check_stored(stored)
+    assert present(stored) == {"steps": 3, "agent_options": {"max_turns": 3}}
+    with pytest.raises(
+        ConfigError, match="the run was started with keep_best=False, which is no setting any more: the"
+    ):
+        check_stored({"keep_best": False})
+
+
+def test_names_of_supervised_fine_tuning_that_are_gone_give_one_sentence() -> None:
+    for name, sentence in OF_SFT.items():
+        with pytest.raises(ConfigError, match=re.escape(f"{name} is no setting any more: {sentence}")):
+            SFTSettings(**{name: 1})
+    result = CliRunner().invoke(sft_app, ["--warmup-steps", "3"])
+    assert result.exit_code == 2
+    assert "--warmup-steps is no setting any more: the learning rate rises in 40 steps" in " ".join(
+        re.sub("[│╭╰─╮╯]", "", result.output).split()
+    )
+
+
+def test_there_are_few_settings() -> None:
+    tables = {"agent_options", "judge", "verl"}
+    assert len(RunConfig.model_fields.keys() - tables - {"config"}) <= 60
+    assert len(SFTSettings.model_fields.keys() - tables) <= 20
+    assert len(JudgeSettings.model_fields) <= 15
+
+
 def test_old_names_are_accepted() -> None:
     config = _config("--trainer", "local", "--judge", "swap=true", *JUDGED)
     assert config["judge"]["swap_order"] is True
@@ -116,8 +165,8 @@ def test_a_setting_of_the_judge_by_its_name() -> None:
 
 
 def test_a_setting_by_its_name_wins_over_the_presets() -> None:
-    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "keep_best=false")
-    assert (config["learning_rate"], config["group_size"], config["keep_best"]) == (1e-4, 16, False)
+    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "curriculum=true")
+    assert (config["learning_rate"], config["group_size"], config["curriculum"]) == (1e-4, 16, True)
     assert config["max_tokens"] == 512
 
 
@@ -141,7 +190,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
         (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
         (["group_size=true"], "group_size is True; it must be a whole number"),
-        (["keep_best=1"], "keep_best is 1; it must be true or false"),
+        (["curriculum=1"], "curriculum is 1; it must be true or false"),
         (["group_size=4", "group_size=5"], "group_size is given twice"),
         (["group_size=1"], "group_size is 1; it must be at least 2"),
         (["--steps", "4", "steps=3"], "steps=3 but --steps 4: they are one setting, give it once"),

@@ -33,6 +33,7 @@ from groundwire.train.rollouts.event_loop import EventLoopThread
 pytest.importorskip("gepa")
 
 from groundwire.tools.sql.answers import SQL
+from groundwire.train.gepa import trainer
 from groundwire.train.gepa.adapter import Journal
 from groundwire.train.gepa.reflection import ReflectionError
 from groundwire.train.gepa.trainer import PromptTrainer
@@ -108,9 +109,15 @@ def serve() -> Iterator[Callable[[Callable[[dict[str, Any]], str]], str]]:
     loop.stop(stop())
 
 
+@pytest.fixture(autouse=True)
+def _few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_PARETO_TASKS", 6)
+    monkeypatch.setattr(trainer, "_REFLECTION_TASKS", 3)
+
+
 def _config(reflection: str, **changes: Any) -> RunConfig:
-    given = {"val_tasks": 0, "pareto_tasks": 6, "reflection_tasks": 3, "n_runners": 8, "reflection_model": "teacher"}
-    return resolve("fast", trainer="gepa", model="m", reflection_base_url=reflection, **{**given, **changes})
+    given = {"val_tasks": 0, "n_runners": 8, "reflection_model": f"teacher@{reflection}"}
+    return resolve("fast", trainer="gepa", model="m", **{**given, **changes})
 
 
 def _right(task: Any, answer: str) -> float:
@@ -200,15 +207,15 @@ def test_runners_of_an_external_store_run_the_agent_with_the_prompts_of_the_sear
     port = external_processes.free_port()
     shared = ("--external-store-address", f"http://127.0.0.1:{port}", "--backend", "custom", "--agent", "mine:adder")
     shared += ("--domain", "tasks.jsonl", "--reward", "mine:right")
-    ends = ("--base-url", serve(policy), "--model", "m", "--reflection-base-url", serve(_Reflection()))
-    sizes = ("--prompt-budget", "90", "--pareto-tasks", "6", "--reflection-tasks", "3", "--n-runners", "0")
+    ends = ("--base-url", serve(policy), "--model", "m")
+    sizes = ("--prompt-budget", "90", "--n-runners", "0")
     others = [
         Program("-m", "groundwire.train.store", "--path", "store.db", "--port", str(port), folder=tmp_path),
         Program("-m", "groundwire.train.runner", *shared, folder=tmp_path),
     ]
     try:
         command = ("-m", "groundwire.train.run", "--trainer", "gepa", *shared, *ends, *sizes)
-        done = run(*command, "--reflection-model", "teacher", folder=tmp_path)
+        done = run(*command, "--reflection-model", f"teacher@{serve(_Reflection())}", folder=tmp_path)
     finally:
         for program in others:
             program.send_signal(signal.SIGTERM)

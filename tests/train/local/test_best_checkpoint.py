@@ -67,13 +67,6 @@ def test_validations_of_more_questions_are_compared_on_those_that_both_judged(
     assert (run.checkpoints.best() or {})["step"] == kept
 
 
-def test_without_keep_best_there_is_none(tiny_policy: Any, tmp_path: Path) -> None:
-    run = _run(tmp_path, tiny_policy, keep_best=False)
-    assert run.checkpoints.best() is None
-    assert not (run.path / "checkpoints" / "best").exists()
-    assert "best_checkpoint" not in summarize(run, resolve("fast"), "a bandit")
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"step": 1}', '{"step": null, "accuracy": 1, "n": 1, "total": 1}', "\x00"]
 )

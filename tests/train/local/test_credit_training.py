@@ -67,7 +67,7 @@ def test_the_credit_that_was_trained_is_recorded_with_each_call(
     monkeypatch.setattr(GRPO, "_minibatch", record)
     run = train(
         tmp_path, tiny_policy, _rewarded_in_the_middle, lambda answer: float(answer[1] == "3"),
-        credit="turns", credit_discount=0.5, scale_rewards=False, call_cost=0.1,
+        credit="turns", credit_discount=0.5, loss="dr-grpo", call_cost=0.1,
     )  # fmt: skip
     recorded = defaultdict[tuple[tuple[int, ...], tuple[int, ...]], set[float]](set)
     for call in (call for rollout in rollouts(run) for call in rollout.calls):

@@ -23,7 +23,7 @@ from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 
 STEPS = 4
-SMALL = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "val_every_tasks": 1}
+SMALL = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1}
 """Settings of a run that nobody interrupts."""
 
 
@@ -36,7 +36,6 @@ def _new_run(runs: Path) -> RunDir:
         group_size=4,
         val_tasks=2,
         val_every=2,
-        val_every_tasks=12,
         n_runners=16,
         agent_options={"max_turns": 1},
         checkpoint_every=10,

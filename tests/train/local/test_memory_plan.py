@@ -20,11 +20,10 @@ SMOLLM2 = LlamaConfig(
 
 def plan(available_gb: float = 80, **given: Any) -> MemoryPlan:
     config = RunConfig(
+        device="cuda",
         precision="bf16",
-        gradient_checkpointing="on" if given.pop("checkpointing", True) else "off",
         kl_coef=given.pop("kl_coef", 0.0),
-        max_batch=given.pop("max_batch", 128),
-        tokens_per_forward=given.pop("tokens_per_forward", None),
+        n_runners=given.pop("n_runners", 128),
     )
     shape = {"max_model_len": 3072, "parameters": 134_515_008, "adapters": given.pop("trained", 0), **given}
     return plan_for_model(config, SMOLLM2, available=int(available_gb * 1e9), **shape)
@@ -37,9 +36,9 @@ def test_static_memory_follows_from_the_number_of_parameters() -> None:
     assert small.parts["optimizer"] == 8 * 134_515_008
     per_token = 2 * 2 * 30 * 3 * 64  # keys and values, bfloat16
     assert small.parts["cache"] == per_token * (128 * 3072 + 131072)
-    growing = plan(400, max_batch=1024, tokens_per_forward=4096)
+    growing = plan(4000, n_runners=8192)
     of_a_pass = growing.parts["activations"] + growing.parts["logits"]
-    assert growing.parts["cache"] == per_token * (1.5 * 1024 * 3072 + 131072) - of_a_pass
+    assert growing.parts["cache"] == per_token * (1.5 * 8192 * 3072 + 131072) - of_a_pass
 
 
 def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> None:
@@ -50,9 +49,7 @@ def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> 
 
 def test_a_pass_has_as_many_tokens_as_fit() -> None:
     assert plan(40).tokens > plan(26).tokens > 3072
-    assert plan(80, checkpointing=False).tokens < plan(80).tokens
-    assert plan(80, tokens_per_forward=4096).tokens == 4096
-    assert plan(80, tokens_per_forward=10).tokens == 3072  # one trajectory
+    assert plan(80).tokens <= 65536
 
 
 def refusal(available_gb: float, **given: Any) -> str:
@@ -64,12 +61,9 @@ def refusal(available_gb: float, **given: Any) -> str:
 def test_a_gpu_that_is_too_small_is_refused_with_what_would_help() -> None:
     larger = "take a larger GPU or a smaller model"
     shown = refusal(24, max_model_len=8192)
-    assert shown == f"lower max_batch (128) or lower max_model_len (8192), or {larger}"
-    assert refusal(24, max_model_len=1024, max_batch=1024) == f"lower max_batch (1024), or {larger}"
-    passes = {"max_batch": 1, "tokens_per_forward": 65536, "checkpointing": False}
-    shown = refusal(24, **passes)
-    assert shown == f"lower tokens_per_forward (65536) or set gradient_checkpointing=on, or {larger}"
-    assert refusal(12, parameters=500_000_000) == f"set lora_rank=16 and lower max_batch (128), or {larger}"
+    assert shown == f"lower n_runners (128) or lower max_model_len (8192), or {larger}"
+    assert refusal(24, max_model_len=1024, n_runners=1024) == f"lower n_runners (1024), or {larger}"
+    assert refusal(12, parameters=500_000_000) == f"set lora_rank=16 and lower n_runners (128), or {larger}"
 
 
 def test_states_that_are_larger_than_the_gpu_need_another_gpu_or_lora() -> None:
@@ -77,7 +71,7 @@ def test_states_that_are_larger_than_the_gpu_need_another_gpu_or_lora() -> None:
     with pytest.raises(
         ConfigError, match=r"; weights, gradients and moments alone need 22\.0 GB: set lora_rank=16, or"
     ):
-        plan(20, parameters=1_000_000_000, max_batch=1)
-    assert refusal(20, parameters=1_000_000_000, max_batch=1) == f"set lora_rank=16, or {larger}"
+        plan(20, parameters=1_000_000_000, n_runners=1)
+    assert refusal(20, parameters=1_000_000_000, n_runners=1) == f"set lora_rank=16, or {larger}"
     assert refusal(20, parameters=7_000_000_000) == larger
     assert refusal(2, trained=1_000_000, parameters=1_000_000_000) == larger

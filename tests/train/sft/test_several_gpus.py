@@ -40,6 +40,8 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
     more = {"trainer.device": "cpu", "engine.strategy": "fsdp2"}
     monkeypatch.setattr(several_gpus, "verl_settings", lambda *a, **k: settings_of_verl(*a, **k) | more)
     monkeypatch.setattr(sft, "check_gpus", lambda _: None)
+    for name, value in {"WARMUP_STEPS": 1, "CHECKPOINT_EVERY": 2, "VAL_EVERY": 2, "_TOKENS_PER_GPU": 100}.items():
+        monkeypatch.setattr(several_gpus, name, value)
     monkeypatch.setattr(several_gpus, "_LOG_POLL_S", 0.05)  # or the run may have ended when it is interrupted
     chats = [
         {"messages": [{"role": "user", "content": f"How many {n}?"}, {"role": "assistant", "content": f"{n} of them."}]}
@@ -47,8 +49,8 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     settings = SFTSettings(
-        model="starter", chats=str(tmp_path / "chats.jsonl"), gpus=2, tokens_per_step=200, tokens_per_forward=100,
-        max_model_len=100, warmup_steps=1, checkpoint_every=2, val_every=2, output_dir=str(tmp_path / "out"),
+        model="starter", chats=str(tmp_path / "chats.jsonl"), gpus=2, tokens_per_step=200,
+        max_model_len=100, output_dir=str(tmp_path / "out"),
     )  # fmt: skip
 
     def lines(folder: Path) -> list[dict[str, Any]]:

@@ -41,6 +41,9 @@ from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.sft import run as run_module
+from groundwire.train.sft import trainer as trainer_module
+from groundwire.train.sft.data import golds
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import GoldTurns, answer_turns, check_golds, make_questions, write_turns
 from groundwire.train.sft.data.load import _first_question, _split, read_chats
@@ -206,8 +209,9 @@ def _served_prompt(tokenizer: Any, messages: Any, tools: Any) -> str:
     return render(tokenizer, request.template_messages, tools=request.tools or None)
 
 
-def test_an_epoch_has_every_question_and_another_order(pets: _Domain) -> None:
-    settings = SFTSettings(questions_per_schema=2)
+def test_an_epoch_has_every_question_and_another_order(pets: _Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golds, "QUESTIONS_PER_SCHEMA", (2, 2))
+    settings = SFTSettings()
     source = GoldTurns(_questions(pets, settings, wrong=False), settings)
     orders = [[question.id for group in source.groups(epoch) for question in group] for epoch in (0, 1, 0)]
     assert sorted(orders[0]) == sorted(orders[1]) == [f"p{age}" for age in range(6)]
@@ -295,11 +299,10 @@ def test_a_reply_ends_as_a_sampled_one_does(starter: tuple[Any, Any]) -> None:
 
 
 def test_a_run_learns_and_is_continued_at_the_same_place(
-    pets: _Domain, starter: tuple[Any, Any], tmp_path: Path
+    pets: _Domain, starter: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = SFTSettings(
-        model="starter", epochs=6.0, warmup_steps=1, learning_rate=2e-3, later_turns=0.0, augment=0.0
-    )
+    monkeypatch.setattr(trainer_module, "WARMUP_STEPS", 1)
+    settings = SFTSettings(model="starter", epochs=6.0, learning_rate=2e-3, later_turns=0.0, augment=0.0)
     source = GoldTurns(_questions(pets, settings, wrong=False), settings)
 
     def steps(tokenizer: Any, first: int) -> Any:
@@ -460,11 +463,14 @@ def test_chats_with_the_same_first_question_are_on_one_side(tmp_path: Path) -> N
     assert not set(map(_first_question, learned)) & set(map(_first_question, held_out))
 
 
-def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path) -> None:
+def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "WARMUP_STEPS", 1)
+    monkeypatch.setattr(trainer_module, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(run_module, "VAL_EVERY", 1)
     chats = [{"messages": [USER, {"role": "assistant", "content": f"{i % 3} rows"}]} for i in range(20)]
     settings = SFTSettings(
         model="starter", chats=_chats(tmp_path / "c.jsonl", *chats), output_dir=str(tmp_path), epochs=1.0,
-        tokens_per_step=200, checkpoint_every=1, warmup_steps=1, learning_rate=1e-3, val_every=1,
+        tokens_per_step=200, learning_rate=1e-3,
     )  # fmt: skip
     lines = list(run(settings, resume=None, given={}))
     assert any("18 chats to learn, 2 held out" in line for line in lines)

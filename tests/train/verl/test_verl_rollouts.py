@@ -637,7 +637,7 @@ def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
         if next(turns) == 0:
             await asyncio.sleep(60)
 
-    with _service(tmp_path, _Backend(act=act), step_deadline_s=3.0) as made:
+    with _service(tmp_path, _Backend(act=act), rollout_timeout_s=0.5) as made:
         made.service.submit([_prompt()])
         made.until_done()
         assert made.service.finish_sampling("train", 4, {})["rollouts/dropped_timeout_total"] == 1
@@ -677,7 +677,7 @@ def test_a_validation_without_judged_rollouts_ends_the_training_with_the_reason(
     async def hang() -> None:
         await asyncio.sleep(300)
 
-    with _service(tmp_path, _Backend(act=hang), step_deadline_s=0.5) as made:
+    with _service(tmp_path, _Backend(act=hang), rollout_timeout_s=0.5 / 6) as made:
         made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(2)])
         made.until_done(2)
         with pytest.raises(RolloutsFailedError, match=r"none of 2 validation rollouts could be judged; .* timeout"):
@@ -699,7 +699,7 @@ def test_rollouts_run_through_an_external_store(tmp_path: Path) -> None:
     store = Forked(processes.store, str(tmp_path / "store.db"), port)
     try:
         check_store(address, timeout_s=30)
-        with _service(tmp_path, _Backend(), external_store_address=address, llm_proxy=True) as made:
+        with _service(tmp_path, _Backend(), external_store_address=address) as made:
             made.service.submit([_prompt(str(number)) for number in range(6)])
             made.until_done(6)
             figures = made.service.finish_sampling("train", 4, {})

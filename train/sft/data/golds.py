@@ -33,6 +33,8 @@ _ANOTHER = 3
 _RIGHT = 0.4
 """Share of the later turns that follow the gold query; the others follow any of the question's queries."""
 _THREADS = 8
+QUESTIONS_PER_SCHEMA = (24, 6)
+"""Questions that share one schema in a step: without and with changed schemas, of which each is for few questions."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class GoldTurns:
         databases: dict[str, list[Question]] = {}
         for question in rng.sample(self.questions, len(self.questions)):
             databases.setdefault(question.database, []).append(question)
-        size = self.settings.questions_per_schema
+        size = QUESTIONS_PER_SCHEMA[bool(self.settings.augment)]
         groups = [group[i : i + size] for group in databases.values() for i in range(0, len(group), size)]
         rng.shuffle(groups)
         return groups
