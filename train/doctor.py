@@ -187,15 +187,15 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return
-    found = _tool_format(template)
-    if found is None:
+    written = _tool_format(template)
+    if written is None:
         remedy = "use the langgraph backend, which calls no tools"
         yield Check("warning", f"the chat template of {model} has no tool calls", remedy)
-    elif found != tool_format:
-        remedy = f"actor_rollout_ref.rollout.multi_turn.format={found}"
-        yield Check("failure", f"{model} writes tool calls as {found}, but they are parsed as {tool_format}", remedy)
+    elif written != tool_format:
+        remedy = f"actor_rollout_ref.rollout.multi_turn.format={written}"
+        yield Check("failure", f"{model} writes tool calls as {written}, but they are parsed as {tool_format}", remedy)
     else:
-        yield Check("ok", f"{model}: chat template with {found} tool calls")
+        yield Check("ok", f"{model}: chat template with {written} tool calls")
 
 
 def _tool_format(template: str) -> str | None:

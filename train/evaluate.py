@@ -68,8 +68,8 @@ def main(
     version: Version = False,
 ) -> None:
     """Evaluate a model under an agent, or read runs: a table, or two compared question by question."""
-    pairs = [each for each in runs or [] if "=" in each and not Path(each).exists()]
-    folders = [each for each in runs or [] if each not in pairs]
+    pairs = [text for text in runs or [] if "=" in text and not Path(text).exists()]
+    folders = [text for text in runs or [] if text not in pairs]
     if compare and len(folders) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(folders)} are given")
     with exit_on_user_error():
@@ -110,7 +110,7 @@ def _evaluate(
     run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
     breakdowns = job.domain.breakdowns
     texts = {
-        each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")
+        name: f"{table([entry], name)}\n\n{details(entry['after'], name, breakdowns)}" for name in ("markdown", "text")
     }
     (run.path / "table.md").write_text(f"{texts['markdown']}\n", encoding="utf-8")
     (run.path / "table.txt").write_text(f"{texts['text']}\n", encoding="utf-8")

@@ -15,8 +15,8 @@ from groundwire.tools.terminal import Version, console
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.summary import untrained
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
+from groundwire.train.evaluation.run_reader import untrained
 from groundwire.train.job.job import Job
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.artifacts.summary import untrained
 from groundwire.train.evaluation.metrics import (
     baseline,
     compare,
@@ -19,7 +18,7 @@ from groundwire.train.evaluation.metrics import (
     format_first_query,
     scores_by_question,
 )
-from groundwire.train.evaluation.run_reader import final_rollouts, first_and_last, summarize_change
+from groundwire.train.evaluation.run_reader import final_rollouts, first_and_last, summarize_change, untrained
 from groundwire.train.job.trained_model import trained_model
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from groundwire.train.api.resume import (
     with_resume_hint,
 )
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.config.published import differences
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER
+from groundwire.train.evaluation.run_reader import summarize
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import check_store_settings, prepare, relative_path, with_resolved_paths

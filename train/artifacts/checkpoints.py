@@ -96,8 +96,8 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Complete checkpoints of the local trainer, oldest first."""
-        found = [(step_number(path), path) for path in self.folder.glob("step-*") if path.is_dir()]
-        return [path for _, path in sorted((step, path) for step, path in found if step is not None)]
+        numbered = [(step_number(path), path) for path in self.folder.glob("step-*") if path.is_dir()]
+        return [path for _, path in sorted((step, path) for step, path in numbered if step is not None)]
 
     def last_step(self) -> int:
         """The step of the newest checkpoint, the local trainer's or verl's; 0 without one."""
@@ -116,5 +116,5 @@ class Checkpoints:
 
 def step_number(path: Path) -> int | None:
     """The number in a name like ``step-00012`` or ``step-00012-train.parquet``; None for any other name."""
-    found = re.fullmatch(r"step-(\d+)(-.+\.parquet)?", path.name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"step-(\d+)(-.+\.parquet)?", path.name)
+    return int(match[1]) if match else None

@@ -135,6 +135,7 @@ class RolloutsLine(BaseModel):
     batch_logprobs: Number = _key("the sum of their log-probabilities under the sampler", 0.0)
     entropy: Number = _key("minus the mean of these, which estimates the entropy")
     reward_mean: Number = _key("mean reward")
+    reward_components: dict[str, Number] = _key("the mean of each component of the reward", {})
     seconds_mean: Number = _key("mean time of a rollout")
     seconds_max: Number = _key("longest time of a rollout")
     seconds: dict[str, Number] = _key("time by phase", {})

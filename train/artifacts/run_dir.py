@@ -152,9 +152,9 @@ class RunDir:
             if not isinstance(config, dict):
                 raise ValueError("it holds no settings")
             self._check_format(config)
-            for part in reversed(config.get("earlier", [])):
-                if step is not None and step <= part["last_step"]:
-                    config |= part["settings"]
+            for earlier in reversed(config.get("earlier", [])):
+                if step is not None and step <= earlier["last_step"]:
+                    config |= earlier["settings"]
             for name in sorted(config.keys() & RunConfig.model_fields.keys() - {*_TABLES}):
                 RunConfig.check_value(name, config[name])
             for name in _TABLES:

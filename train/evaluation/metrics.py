@@ -73,6 +73,15 @@ def compute_metrics(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None =
     }
 
 
+def component_means(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """The mean of each component of the reward, over the rollouts that have it."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.outcome.reward_components.items() if rollout.succeeded else ():
+            values[name].append(value)
+    return {name: round(_mean(given), 4) for name, given in values.items()}
+
+
 def scores_by_question(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:
     """The scores of each question's judged samples, by task id."""
     scores: dict[str, list[float]] = defaultdict(list)
@@ -124,7 +133,9 @@ def baseline(before: Sequence[Rollout]) -> tuple[dict[str, list[float]], str]:
     firsts: dict[str, list[float]] = defaultdict(list)
     for rollout in filter(is_judged, before):
         firsts[str(rollout.task["id"])].append(_scores_by_turn(rollout)[0])
-    means = [round(_mean([score for scores in each.values() for score in scores]), 4) for each in (answers, firsts)]
+    means = [
+        round(_mean([score for scores in by_task.values() for score in scores]), 4) for by_task in (answers, firsts)
+    ]
     return (dict(firsts), "first query") if means[1] > means[0] else (answers, "answer")
 
 

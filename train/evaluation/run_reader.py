@@ -1,9 +1,11 @@
-"""Reads a run of training or an evaluation: its validations, and the pass rates of its tasks. Needs no torch."""
+"""Reads a run of training or an evaluation: its validations, their changes, its speed, its summary. Needs no torch."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import resource
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,9 @@ from groundwire.domains import Breakdowns, Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.store.rollout import Rollout
@@ -120,9 +124,9 @@ def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
 def settings_changes(run: RunDir) -> list[str]:
     """A line for each time that the run was resumed with other settings or parts."""
     lines = []
-    for part in run.config().get("earlier", []):
-        changed = changed_names(part["settings"], run.config(part["last_step"] + 1))
-        lines.append(f"after step {part['last_step']} the run was resumed with {', '.join(changed.values())}")
+    for earlier in run.config().get("earlier", []):
+        changed = changed_names(earlier["settings"], run.config(earlier["last_step"] + 1))
+        lines.append(f"after step {earlier['last_step']} the run was resumed with {', '.join(changed.values())}")
     return lines
 
 
@@ -191,7 +195,7 @@ def read_speed(run: RunDir) -> dict[str, Any] | None:
     if not steps:
         return None
     times = [_verls_times(line["verl"]) if "verl" in line else _own_times(line["seconds"]) for line in steps]
-    total_s, rollout_s, update_s = (sum(each) for each in zip(*times, strict=True))
+    total_s, rollout_s, update_s = (sum(column) for column in zip(*times, strict=True))
     return {
         "gpus": _gpus(config, steps),
         "steps": len(steps),
@@ -223,6 +227,82 @@ def _gpus(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int 
     )
     if tokens and seconds and throughput:
         return round(tokens / (seconds * throughput))
-    given = config.get("verl", {})
-    per_node = given.get("trainer.n_gpus_per_node")
-    return None if per_node is None else int(per_node) * int(given.get("trainer.nnodes", 1))
+    settings = config.get("verl", {})
+    per_node = settings.get("trainer.n_gpus_per_node")
+    return None if per_node is None else int(per_node) * int(settings.get("trainer.nnodes", 1))
+
+
+def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") -> dict[str, Any]:
+    """The content of ``summary.json``, from the metrics so far. ``source`` describes the data; ``note`` is for the
+    reader.
+    """
+    lines = run.metrics()
+    steps = [line for line in lines if line["step"] > 0]
+    failures: Counter[str] = Counter()
+    for line in steps:
+        failures.update(line["failures"])
+    silent = sum(line.get("without_calls", 0) for line in steps)
+    seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
+    total_s = sum(sum(line["seconds"].values()) for line in steps)
+    summary: dict[str, Any] = {
+        "backend": config.backend,
+        "domain": config.domain,
+        "data": source,
+        "model": config.model,
+        "seed": config.seed,
+        "steps": steps[-1]["step"] if steps else 0,
+        "wall_time_s": lines[-1]["wall_time_s"] if lines else 0.0,
+        "peak_memory_mb": _peak_memory_mb(),
+        "rollouts": sum(line["rollouts"] for line in steps),
+        "failures": dict(failures),
+        **({"without_calls": silent} if silent else {}),
+        "validation": _before_after(lines, "validation"),
+        "validation_sampled": _before_after(lines, "validation_sampled"),
+        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "idle_fraction": round(seconds["waiting"] / total_s, 4) if total_s else 0.0,
+    }
+    if best := run.checkpoints.best():
+        summary["best_checkpoint"] = {name: best[name] for name in ("step", "accuracy", "n")}
+    if reason := untrained(lines):
+        summary["untrained"] = reason
+    if note:
+        summary["note"] = note
+    return summary
+
+
+def untrained(lines: Sequence[Mapping[str, Any]]) -> str:
+    """That nothing was trained, if no step in the metrics of a run had a gradient; empty if one had."""
+    steps = [line for line in lines if "groups_used" in line]
+    if not steps or any(line["groups_used"] or "learning_rate" in line for line in steps):
+        return ""
+    return f"nothing was trained: in no group of {len(steps)} step(s) did the rewards of rollouts differ"
+
+
+def _before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """The full validations before and after training, with their breakdowns; a stopped run has no ``after``."""
+    validations = [line[name] for line in lines if name in line]
+    if not validations:
+        return {}
+    before, after = validations[0], validations[-1]
+    result = {"n": before["n"], **_prefixed("before", before)}
+    if after is not before and after["total"] == before["total"]:  # validations during training have fewer tasks
+        result |= _prefixed("after", after)
+    return result
+
+
+def _prefixed(prefix: str, validation: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        prefix: validation["accuracy"],
+        f"{prefix}_ci95": validation["ci95"],
+        f"{prefix}_first_query": validation.get("first_query_accuracy"),
+        **{
+            f"{prefix}_{key}": {value: part["accuracy"] for value, part in parts.items()}
+            for key, parts in validation.items()
+            if key.startswith("by_")
+        },
+    }
+
+
+def _peak_memory_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)

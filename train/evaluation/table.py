@@ -51,8 +51,8 @@ def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: s
 def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdowns | None = None) -> str:
     """The metrics without a column in the table: intervals, breakdowns, turns, failures; a list in Markdown."""
     samples = metrics["n"] / metrics["questions"] if metrics["questions"] else 0
-    each = f", {samples:.3g} samples each" if samples > 1 else ""
-    lines = [f"{metrics['metric_name']} {_with_interval(metrics)} of {metrics['questions']} questions{each} (95 %)"]
+    sampled = f", {samples:.3g} samples each" if samples > 1 else ""
+    lines = [f"{metrics['metric_name']} {_with_interval(metrics)} of {metrics['questions']} questions{sampled} (95 %)"]
     lines += filter(None, [few_questions(metrics["questions"])])
     if "mixed_groups" in metrics:
         lines.append(

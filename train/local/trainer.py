@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_group
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
+from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
 from groundwire.train.evaluation.stop_reasons import (
     FailedSteps,
@@ -121,7 +121,7 @@ class LocalTrainer:
         self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 
     def train(self) -> None:
-        """Run the remaining steps. :func:`groundwire.train.artifacts.summary.summarize` reads their result."""
+        """Run the remaining steps. :func:`groundwire.train.evaluation.run_reader.summarize` reads their result."""
         config = self.config
         with (
             self.runtime,
@@ -205,7 +205,7 @@ class LocalTrainer:
             self._update_engine(step)
         rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
         silent = sum(result.made_no_call for result in results)
-        components = _means([result.outcome.reward_components for result in results if result.succeeded])
+        components = component_means(results)
         line: dict[str, Any] = {
             "step": step,
             "reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
@@ -319,15 +319,6 @@ class LocalTrainer:
         validation = line.get(name)
         if line["step"] and validation:
             self.checkpoints.keep_best(line["step"], validation, self._scores[name])
-
-
-def _means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each component of a reward, over the rollouts that have it."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for components in rewards:
-        for name, value in components.items():
-            values[name].append(value)
-    return {name: round(sum(found) / len(found), 4) for name, found in values.items()}
 
 
 _ROUNDING = 1e-9

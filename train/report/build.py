@@ -42,7 +42,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
     config, metrics = run.config(), run.metrics()
     notes = read_notes(run)
     data = rollout_data(run, choose(notes.rollouts), token_decoder(run))
-    drawn = charts(metrics, notes.lengths, notes.reward_components)
+    drawn = charts(metrics, notes.lengths)
     environment = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )

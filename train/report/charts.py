@@ -63,13 +63,14 @@ class Chart:
     top: float | None = None
 
 
-def charts(metrics: Metrics, lengths: Mapping[int, Any], components: Mapping[int, Any]) -> list[Chart]:
+def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
     """The charts that have data.
 
     ``metrics`` are the lines of ``metrics.jsonl``. ``lengths`` has for each training step the mean tokens of a reply
-    and of a prompt (``{"reply": …, "prompt": …}``), ``components`` the mean of each component of the reward.
+    and of a prompt (``{"reply": …, "prompt": …}``).
     """
-    steps = [line for line in metrics if line.get("step", 0) > 0]
+    steps = [line for line in metrics if line["step"] > 0]
+    components = {line["step"]: line.get("reward_components", {}) for line in steps}
     made = [
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
@@ -92,14 +93,14 @@ def accuracy_chart(metrics: Metrics) -> Chart:
         Series(name="training reward (sampled)", points=rewards, faint=True),
         *(_validation(metrics, key, f"validation, {way}") for key, way in VALIDATIONS.items()),
     ]
-    values = [value for each in series for _, value in each.points]
+    values = [value for one in series for _, value in one.points]
     graded = any(line.get(key, {}).get("metric_name") == "mean reward" for line in metrics for key in VALIDATIONS)
     return Chart(
         key="accuracy",
         title="Reward and accuracy",
         unit="mean reward" if graded else "share of questions",
         top=None if graded or any(not 0 <= value <= 1 for value in values) else 1.0,
-        series=[each for each in series if each.points],
+        series=[one for one in series if one.points],
     )
 
 
@@ -114,12 +115,12 @@ def _validation(metrics: Metrics, key: str, name: str) -> Series:
 
 def _breakdown_charts(metrics: Metrics) -> list[Chart]:
     """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, differs from all others."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for line in metrics:
         for key, parts in line.get("validation", {}).items():
             if key.startswith("by_"):
                 for name, part in parts.items():
-                    found.setdefault(key, {}).setdefault(name, []).append((line["step"], part["accuracy"]))
+                    columns.setdefault(key, {}).setdefault(name, []).append((line["step"], part["accuracy"]))
     return [
         Chart(
             key=key if (column := key.removeprefix("by_")) in _OTHER_KEYS else re.sub(r"[^\w-]", "_", column),
@@ -128,14 +129,14 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
             top=None if any(value > 1 for points in parts.values() for _, value in points) else 1.0,
             series=[Series(name=name, points=points) for name, points in parts.items()],
         )
-        for key, parts in found.items()
+        for key, parts in columns.items()
     ]
 
 
 def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
-    names = dict.fromkeys(name for each in values.values() for name in each)
+    names = dict.fromkeys(name for of_step in values.values() for name in of_step)
     return [
-        Series(name=name, points=[(step, each[name]) for step, each in sorted(values.items()) if name in each])
+        Series(name=name, points=[(step, of_step[name]) for step, of_step in sorted(values.items()) if name in of_step])
         for name in names
     ]
 

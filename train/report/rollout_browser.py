@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from groundwire.adapters.tracing import calls_of_agents, trajectories
@@ -31,7 +32,7 @@ MAX_TRAJECTORIES = 6  # per rollout
 MAX_TURNS = 24  # per rollout
 
 _CUT = " … "
-_MAX_ABOUT = 40  # characters of a task's column that is shown as a badge
+_MAX_BADGE = 40  # characters of a task's column that is shown as a badge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +53,12 @@ class Note:
 
 @dataclass
 class RunNotes:
-    """The result of the first pass. ``lengths`` and ``reward_components`` are means per step."""
+    """The result of the first pass. ``lengths`` has the mean tokens of a step's replies and prompts."""
 
     rollouts: list[Note] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     """Rollouts per kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
     lengths: dict[int, dict[str, float]] = field(default_factory=dict)
-    reward_components: dict[int, dict[str, float]] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -82,14 +82,11 @@ def read_notes(run: RunDir) -> RunNotes:
                     credit=list(credit_lines(rollout)),
                 )
             )
-        if training := [rollout for rollout in batch if rollout.mode == "train"]:
-            calls = [call for rollout in training for call in rollout.trainable_calls]
-            lengths = [{"reply": len(call.response_ids), "prompt": len(call.prompt_ids)} for call in calls]
-            judged = [rollout.outcome for rollout in training if rollout.outcome.reward is not None]
-            components = [outcome.reward_components for outcome in judged]
-            for means, values in ((notes.lengths, lengths), (notes.reward_components, components)):
-                if mean := _means(values):
-                    means[training[0].step] = mean
+        if calls := [call for rollout in batch if rollout.mode == "train" for call in rollout.trainable_calls]:
+            notes.lengths[batch[0].step] = {
+                "reply": fmean(len(call.response_ids) for call in calls),
+                "prompt": fmean(len(call.prompt_ids) for call in calls),
+            }
     return notes
 
 
@@ -163,12 +160,12 @@ def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     gold = gold_answer(task)
     texts = {name: value for name, value in task.items() if name not in ("id", "question") and value != gold}
-    about = {
+    badges = {
         name: value
         for name, value in texts.items()
-        if isinstance(value, str) and 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
+        if isinstance(value, str) and 0 < len(value) <= _MAX_BADGE and not Path(value).is_absolute()
     }
-    return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": about}
+    return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": badges}
 
 
 def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
@@ -244,12 +241,3 @@ def _shorten(text: str) -> str:
         return text
     half = MAX_CHARACTERS // 2
     return f"{text[:half]}{_CUT}({len(text) - 2 * half:,} characters){_CUT}{text[-half:]}"
-
-
-def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each name over the values that have it."""
-    collected: dict[str, list[float]] = {}
-    for each in values:
-        for name, value in each.items():
-            collected.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in collected.items()}

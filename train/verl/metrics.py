@@ -27,7 +27,7 @@ from groundwire.train.algorithms.health import HealthRules, reply_counts, step_f
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
+from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions
 from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
 from groundwire.train.evaluation.stop_reasons import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.validation import validation_name
@@ -123,6 +123,8 @@ class SampledSteps:
         self._notes.show(rollouts)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
+        if components := component_means(total.rollouts):
+            line["reward_components"] = components
         if partition == "val":
             self._show_agent_notes(rollouts)
             breakdowns = domains.get(self._config.domain).breakdowns
@@ -266,8 +268,7 @@ def _metrics_line(
             "failures": {name.partition("_")[2]: count for name, count in failed.items()},
             "dropped": trained.get("dropped", 0),
             "groups_skipped": trained.get("groups_skipped", 0),
-            **{name: trained[name] for name in _COUNTS if name in trained},
-            **({"entropy": trained["entropy"]} if "entropy" in trained else {}),
+            **{name: trained[name] for name in (*_COUNTS, "reward_components", "entropy") if name in trained},
             **{name: logged[key] for name, key in _FIGURES.items() if _is_finite(logged.get(key))},
             **({"updates_skipped": 1} if not _is_finite(logged.get(_FIGURES["grad_norm"], 0.0)) else {}),
             **step_figures(trained, trained),

@@ -13,8 +13,8 @@ import torch
 
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.summary import summarize
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.run_reader import summarize
 from groundwire.train.policy.model import load_policy
 
 SCORES = [[1, 1], [0, 0.4], [0.6, 0.6], [0.5, 0.3]]

@@ -274,8 +274,7 @@ def test_a_run_without_a_tokenizer_shows_ids(tmp_path: Path) -> None:
 
 def test_reward_components_have_a_chart(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.write_rows(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
-    run.append_metrics(line(1))
+    run.append_metrics(line(1, reward_components={"executes": 0.1, "match": 1.0}))
     chart = next(chart for chart in build(run).charts if chart.key == "reward_components")
     assert [(series.name, list(series.points)) for series in chart.series] == [
         ("executes", [(1, 0.1)]),
@@ -358,18 +357,18 @@ def test_a_drawing_takes_its_colours_from_the_page_and_embeds_no_font() -> None:
 
 def test_a_breakdown_of_rewards_above_1_has_no_fixed_axis() -> None:
     parts = {"easy": {"accuracy": 1.08}, "hard": {"accuracy": 0.4}}
-    [chart] = charts([{"step": 0, "validation": {"by_hardness": parts}}], {}, {})
+    [chart] = charts([{"step": 0, "validation": {"by_hardness": parts}}], {})
     assert chart.top is None
 
 
 @pytest.mark.parametrize(("column", "file"), [("level", "level"), ("time", "by_time"), ("a/b", "a_b")])
 def test_a_column_of_any_name_has_a_file_of_its_own(column: str, file: str, tmp_path: Path) -> None:
     metrics = [{"step": 1, "seconds": {"sql": 1.0}, "validation": {f"by_{column}": {"$x": {"accuracy": 0.5}}}}]
-    assert [png.name for png in draw_pngs(charts(metrics, {}, {}), tmp_path)] == [f"{file}.png", "time.png"]
+    assert [png.name for png in draw_pngs(charts(metrics, {}), tmp_path)] == [f"{file}.png", "time.png"]
 
 
 def test_charts_without_data_are_left_out() -> None:
-    assert charts([{"step": 0}, {"step": 1, "reward": None}], {}, {}) == []
+    assert charts([{"step": 0}, {"step": 1, "reward": None}], {}) == []
 
 
 # -- the command and the live page

@@ -67,6 +67,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
         "rollout_corr/k3_kl": float("nan"),
     }
     steps = range(1, 6)
+    counts["reward_components"] = {"match": 0.25}
     lines = [{"step": step, "partition": "train", "ended": 32, **counts, **replies, **pairs} for step in steps]
     (run.path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with follow_verl_log(run, notes.append, interval_s=0.05):
@@ -83,7 +84,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
     assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
     of_the_local_trainer = {"initial_ratio_error", "ratio_min", "ratio_max", "loss", "learning_rate", "candidates"}
-    of_other_runs = {"sampler_kl", "updates_skipped", "unchecked_share", "reward_components", "without_calls"}
+    of_other_runs = {"sampler_kl", "updates_skipped", "unchecked_share", "without_calls"}
     of_other_runs |= {"validation", "validation_sampled"}
     assert {*line} == MetricsLine.model_fields.keys() - of_the_local_trainer - of_other_runs
     [note] = notes

@@ -516,7 +516,9 @@ def test_right_answers_without_variants_of_their_database_are_counted(tmp_path: 
     assert figures["rollouts/unchecked_share"] == 1.0
     (made.run.path / "verl.jsonl").write_text('{"step": 4, "data": {"timing_s/step": 1.0}}\n')
     write_metrics(made.run)
-    assert made.run.metrics()[0]["unchecked_share"] == 1.0
+    [line] = made.run.metrics()
+    assert line["unchecked_share"] == 1.0
+    assert line["reward_components"].keys() == {"match", "metric/unchecked"}
 
 
 def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:
