@@ -19,48 +19,6 @@ from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.text import is_damaged, valid_texts
 from groundwire.tools.types import AnswerKind
 
-
-class PrivateTasks:
-    """Private copies of tasks, for the rollouts of a runner. ``database`` returns the path of a task's database."""
-
-    def __init__(self, database: Callable[[Mapping[str, Any]], str]) -> None:
-        self._database = database
-        self._copies = DatabaseCopies()
-        self._seen = DatabaseStates()
-
-    @asynccontextmanager
-    async def copy_of(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
-        """The task with a copy in place of its database, and the copy's path; empty if it has none.
-
-        Raises ``OSError`` at the start if the copy cannot be made.
-        """
-        database = self._database(task)
-        if not os.path.isfile(database):  # noqa: ASYNC240 - as cheap as a dict
-            yield task, database
-            return
-        copy = await asyncio.to_thread(self._copies.take, database)
-        reusable = True
-        try:
-            yield {name: copy.path if value == database else value for name, value in task.items()}, copy.path
-        except asyncio.CancelledError:  # the agent's thread runs on
-            reusable = False
-            raise
-        finally:
-            self._copies.give_back(copy, reusable=reusable)
-
-    def remember(self, tasks: Iterable[Mapping[str, Any]]) -> None:
-        """Note the state of the databases of ``tasks``, for :meth:`warning`."""
-        self._seen.update(DatabaseStates.of({self._database(task) for task in tasks} - {""}))
-
-    def warning(self) -> str:
-        """A message that names the databases that were changed since they were remembered or copied; else empty."""
-        return DatabaseStates({**self._copies.originals, **self._seen}).warning()
-
-    def close(self) -> None:
-        """Remove the copies."""
-        self._copies.close()
-
-
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
 
@@ -91,6 +49,46 @@ class TaskData:
     """The ``data_dir`` with which another process reads the same data; None if it is the given one."""
     notes: tuple[str, ...] = ()
     """What :func:`load_split` has to say about the tasks."""
+
+
+class PrivateTasks:
+    """Private copies of tasks, for the rollouts of a runner. ``database`` returns the path of a task's database."""
+
+    def __init__(self, database: Callable[[Task], str]) -> None:
+        self._database = database
+        self._copies = DatabaseCopies()
+
+    @asynccontextmanager
+    async def copy_of(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
+        """The task with a copy in place of its database, and the copy's path; empty if it has none.
+
+        Raises ``OSError`` at the start if the copy cannot be made.
+        """
+        database = self._database(task)
+        if not os.path.isfile(database):  # noqa: ASYNC240 - as cheap as a dict
+            yield task, database
+            return
+        copy = await asyncio.to_thread(self._copies.take, database)
+        reusable = True
+        try:
+            yield {name: copy.path if value == database else value for name, value in task.items()}, copy.path
+        except asyncio.CancelledError:  # the agent's thread runs on
+            reusable = False
+            raise
+        finally:
+            self._copies.give_back(copy, reusable=reusable)
+
+    def remember(self, tasks: Iterable[Task]) -> None:
+        """Note the state of the databases of ``tasks``, for :meth:`warning`."""
+        self._copies.originals.update(DatabaseStates.of({self._database(task) for task in tasks} - {""}))
+
+    def warning(self) -> str:
+        """A message that names the databases that were changed since they were remembered or copied; else empty."""
+        return self._copies.originals.warning()
+
+    def close(self) -> None:
+        """Remove the copies."""
+        self._copies.close()
 
 
 class Domain:

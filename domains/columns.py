@@ -94,6 +94,7 @@ def _divide(
             seen[name] = value
             continue
         inner, lost = _divide_value(value, read, shown, f"{place}.")
+        # A nested column whose keys are hidden one by one is not hidden as a whole because the reward reads it.
         is_read = name in read and name not in _ALWAYS_SHOWN and not lost
         if _is_gold(name) or name in (domain.gold_columns if domain else ()) or is_read:
             parts = value if isinstance(value, Mapping) else {}

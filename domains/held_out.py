@@ -56,6 +56,7 @@ def hold_out(
     if several:
         ways += [(tuple(several), "several of them have the same questions"), ((_QUESTION,), counts)]
     ways.append(((_ROW,), "too few different questions"))
+    # The first way whose whole groups come near the share. The last one, single rows, always does.
     choices = ((way, why, _choose(_together(tasks, way), wanted)) for way, why in ways)
     way, why, held_out = next(choice for choice in choices if wanted <= 2 * len(choice[2]) <= 4 * wanted)
     parts: tuple[list[Task], list[Task]] = [], []
@@ -116,11 +117,11 @@ def _value(task: Task, name: str) -> str:
 
 def _together(tasks: Sequence[Task], names: Sequence[str]) -> list[list[int]]:
     """The indices of tasks that share a value of any of the columns, also through others; by a hash of their values."""
-    parents: dict[str, str] = {}
+    parents: dict[str, str] = {}  # a forest of values (union-find): tasks of one tree belong together
 
     def root(value: str) -> str:
         while (parent := parents.setdefault(value, value)) != value:
-            parents[value] = value = parents[parent]
+            parents[value] = value = parents[parent]  # the path is halved, or long chains would take quadratic time
         return value
 
     firsts = []

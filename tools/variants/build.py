@@ -151,7 +151,7 @@ def _try_variants(
         if time.perf_counter() > deadline:
             break
         rng, style = random.Random(f"{source.key} {variant}"), _STYLES[variant % len(_STYLES)]
-        if largest > 5 and variant % 4 == 3:
+        if largest > 5 and variant % 4 == 3:  # HAVING count(*) > 20 needs groups of that size
             style = replace(style, rows=largest * 4)
         elif variant >= _CANDIDATES // 2 and variant % 2:  # few rows rarely have equal sort keys
             style = replace(style, rows=_FEW_ROWS)

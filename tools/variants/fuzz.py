@@ -73,6 +73,7 @@ def _column_values(
     if parents:
         if column.unique:
             return rng.sample(sorted(set(parents), key=repr), k=min(count, len(set(parents))))
+        # A few parents have most of the children: counts and groups then differ, as they do in real data.
         weights = [rng.random() ** 3 + 0.01 for _ in parents]
         return _with_nulls(rng.choices(parents, weights, k=count), column, rng)
     wanted = [value for value in known.get(column.name.lower(), ()) if _fits(value, column)]
