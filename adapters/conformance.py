@@ -31,7 +31,8 @@ import pytest
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
 from groundwire.adapters._conformance_policy import GOLD, ConformancePolicy, sampled_ids
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
+from groundwire.adapters.tracing import LLMCall, trajectories
+from groundwire.adapters.tracing.calls import order_calls
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
@@ -67,7 +68,7 @@ class Recording:
 
 async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Recording]:
     """Run the conversation through ``backend``, ``rollouts`` times at once, traced by the proxy."""
-    policy, spans = ConformancePolicy(), _Spans()
+    policy, sink = ConformancePolicy(), _Calls()
 
     async def one(number: int, base_url: str) -> Answer:
         endpoint = Endpoint(base_url=base_url, model="scripted", sampling=_sampling(number))
@@ -75,14 +76,14 @@ async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Re
 
     async with (
         ScriptedPolicyServer(replies=policy.reply) as server,
-        LLMProxy(upstreams=[server.base_url], sink=spans) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=sink) as proxy,
     ):
         answers = await asyncio.gather(*(one(n, proxy.base_url(f"r{n}", "a")) for n in range(rollouts)))
         await proxy.flush()
     return [
         Recording(
             answer=answer,
-            calls=calls_from_spans(spans.of[f"r{number}"]),
+            calls=order_calls([call for call in sink.of[f"r{number}"] if not call.untrainable_reason], ()),
             requests=policy.requests[number],
             reward=_reward(database, answer.text),
         )
@@ -253,11 +254,11 @@ def _reward(database: str, sql: str) -> float:
         return 0.0
 
 
-class _Spans:
-    """A span sink in memory."""
+class _Calls:
+    """A sink of calls in memory."""
 
     def __init__(self) -> None:
-        self.of: dict[str, list[SpanRecord]] = defaultdict(list)
+        self.of: dict[str, list[LLMCall]] = defaultdict(list)
         self._numbers = itertools.count(1)
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any]:
@@ -266,6 +267,9 @@ class _Spans:
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         return [next(self._numbers) for _ in attempts]
 
-    async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
-        for span in spans:
-            self.of[span.rollout_id].append(span)
+    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+        for call in calls:
+            self.of[call.rollout_id].append(call)
+
+    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        """No agent of the conversation emits any."""

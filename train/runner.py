@@ -133,14 +133,14 @@ def _run(
         from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
         from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
         from groundwire.train.rollouts.runner.request_check import RequestCheck
-        from groundwire.train.store.runner_client import RunnerClient
+        from groundwire.train.store.remote import RemoteStore
 
         setup_logging(debug)
         domain = domains.get(settings.domain)
         rollout_agent = RemoteRolloutAgent(
             RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
         )
-    store = RunnerClient(address, token=token)
+    store = RemoteStore(address, token=token)
     poll_s = NOTIFIED_POLL_S if until_eof else POLL_S
     runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=poll_s)
 

@@ -64,9 +64,9 @@ class CallLog:
             calls=self.count,
             running_s=now - min((each.started for each in running), default=now),
             idle_s=0.0 if running or last is None else now - last.ended,
-            failure="" if last is None else _failure(read_exchange(last, sequence=0)),
+            failure="" if last is None else _failure(read_exchange(last, 0, 0)),
             at_limit=self.at_limit,
-            made_up=_made_up(names, [read_exchange(each, sequence=0) for each in ended if names]),
+            made_up=_made_up(names, [read_exchange(each, 0, 0) for each in ended if names]),
         )
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing import semconv
-from groundwire.adapters.tracing.span_writer import MakeSpan, SpanWriter
+from groundwire.adapters.tracing.call_writer import CallWriter
 from groundwire.adapters.tracing.spans import SpanRecord
 
 __all__ = ["CALL_HEADER", "Emissions", "call_headers", "current_emissions"]
@@ -44,7 +44,7 @@ class _Call:
 class Emissions:
     """The emitted spans of one attempt. Belongs to the event loop of ``writer``; any thread may call :meth:`add`."""
 
-    def __init__(self, writer: SpanWriter, *, rollout_id: str, attempt_id: str) -> None:
+    def __init__(self, writer: CallWriter, *, rollout_id: str, attempt_id: str) -> None:
         self._writer, self._rollout_id, self._attempt_id = writer, rollout_id, attempt_id
         self._loop = asyncio.get_running_loop()
         self._calls: list[_Call] = []
@@ -97,7 +97,7 @@ class Emissions:
         else:
             self._loop.call_soon_threadsafe(self._write, make)
 
-    def _write(self, make: MakeSpan) -> None:
+    def _write(self, make: Callable[[int], SpanRecord]) -> None:
         self._writer.finish(self._writer.reserve(self._rollout_id, self._attempt_id), make)
 
 

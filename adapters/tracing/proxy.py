@@ -3,7 +3,7 @@
 The URL says which rollout and attempt a call belongs to, so an agent in any language is traced by giving it a base URL.
 It may use several APIs (:mod:`groundwire.adapters.tracing.wire`). The policy is in this process, or behind HTTP
 (:mod:`groundwire.adapters.tracing.upstreams`). Replies are parsed and stored afterwards
-(:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop, or none if the policy is in
+(:mod:`groundwire.adapters.tracing.call_writer`), so tracing costs an agent one local hop, or none if the policy is in
 this process.
 
 Only attempts that run may call the policy (:mod:`groundwire.adapters.tracing.open_attempts`).
@@ -15,7 +15,7 @@ whose agent leaves the stream is recorded up to the last token that was sent.
     ├── ProxyError              the proxy cannot start
     │   ├── HostUnusableError   this machine does not have the address
     │   └── PortInUseError      the port is taken
-    └── SpansNotStoredError     (span_writer) the store did not accept the spans of some calls
+    └── CallsNotStoredError     (call_writer) the store did not accept some calls
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from urllib.parse import quote
 from aiohttp import web
 
 from groundwire.adapters.tracing.call_summary import CALLS_PATH
-from groundwire.adapters.tracing.calls import to_span
+from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter, Place
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
-from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
-from groundwire.adapters.tracing.spans import SpanRecord, SpanSink
+from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.upstreams import Upstreams
 from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
@@ -59,7 +58,7 @@ from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
 from groundwire.tools.secrets import masked_values
 
-__all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
+__all__ = ["CallsNotStoredError", "HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
@@ -95,7 +94,7 @@ class LLMProxy(HttpServer):
     """Traces every chat completion of every rollout into ``sink``.
 
     Args:
-        sink: where spans are written.
+        sink: where calls are written.
         policy: a policy in this process; the alternative to ``upstreams`` and the options below.
         upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of
             a rollout go to one of them, whose prefix cache then holds the growing prompt.
@@ -114,7 +113,7 @@ class LLMProxy(HttpServer):
     def __init__(
         self,
         *,
-        sink: SpanSink,
+        sink: CallSink,
         policy: LocalPolicy | None = None,
         upstreams: Sequence[str] = (),
         model: str | None = None,
@@ -137,7 +136,7 @@ class LLMProxy(HttpServer):
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
         self._sampling_rule = SamplingRule(fixed=fixed_sampling)
-        self._writer: SpanWriter
+        self._writer: CallWriter
         self._open_attempts = OpenAttempts(sink.sampling_of)
 
     @property
@@ -202,13 +201,13 @@ class LLMProxy(HttpServer):
                 "it out for any free port"
             ) from error
         self._upstreams.start()
-        self._writer = SpanWriter(self._sink)
+        self._writer = CallWriter(self._sink)
 
     async def stop(self) -> None:
         """Take no more calls, wait for those that are running, write every one, and close.
 
         Calls still running after ``drain_timeout_s`` are cut off and recorded as failed. Raises
-        :class:`SpansNotStoredError` if the store does not accept the calls within the same time.
+        :class:`CallsNotStoredError` if the store does not accept the calls within the same time.
         """
         if self._runner is None:
             return
@@ -232,7 +231,7 @@ class LLMProxy(HttpServer):
     async def flush(self, rollout_id: str | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.
 
-        Raises :class:`SpansNotStoredError` if the store refused one, or has not accepted all after ``timeout_s``.
+        Raises :class:`CallsNotStoredError` if the store refused one, or has not accepted all after ``timeout_s``.
         """
         await self._writer.flush(rollout_id, timeout_s=timeout_s)
 
@@ -253,7 +252,7 @@ class LLMProxy(HttpServer):
         except RefusedError as refused:
             return _refusal(refused, api)
         attempt.calls.add(exchange)
-        pending = [self._writer.reserve(exchange.rollout_id, exchange.attempt_id)]
+        places = [self._writer.reserve(exchange.rollout_id, exchange.attempt_id)]
         try:
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
@@ -261,10 +260,10 @@ class LLMProxy(HttpServer):
             call.chat = self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             exchange.max_tokens = call.chat.get("max_completion_tokens") or call.chat.get("max_tokens")
-            pending += (
+            places += (
                 self._writer.reserve(exchange.rollout_id, exchange.attempt_id) for _ in range(exchange.choices - 1)
             )
-            return await self._answer(request, call, exchange, pending)
+            return await self._answer(request, call, exchange, places)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
             return _refusal(refused, api)
@@ -277,19 +276,19 @@ class LLMProxy(HttpServer):
                 )
             raise
         finally:
-            self._finish(exchange, pending)
+            self._finish(exchange, places)
 
     async def _answer(
-        self, request: web.Request, call: WireCall, exchange: HttpExchange, pending: Sequence[PendingSpan]
+        self, request: web.Request, call: WireCall, exchange: HttpExchange, places: Sequence[Place]
     ) -> web.StreamResponse:
         session = quote(exchange.rollout_id, safe="")
         if self._policy is None:
-            record = partial(self._finish, exchange, pending)
+            record = partial(self._finish, exchange, places)
             return await self._upstreams.answer(request, call, exchange, session=session, record=record)
 
         def on_sampled(choice: int, sampled: Mapping[str, Any]) -> None:
             exchange.sampled[choice] = sampled
-            self._finish(exchange, pending, choice)
+            self._finish(exchange, places, choice)
 
         call.chat = {**call.chat, "model": self._policy.model_name}
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
@@ -324,20 +323,16 @@ class LLMProxy(HttpServer):
         except RefusedError as refused:
             return _refusal(refused)
 
-    def _finish(self, exchange: HttpExchange, pending: Sequence[PendingSpan], choice: int | None = None) -> None:
+    def _finish(self, exchange: HttpExchange, places: Sequence[Place], choice: int | None = None) -> None:
         """Record one choice, or all that are not recorded; of a call that failed as a whole, the first."""
         exchange.ended = exchange.ended or time.time()
         if choice is None and exchange.sampled:
             return
         if choice is None and not (exchange.status == _OK or exchange.streamed):
             choice = 0
-        for index, span in enumerate(pending):
+        for index, place in enumerate(places):
             if choice in (None, index):
-                self._writer.finish(span, partial(_make_span, exchange, index))
-
-
-def _make_span(exchange: HttpExchange, choice: int, sequence: int) -> SpanRecord:
-    return to_span(read_exchange(exchange, sequence=sequence, choice=choice))
+                self._writer.finish(place, partial(read_exchange, exchange, index))
 
 
 async def _read_body(request: web.Request) -> bytes:

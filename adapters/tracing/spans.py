@@ -1,21 +1,23 @@
-"""The record of a span, and the interface of a store for such records."""
+"""The record of a span that is no LLM call, and where the proxy writes."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["SpanRecord", "SpanSink", "SpanStore", "SpansRefusedError", "span_parts"]
+from groundwire.tools.errors import UserError
 
-_MAX_PART = 4 << 20
-"""Characters of text in one request to a store."""
+if TYPE_CHECKING:
+    from groundwire.adapters.tracing.calls import LLMCall
+
+__all__ = ["CallSink", "SinkRefusedError", "SpanRecord", "TraceSink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """One span of an attempt.
+    """One span of an attempt: a reward that the agent emitted, or what another tracer wrote.
 
     Whatever reads spans also takes Agent Lightning's ``Span``, whose fields have the same names.
     """
@@ -34,23 +36,32 @@ class SpanRecord:
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Eight bytes in hexadecimal: a span that is written twice is stored once."""
     parent_id: str | None = None
-    """The span of the same trace that encloses it, where a tracer says so."""
 
 
-class SpanStore(Protocol):
-    """Stores spans. Its methods raise :class:`SpansRefusedError` if a retry cannot help."""
+class SinkRefusedError(UserError):
+    """The sink refuses a request, and would refuse it again."""
+
+    exit_code = 1
+
+
+class TraceSink(Protocol):
+    """Stores calls and other spans. A ``ValueError`` or a :class:`SinkRefusedError` is not tried again."""
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
         ...
 
-    async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
-        """Store ``spans``; those that are stored already are skipped."""
+    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+        """Store ``calls``; those that are stored already are skipped."""
+        ...
+
+    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        """Store other ``spans``; those that are stored already are skipped."""
         ...
 
 
-class SpanSink(SpanStore, Protocol):
-    """A store of spans that knows which attempts are open: what the proxy needs."""
+class CallSink(TraceSink, Protocol):
+    """A sink that knows which attempts are open: what the proxy needs."""
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
         """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
@@ -58,21 +69,3 @@ class SpanSink(SpanStore, Protocol):
         They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
         """
         ...
-
-
-def span_parts(spans: Sequence[SpanRecord]) -> Iterator[list[SpanRecord]]:
-    """``spans`` in parts of a size that a store accepts in one request."""
-    part: list[SpanRecord] = []
-    size = 0
-    for span in spans:
-        length = sum(len(value) for value in span.attributes.values() if isinstance(value, str))
-        if part and size + length > _MAX_PART:
-            yield part
-            part, size = [], 0
-        part.append(span)
-        size += length
-    yield part
-
-
-class SpansRefusedError(Exception):
-    """The sink does not know the rollout or the attempt."""

@@ -100,25 +100,33 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
         from agentlightning import InMemoryLightningStore, LightningStoreClient, LLMProxy
         from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
+        from groundwire.adapters.tracing import to_span
         from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
-        from groundwire.train.store.backends.base import MemoryStore
-        from groundwire.train.store.spans import LightningSpanSink
+        from groundwire.train.store.agent_lightning import span_json
+        from groundwire.train.store.memory import MemoryStore
+        from groundwire.train.store.remote import RemoteStore
+        from groundwire.train.store.rollout import Rollout
 
-    spans: Any
-    if store_url:
-        spans = LightningStoreClient(store_url)
-    else:  # the one that the trainer has
-        spans = MemoryStore() if which == "ours" else InMemoryLightningStore(thread_safe=True)
-    rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]
-    attempts = [(r.rollout_id, r.attempt.attempt_id) for r in rollouts]
+    store: Any
+    if which == "ours":
+        store = MemoryStore()  # the one that the trainer has
+        if store_url:
+            store = RemoteStore(store_url)
+            await store.start()
+        await store.enqueue([Rollout(task={}) for _ in range(ROLLOUTS)])
+        attempts = [(r.rollout_id, r.attempts[-1].attempt_id) for r in await store.dequeue(ROLLOUTS)]
+    else:
+        store = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
+        rollouts = [await store.start_rollout(input={}) for _ in range(ROLLOUTS)]
+        attempts = [(r.rollout_id, r.attempt.attempt_id) for r in rollouts]
     running: Any
     if which == "ours":
-        running = OurProxy(upstreams=[upstream_url], sink=LightningSpanSink(spans), model="policy")
+        running = OurProxy(upstreams=[upstream_url], sink=store, model="policy")
         await running.start()
         urls = [running.base_url(*attempt) for attempt in attempts]
     else:
         running = LLMProxy(
-            store=spans,
+            store=store,
             model_list=[
                 {
                     "model_name": "policy",
@@ -140,10 +148,12 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
     async def spans_to(path: str) -> dict[str, Any]:
         if which == "ours":
             await running.flush()
+            records = [await store.get(rollout_id) for rollout_id, _ in attempts]
+            lines = [json.dumps(span_json(to_span(call))) for record in records for call in record.calls]
         else:
             await asyncio.sleep(1.0)  # it has no flush
-        found = [span for r, _ in attempts for span in await spans.query_spans(r)]
-        lines = [span.model_dump_json() for span in found]
+            found = [span for rollout_id, _ in attempts for span in await store.query_spans(rollout_id)]
+            lines = [span.model_dump_json() for span in found]
         await asyncio.to_thread(Path(path).write_text, "\n".join(lines), "utf-8")
         return {"spans": len(lines), "bytes": sum(map(len, lines))}
 

@@ -57,8 +57,6 @@ def rollouts() -> None:
 
 
 async def _run_rollouts(count: int) -> float:
-    from agentlightning.store.memory import InMemoryLightningStore
-
     from groundwire.adapters import agent_backend
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
@@ -66,8 +64,8 @@ async def _run_rollouts(count: int) -> float:
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.rollouts.runner.agent import RolloutAgent
     from groundwire.train.rollouts.runner.pool import RunnerPool
+    from groundwire.train.store.memory import MemoryStore
     from groundwire.train.store.rollout import Rollout
-    from groundwire.train.store.spans import LightningSpanSink
 
     domain = get("spider")
     task = domain.load().train[0]
@@ -76,9 +74,9 @@ async def _run_rollouts(count: int) -> float:
         return 1.0
 
     async with ScriptedPolicyServer(lambda _: "SELECT 1") as server:
-        store = InMemoryLightningStore()
+        store = MemoryStore()
         agent = RolloutAgent(backend=agent_backend(three_calls), domain=domain, reward=reward)
-        async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
+        async with LLMProxy(upstreams=[server.base_url], sink=store) as tracer:
             pool = RunnerPool(store=store, agent=agent, n_runners=32)
             collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)
             await pool.start()
@@ -86,7 +84,7 @@ async def _run_rollouts(count: int) -> float:
             started_s = time.perf_counter()
             results = await collector.run(requests, deadline_s=600)
             seconds = time.perf_counter() - started_s
-            assert all(result.succeeded for result in results), results[0].message
+            assert all(result.succeeded for result in results), results[0].outcome.message
             await pool.stop()
             await _clients.close()
     return seconds

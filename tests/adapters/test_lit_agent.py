@@ -46,7 +46,7 @@ async def test_a_lit_agents_own_reward_is_the_rollouts(
     assert (result.accuracy.value, result.accuracy.n) == (accuracy, 4)
     assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 4
     emitted = 0.25 if "Async" in agent else None
-    assert [list(rewards) for rewards in result.rollouts["call_rewards"]] == [[emitted]] * 4
+    assert [[call["reward"] for call in calls] for calls in result.rollouts["calls"]] == [[emitted]] * 4
 
 
 @pytest.mark.usefixtures("forked_python")
@@ -61,7 +61,7 @@ async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_p
     assert len(rows) == len(TASKS)  # all tasks of the file
     for row in rows:
         assert (row["status"], row["reward"]) == ("succeeded", float(row["task"]["answer"] == "yes"))
-        assert list(row["call_rewards"]) == [0.25]
+        assert [call["reward"] for call in row["calls"]] == [0.25]
 
 
 async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(agents: Any, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ async def main() -> None:
     from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.model import new_policy
     from groundwire.train.policy.server import PolicyServer
-    from groundwire.train.store.backends.base import MemoryStore
-    from groundwire.train.store.spans import LightningSpanSink
+    from groundwire.train.store.memory import MemoryStore
+    from groundwire.train.store.rollout import Rollout
 
     torch.set_num_threads(1)
     tokenizer = train_tokenizer([_WORDS] * 30, words=_WORDS.split(), min_count=2)
@@ -31,11 +31,11 @@ async def main() -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await store.enqueue_rollout(input={})
-    [taken] = await store.dequeue_many_rollouts(limit=1)
+    await store.enqueue([Rollout(task={})])
+    [taken] = await store.dequeue(1)
     try:
-        async with server, LLMProxy(sink=LightningSpanSink(store), policy=server, drain_timeout_s=5.0) as proxy:
-            base_url = proxy.base_url(taken.rollout_id, taken.attempt.attempt_id)
+        async with server, LLMProxy(sink=store, policy=server, drain_timeout_s=5.0) as proxy:
+            base_url = proxy.base_url(taken.rollout_id, taken.attempts[-1].attempt_id)
             print(server.port, proxy.port, base_url.removeprefix(proxy.url), flush=True)
             await stopped.wait()
     finally:

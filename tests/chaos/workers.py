@@ -18,8 +18,7 @@ from typing import Any
 import external_processes
 
 from groundwire.tools.errors import exit_on_user_error
-from groundwire.train.store.client import StoreClient
-from groundwire.train.store.runner_client import RunnerClient
+from groundwire.train.store.remote import RemoteStore
 
 __all__ = ["append", "expected_answer", "journal", "run_runner", "run_trainer", "tasks_of_step"]
 
@@ -52,8 +51,8 @@ def tasks_of_step(step: int, database: str) -> list[dict[str, Any]]:
 def journal(path: str) -> None:
     """Write what the store acknowledges to this process's clients."""
 
-    def wrap(name: str, entries: Callable[..., list[Any]], client: type = StoreClient) -> None:
-        method = getattr(client, name)
+    def wrap(name: str, entries: Callable[..., list[Any]]) -> None:
+        method = getattr(RemoteStore, name)
 
         @functools.wraps(method)
         async def journaled(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -62,21 +61,18 @@ def journal(path: str) -> None:
                 append(path, entry)
             return result
 
-        setattr(client, name, journaled)
+        setattr(RemoteStore, name, journaled)
 
     def span(each: Any) -> list[str]:
         return ["span", each.rollout_id, each.attempt_id, each.span_id]
 
-    wrap("enqueue_many_rollouts", lambda result, *_: [["rollout", each.rollout_id] for each in result])
-    wrap("add_many_spans", lambda _, spans: [span(each) for each in spans])
-    wrap("add_span", lambda _, each: [span(each)])
-    wrap("add_spans", lambda _, spans: [span(each) for each in spans], RunnerClient)
+    wrap("enqueue", lambda _, rollouts: [["rollout", rollout.rollout_id] for rollout in rollouts])
+    wrap("_add", lambda _, spans: [span(each) for each in spans])
     wrap(
-        "update_attempt",
+        "_update_attempt",
         lambda _, rollout_id, attempt_id, status=None, **__: (
             [["ended", rollout_id, attempt_id, status]] if status in ("succeeded", "failed") else []
         ),
-        RunnerClient,
     )
 
 
@@ -100,13 +96,12 @@ async def _train(address: str, trained: str, database: str, step: int) -> None:
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.store.rollout import Rollout
-    from groundwire.train.store.spans import LightningSpanSink
 
-    client = StoreClient(address)
+    client = RemoteStore(address)
     await client.start()
     async with (
         ScriptedPolicyServer(replies=_reply) as policy,
-        LLMProxy(upstreams=[policy.base_url], sink=LightningSpanSink(client)) as proxy,
+        LLMProxy(upstreams=[policy.base_url], sink=client) as proxy,
     ):
         collector = RolloutCollector(
             store=client,

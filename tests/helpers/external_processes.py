@@ -94,12 +94,11 @@ def trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int, 
 async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int) -> list[Any]:
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.train.rollouts.collector import RolloutCollector
-    from groundwire.train.store.client import StoreClient
-    from groundwire.train.store.spans import LightningSpanSink
+    from groundwire.train.store.remote import RemoteStore
 
-    client = StoreClient(address)
+    client = RemoteStore(address)
     await client.start()
-    async with LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(client)) as proxy:
+    async with LLMProxy(upstreams=[policy_url], sink=client) as proxy:
         collector = RolloutCollector(
             store=client, proxy=proxy, model="scripted", settings=SETTINGS, resources_id="rs-a-run", poll_s=0.1
         )

@@ -30,9 +30,8 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
-from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 
@@ -90,7 +89,7 @@ async def _runner(agent: Any, sql: str) -> AsyncIterator[RolloutCollector]:
     store = MemoryStore()
     async with (
         ScriptedPolicyServer(replies=lambda _: sql) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
         runners = RunnerPool(store=store, agent=agent, n_runners=2, poll_s=0.05)
         await runners.start()

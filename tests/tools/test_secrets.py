@@ -30,8 +30,8 @@ from groundwire.train.evaluate import app
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.report.build import build
 from groundwire.train.store.__main__ import app as store_app
-from groundwire.train.store.backends.base import MemoryStore
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.rollout import Rollout
 
 KEY, JUDGE_KEY, TOKEN, PASSWORD = (f"marked-{name}-0123456789" for name in ("key", "judge", "token", "password"))
 ENVIRONMENT = {"OPENAI_API_KEY": KEY, "GROUNDWIRE_JUDGE_API_KEY": JUDGE_KEY, "MY_TOKEN": TOKEN}
@@ -255,16 +255,17 @@ def test_an_endpoint_s_url_with_a_password_is_refused_before_it_is_stored(tmp_pa
 @pytest.mark.parametrize("stream", [False, True])
 async def test_neither_agents_nor_spans_get_the_key_that_the_policy_server_repeats(endpoint: str, stream: bool) -> None:
     store = MemoryStore()
-    rollout = await store.start_rollout({"id": "t1"})
-    ids = (rollout.rollout_id, rollout.attempt.attempt_id)
-    async with LLMProxy(upstreams=[endpoint], sink=LightningSpanSink(store), model="big", api_key=KEY) as proxy:
+    await store.enqueue([Rollout(task={"id": "t1"})])
+    [rollout] = await store.dequeue(1)
+    ids = (rollout.rollout_id, rollout.attempts[-1].attempt_id)
+    async with LLMProxy(upstreams=[endpoint], sink=store, model="big", api_key=KEY) as proxy:
         async with httpx.AsyncClient(base_url=proxy.base_url(*ids)) as agent:
             request = {"messages": [{"role": "user", "content": f"{KEY} http://me:{PASSWORD}@db"}], "stream": stream}
             replies = [await agent.post("/chat/completions", json=request) for _ in range(2)]
         await proxy.flush()
     assert [reply.status_code for reply in replies] == [200, 401]
     assert all("***" in reply.text and KEY not in reply.text for reply in replies)
-    spans = str(await store.query_spans(rollout.rollout_id))
+    spans = str(await store.get(rollout.rollout_id))
     assert spans.count("*** http://db") == 2
     assert "no key ***" in spans
     assert KEY not in spans

@@ -23,13 +23,13 @@ from groundwire.domains import load_split, task_list
 from groundwire.tools import text
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json
-from groundwire.tools.secrets import masked_values
+from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train import evaluate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.prompts import read_prompts
 from groundwire.train.config.resolve import resolve
-from groundwire.train.store.spans import lightning_span
+from groundwire.train.store.base import without_secrets
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 BAD, GOOD = "cut \ud83d", "cut \ufffd"
@@ -57,8 +57,8 @@ def test_json_has_the_value_that_was_written_in_valid_text(value: Any) -> None:
 def test_text_is_made_valid_where_it_enters_and_where_it_leaves() -> None:
     ids = {"rollout_id": "r", "attempt_id": "a", "sequence_id": 1, "start_time": 0.0, "end_time": 0.0}
     span = SpanRecord(name=BAD, attributes={BAD: [BAD]}, error=BAD, **ids)  # type: ignore[arg-type]
-    stored = lightning_span(span)
-    assert (stored.name, stored.attributes, stored.status.description) == (GOOD, {GOOD: [GOOD]}, GOOD)
+    stored = without_secrets(span, secret_masker())
+    assert (stored.name, stored.attributes, stored.error) == (GOOD, {GOOD: [GOOD]}, GOOD)
     step = {"agent": BAD, "kind": "tool", "input": BAD, "output": BAD, "ok": True}
     answer = Answer(text=BAD, steps=[step])  # type: ignore[list-item]
     assert (answer.text, answer.steps) == (GOOD, [{**step, "agent": GOOD, "input": GOOD, "output": GOOD}])
@@ -76,7 +76,7 @@ def test_halves_that_a_server_streams_one_by_one_are_one_character() -> None:
     exchange = HttpExchange(
         rollout_id="r", attempt_id="a", agent="", started=1.0, ended=2.0, body=body.encode(), streamed=True
     )
-    assert read_exchange(exchange, sequence=1).reply["content"] == "\U0001f600\ufffd"
+    assert read_exchange(exchange, 0, 1).reply["content"] == "\U0001f600\ufffd"
 
 
 @given(ANY_TEXT)

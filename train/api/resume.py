@@ -95,9 +95,9 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
     except UserError as error:
-        from groundwire.adapters.tracing.span_writer import SpansNotStoredError
+        from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 
-        failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)
+        failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, CallsNotStoredError)
         if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
             why = f". More: groundwire why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""

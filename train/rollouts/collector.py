@@ -1,4 +1,4 @@
-"""The trainer's side of rollouts: enqueue a batch, wait until it has ended, collect typed results.
+"""The trainer's side of rollouts: enqueue a batch, wait until it has ended, read how.
 
 A batch always returns completely and in time. A rollout that has not ended by the deadline is cancelled in the store
 and returned as a ``timeout``; a failed one has the type of its failure. What the policy caused is scored
@@ -15,22 +15,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import suppress
 from typing import Any
 
-from agentlightning.store.base import LightningStore
-from agentlightning.types import (
-    AttemptedRollout,
-    EnqueueRolloutRequest,
-    PaginatedResult,
-    ProxyLLM,
-    RolloutConfig,
-)
-
-from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
+from groundwire.adapters.tracing.proxy import CallsNotStoredError, LLMProxy
+from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import add_spans, final_outcome
+from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
-from groundwire.train.store.backends.base import MemoryStore, NotifyAttemptEnd
+from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
-from groundwire.train.store.rollout import Attempt, Rollout
+from groundwire.train.store.rollout import ProxyLLM, Rollout
 
 __all__ = ["RolloutCollector"]
 
@@ -40,18 +32,17 @@ _COLLECT_S = 5.0
 """How long a result may be collected after the deadline."""
 _FLUSH_PART = 0.8
 """The part of the time to collect a result in which its calls may be stored; the rest is for reading them."""
-_UNFINISHED = ["queuing", "requeuing", "preparing", "running"]
 
 
 class RolloutCollector:
-    """Sends batches of requests through a store and returns their results.
+    """Sends batches of rollouts through a store and reads how each has ended.
 
     ``retries`` is how often a failed rollout is tried again, ``scores`` are those of failed ones, ``poll_s`` is
     how often, in seconds, the store is asked which rollouts have ended. Within one process there is no need to poll:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
-    has ended.
+    has ended. ``runner_failure`` gives a message once no runner of the run is left.
 
-    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each result of :meth:`run`,
+    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each rollout of :meth:`run`,
     before it is returned.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
@@ -63,7 +54,7 @@ class RolloutCollector:
     def __init__(
         self,
         *,
-        store: LightningStore,
+        store: RolloutStore,
         proxy: LLMProxy,
         model: str,
         retries: int = 1,
@@ -71,64 +62,59 @@ class RolloutCollector:
         attempt_timeout_s: float = 240.0,
         poll_s: float = 0.5,
         notify_runners: Callable[[], None] = lambda: None,
+        runner_failure: Callable[[], str] = lambda: "",
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
         prompts: Mapping[str, str] | None = None,
-        on_result: Callable[[Rollout], None] = lambda result: None,
+        on_result: Callable[[Rollout], None] = lambda rollout: None,
         unresponsive_s: float | None = None,
         runner_command: str = "",
         no_runner_s: float = 10.0,
     ) -> None:
-        self._store, self._proxy, self._model, self._notify_runners = store, proxy, model, notify_runners
-        self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
-        self._on_result = on_result
+        self._store, self._proxy, self._model = store, proxy, model
         self._scores = scores or FailureScores()
-        self._config = RolloutConfig(
-            timeout_seconds=attempt_timeout_s,
-            unresponsive_seconds=unresponsive_s,
-            max_attempts=1 + retries,
-            retry_condition=["failed", "timeout", "unresponsive"],
-        )
-        if isinstance(store, NotifyAttemptEnd):
-            store.on_attempt_end = self.notify
-        self._published, self._publishing, self._newest = False, asyncio.Lock(), ""
-        self._poll_s, self._notified, self._notification = poll_s, set[str](), asyncio.Event()
+        self._notify_runners, self._runner_failure, self._on_result = notify_runners, runner_failure, on_result
+        self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
+        self._max_attempts, self._timeout_s, self._unresponsive_s = 1 + retries, attempt_timeout_s, unresponsive_s
+        store.on_attempt_end = self.notify
+        self._is_published, self._publishing = False, asyncio.Lock()
+        self._newest = ""
+        """The rollout that was enqueued last: a store that does not have it has lost data."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        """By rollout; each is done when the rollout has ended."""
         self._watcher: asyncio.Task[None] | None = None
+        self._poll_s = poll_s
+        self._notified, self._notification = set[str](), asyncio.Event()
         self._external = bool(runner_command)
         self._no_runner_warning = _NoRunnerWarning(store, runner_command, no_runner_s) if runner_command else None
 
     async def run(
-        self, requests: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+        self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Rollout]:
-        """Run the rollouts; returns them, ended, in the same order.
+        """Run the rollouts; returns them, ended and with the scores of those that failed.
 
         It takes at most ``deadline_s`` seconds, and a few more to collect the results of rollouts that had not ended.
         """
-        results: dict[int, Rollout] = {}
-        async for index, result in self.each(requests, deadline_s=deadline_s):
-            results[index] = result
+        async for _ in self.each(rollouts, deadline_s=deadline_s):
             on_end()
-        ended = [results[index] for index in range(len(requests))]
-        self._scores.settle(ended)
-        for result in ended:
-            self._on_result(result)
-        return ended
+        self._scores.settle(rollouts)
+        for rollout in rollouts:
+            self._on_result(rollout)
+        return list(rollouts)
 
-    async def each(self, requests: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
-        """Run the requests; yields the index and the result of each as it ends, in the time that :meth:`run` gives.
-        A failure has no score yet.
+    async def each(self, rollouts: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
+        """Run the rollouts; yields each with its index as it ends, in the time that :meth:`run` gives. A failure has
+        no score yet.
 
         Any number of batches may run at once.
         """
         await self._publish_proxy()
         deadline = time.monotonic() + deadline_s
-        enqueued = await self._store.enqueue_many_rollouts([self._enqueue_request(request) for request in requests])
-        ids = [rollout.rollout_id for rollout in enqueued]
-        for request, rollout_id in zip(requests, ids, strict=True):
-            request.rollout_id = rollout_id
-        self._newest = ids[-1] if ids else self._newest
-        ends = [self._watch(rollout_id) for rollout_id in ids]
+        for rollout in rollouts:
+            self._prepare(rollout)
+        await self._store.enqueue(rollouts)
+        self._newest = rollouts[-1].rollout_id if rollouts else self._newest
+        ends = [self._watch(rollout.rollout_id) for rollout in rollouts]
         await self._publish_if_lost()
         self._notify_runners()
 
@@ -139,10 +125,10 @@ class RolloutCollector:
             except asyncio.TimeoutError:
                 ended = False
             left_s = max(deadline - time.monotonic(), _COLLECT_S)
-            await self._collect(requests[index], ended=ended, timeout_s=left_s)
-            return index, requests[index]
+            await self._collect(rollouts[index], ended=ended, timeout_s=left_s)
+            return index, rollouts[index]
 
-        tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
+        tasks = [asyncio.ensure_future(result(index)) for index in range(len(rollouts))]
         try:
             for task in asyncio.as_completed(tasks):
                 yield await task
@@ -150,8 +136,8 @@ class RolloutCollector:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for rollout_id in ids:
-                self._waiting.pop(rollout_id, None)
+            for rollout in rollouts:
+                self._waiting.pop(rollout.rollout_id, None)
 
     def notify(self, rollout_id: str) -> None:
         """An attempt of the rollout has ended: ask the store about it now instead of at the next poll."""
@@ -159,44 +145,37 @@ class RolloutCollector:
         self._notified.add(rollout_id)
         self._notification.set()
 
-    def _enqueue_request(self, request: Rollout) -> EnqueueRolloutRequest:
-        return EnqueueRolloutRequest(
-            input=dict(request.task),
-            mode=request.mode,
-            resources_id=self._resources_id,
-            config=self._config,
-            metadata={
-                "group": request.group,
-                "sampling": dict(request.sampling),
-                "settings": self._settings,
-                "prompts": self._prompts if request.prompts is None else dict(request.prompts),
-            },
-        )
+    def _prepare(self, rollout: Rollout) -> None:
+        """Add what all rollouts of the run have in common."""
+        rollout.resources_id, rollout.settings = self._resources_id, self._settings
+        rollout.prompts = self._prompts if rollout.prompts is None else rollout.prompts
+        rollout.max_attempts = self._max_attempts
+        rollout.timeout_s, rollout.unresponsive_s = self._timeout_s, self._unresponsive_s
 
     async def _publish_proxy(self) -> None:
         """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""
         async with self._publishing:  # or a batch would cancel the rollouts of one that began at the same moment
-            if not self._published or await self._lost_between_batches():
+            if not self._is_published or await self._lost_between_batches():
                 await self._publish()
-                self._published = True
+                self._is_published = True
 
     async def _publish(self) -> None:
         policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
-        await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy, MAIN_LLM: policy})
-        for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
-            if rollout.resources_id == self._resources_id and rollout.rollout_id not in self._waiting:
-                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+        await self._store.put_resources(self._resources_id, {POLICY_RESOURCE: policy, MAIN_LLM: policy})
+        for rollout_id in await self._store.unfinished(self._resources_id):
+            if rollout_id not in self._waiting:
+                await self._store.cancel(rollout_id)
 
     async def _lost_between_batches(self) -> bool:
         """Whether a store in another process has come back without the run's newest rollout, which has ended."""
-        if not self._external or not self._newest or await self._store.get_rollout_by_id(self._newest):
+        if not self._external or not self._newest or await self._store.count([self._newest]):
             return False
         _log.warning("the store does not have the run's last rollouts any more; the run goes on: no result is lost")
         return True
 
     async def _publish_if_lost(self) -> None:
         """Publish the proxy again if the store has lost it since :meth:`_publish_proxy`."""
-        if self._external and await self._store.get_resources_by_id(self._resources_id) is None:
+        if self._external and await self._store.get_resources(self._resources_id) is None:
             async with self._publishing:
                 await self._publish()
 
@@ -210,11 +189,7 @@ class RolloutCollector:
         return end
 
     async def _watch_ends(self) -> None:
-        """Ask the store which rollouts have ended, while any batch is running.
-
-        The store is never asked to wait: its ``wait_for_rollouts`` would hold a thread of the loop's executor for each
-        rollout, and agents need those threads.
-        """
+        """Ask the store which rollouts have ended, while any batch is running. An error is that of all batches."""
         while self._waiting:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._notification.wait(), self._poll_s)
@@ -222,7 +197,9 @@ class RolloutCollector:
             candidates = self._waiting.keys() & self._notified or self._waiting.keys()
             self._notified.clear()
             try:
-                ended = await self._store.wait_for_rollouts(rollout_ids=list(candidates), timeout=0)
+                if message := self._runner_failure():
+                    raise RunnersEndedError(message)
+                ended = await self._store.ended(list(candidates))
                 if self._external and not ended:
                     await self._check_known(list(self._waiting)[-_CHECKED:])
                 if self._no_runner_warning is not None:
@@ -232,15 +209,14 @@ class RolloutCollector:
                     if not end.done():
                         end.set_exception(error)
                 return
-            for rollout in ended:
-                end_of_rollout = self._waiting.pop(rollout.rollout_id, None)
+            for rollout_id in ended:
+                end_of_rollout = self._waiting.pop(rollout_id, None)
                 if end_of_rollout is not None and not end_of_rollout.done():
                     end_of_rollout.set_result(None)
 
     async def _check_known(self, rollout_ids: Sequence[str]) -> None:
         """Raises :class:`StoreLostDataError` if the store does not know all these rollouts of the run."""
-        known = await self._store.query_rollouts(rollout_id_in=rollout_ids, limit=1)
-        if isinstance(known, PaginatedResult) and (lost := len(rollout_ids) - known.total):
+        if lost := len(rollout_ids) - await self._store.count(rollout_ids):
             raise StoreLostDataError(
                 f"the store does not know {lost} of the {len(rollout_ids)} newest rollouts any more: it was started "
                 "again empty, from an older copy, or with --memory; start it with its own --path FILE, then continue "
@@ -256,27 +232,24 @@ class RolloutCollector:
             if not ended:
                 if self._external:
                     await self._check_known([rollout_id])
-                await self._store.update_rollout(rollout_id, status="cancelled")
+                await self._store.cancel(rollout_id)
             self._proxy.attempt_ended(rollout_id)
             try:
                 await self._proxy.flush(rollout_id, timeout_s=timeout_s * _FLUSH_PART)
-            except SpansNotStoredError as error:
+            except CallsNotStoredError as error:
                 not_stored = str(error)
-            stored = await self._store.get_rollout_by_id(rollout_id)
-            if stored is not None:
-                rollout.status, rollout.started, rollout.ended = stored.status, stored.start_time, stored.end_time
-            if isinstance(stored, AttemptedRollout):
-                rollout.attempts = [Attempt(number=stored.attempt.sequence_id, started=stored.attempt.start_time)]
-                spans = await self._store.query_spans(rollout_id, stored.attempt.attempt_id)
-                not_stored = not_stored or add_spans(rollout, spans)
-            if isinstance(self._store, MemoryStore):  # its memory would grow with every rollout of the run
-                await self._store.drop_spans(rollout_id)
+            stored = await self._store.get(rollout_id)
+            if stored is not None and stored is not rollout:  # a store in this process has the very object
+                rollout.status, rollout.started, rollout.ended = stored.status, stored.started, stored.ended
+                rollout.attempts, rollout.outcome = stored.attempts, stored.outcome
+                rollout.calls, rollout.annotations = stored.calls, stored.annotations
+            await self._store.forget(rollout_id)  # or its memory would grow with every rollout of the run
 
         try:
             await asyncio.wait_for(read(), timeout_s)
         except asyncio.TimeoutError:
             not_stored = not_stored or "the store did not answer by the step's deadline"
-            with suppress(SpansNotStoredError):
+            with suppress(CallsNotStoredError):
                 await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
         except StoreFailedError as error:  # this rollout's fault: the store answers others
             not_stored = not_stored or str(error)
@@ -292,7 +265,7 @@ class _NoRunnerWarning:
     once, until a rollout ends.
     """
 
-    def __init__(self, store: LightningStore, runner_command: str, after_s: float) -> None:
+    def __init__(self, store: RolloutStore, runner_command: str, after_s: float) -> None:
         self._store, self._runner_command, self._after_s = store, runner_command, after_s
         self.reset()
 
@@ -305,8 +278,7 @@ class _NoRunnerWarning:
         if self._warned or time.monotonic() - self._since < self._after_s:
             return
         self._since = time.monotonic()
-        running = ["preparing", "running"]
-        if not await self._store.query_rollouts(status_in=running, rollout_id_in=list(waiting), limit=1):
+        if not await self._store.count(list(waiting), ("preparing", "running")):
             self._warned = True
             _log.warning(
                 "%d rollouts wait, and no runner takes them: start one with: %s", len(waiting), self._runner_command

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentlightning.types import Span
-
-from groundwire.adapters.tracing import all_calls_from_spans, reward_from_spans
 from groundwire.adapters.tracing.sampling import derive_seed
-from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
-from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.train.store.rollout import Outcome, Rollout
-from groundwire.train.store.spans import with_call_spans
 
 if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["add_spans", "final_outcome", "requests_of_step"]
+__all__ = ["final_outcome", "requests_of_step"]
 
 
 def requests_of_step(
@@ -59,38 +52,3 @@ def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:
         message = "the runner reported neither a reward nor a failure"
         return replace(failed, failure="no_result", message=message)
     return reported
-
-
-def add_spans(rollout: Rollout, spans: Sequence[Span]) -> str:
-    """Add the calls and the outcome that are in the spans of an attempt; returns why they cannot be read."""
-    try:
-        rollout.calls = all_calls_from_spans(with_call_spans(spans))
-        rollout.outcome = _outcome_of(spans)
-    except UNREADABLE as error:
-        rollout.calls, rollout.outcome = [], Outcome()
-        return f"its spans cannot be read: {type(error).__name__}: {error}"
-    return ""
-
-
-def _outcome_of(spans: Sequence[Span]) -> Outcome:
-    answer, failure = ({}, {})
-    for span in spans:
-        if span.name == ANSWER_SPAN:
-            answer = span.attributes
-        elif span.name == FAILURE_SPAN:
-            failure = span.attributes
-    reward = reward_from_spans(spans)
-    total = reward["total"] if isinstance(reward, dict) else reward
-    components = {name: value for name, value in reward.items() if name != "total"} if isinstance(reward, dict) else {}
-    return Outcome(
-        answer=str(answer["groundwire.text"]) if answer else "",
-        steps=json.loads(str(answer["groundwire.steps"])) if answer else [],
-        input=str(answer.get("groundwire.input", "")),
-        judged_field=str(answer.get("groundwire.judged_field", "")),
-        reward=total,
-        reward_components=components,
-        least_reward=min([0.0, *(float(str(span.attributes.get(LEAST_REWARD, 0))) for span in spans)]),
-        query_scores=[float(score) for score in json.loads(str(answer.get(QUERY_SCORES, "[]")))],
-        failure=str(failure["groundwire.kind"]) if failure else "",
-        message=str(failure["groundwire.message"] if failure else answer.get("groundwire.no_call", "")),
-    )

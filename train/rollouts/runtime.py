@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from agentlightning.store.base import LightningStore
-
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
@@ -29,17 +27,18 @@ from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
-from groundwire.train.store.backends.base import MemoryStore
-from groundwire.train.store.client import StoreClient
+from groundwire.train.store.base import RolloutStore
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.sqlite import MEMORY
 
 __all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
 
@@ -47,7 +46,6 @@ T = TypeVar("T")
 MODEL_NAME = "policy"
 UNRESPONSIVE_S = 30.0
 """Seconds without a heartbeat after which a remote runner's rollout goes to another runner."""
-_CHECK_RUNNERS_S = 0.5
 _MIN_BLOCKED_S = 10.0  # imports on a busy machine block the loop for seconds
 
 
@@ -144,35 +142,24 @@ class RolloutRuntime:
         return self._agent.view
 
     def run(
-        self, requests: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+        self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Rollout]:
         """Run a batch of rollouts, see :meth:`RolloutCollector.run`.
 
         Raises :class:`EventLoopError` if an agent blocks the loop, and :class:`RunnersEndedError`.
         """
-        return self.call(lambda collector: collector.run(requests, deadline_s=deadline_s, on_end=on_end))
+        return self.call(lambda collector: collector.run(rollouts, deadline_s=deadline_s, on_end=on_end))
 
     def call(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
         """Do ``work`` on the loop of the rollouts and return its result. An interrupt of the caller cancels it.
 
         Raises as :meth:`run` does.
         """
-        return self._loop.call(self._while_runners_live(work))
+        return self._loop.call(work(self._collector))
 
     def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the loop of the rollouts and return at once."""
-        return asyncio.run_coroutine_threadsafe(self._while_runners_live(work), self._loop.loop)
-
-    async def _while_runners_live(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
-        working = asyncio.ensure_future(work(self._collector))
-        try:
-            while not (await asyncio.wait({working}, timeout=_CHECK_RUNNERS_S))[0]:
-                if self._processes is not None and (message := self._processes.failure()):
-                    raise RunnersEndedError(message)
-            return working.result()
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
 
     def runner_failure(self) -> str:
         """A message if all runner processes of the run have ended, so no rollout can end any more; else "".
@@ -184,20 +171,22 @@ class RolloutRuntime:
 
     async def _start(self) -> None:
         config, external = self._config, self._config.external_store_address
-        store: LightningStore
-        if external is None:
-            store = MemoryStore()
-        else:
+        store: RolloutStore
+        if external is not None:
             token = token_for(external, config.token_file)
-            store = StoreClient(external, token=token, timeout_s=config.step_deadline_s)
+            store = RemoteStore(external, token=token, timeout_s=config.step_deadline_s)
             await self._start_part(store)
+        elif config.runner_processes:
+            store = LightningStore(MEMORY)  # which can be served to them
+        else:
+            store = MemoryStore()
         self._parts.callback(self._agent.close)
         proxy = self._proxy(store)
         await self._start_part(proxy)
         if isinstance(self._agent.backend, adapters.Stoppable):
             self._parts.push_async_callback(self._agent.backend.stop)
         runners: RunnerPool | RunnerProcesses
-        if config.runner_processes:
+        if isinstance(store, LightningStore):
             runners = self._processes = RunnerProcesses(store, config, bundled=self._bundled)
         else:
             poll_s = NOTIFIED_POLL_S if external is None else POLL_S
@@ -210,6 +199,7 @@ class RolloutRuntime:
             scores=self.scores,
             attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
             notify_runners=runners.notify,
+            runner_failure=self.runner_failure,
             resources_id=self._resources_id,
             settings=config.for_agents(),
             prompts=config.prompts,
@@ -230,7 +220,7 @@ class RolloutRuntime:
         self._parts.push_async_callback(asyncio.to_thread, export.close)
         return export.export
 
-    def _proxy(self, store: LightningStore) -> LLMProxy:
+    def _proxy(self, store: RolloutStore) -> LLMProxy:
         engine, config = self._engine, self._config
         if isinstance(engine, Upstream):
             policy: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
@@ -238,7 +228,7 @@ class RolloutRuntime:
         else:
             policy = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
         return LLMProxy(
-            sink=LightningSpanSink(store),
+            sink=store,
             max_calls=config.max_calls,
             host=config.proxy_address[0],
             port=config.proxy_address[1],

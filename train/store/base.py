@@ -98,6 +98,10 @@ class RolloutStore(Protocol):
         """Free the memory of a rollout that has been read. A store in a file keeps it."""
         ...
 
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """The sampling parameters of an attempt; None unless it is the rollout's last one, and has not ended."""
+        ...
+
 
 class StateMachine(ABC):
     """The rules of a :class:`RolloutStore`; a subclass keeps the rollouts. For one event loop.
@@ -150,6 +154,11 @@ class StateMachine(ABC):
             rollout = self._known(rollout_id)
             self._set_status(rollout, "cancelled")
             self._save(rollout)
+
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """As :meth:`RolloutStore.sampling_of`."""
+        rollout = await self.get(rollout_id, with_calls=False)
+        return None if rollout is None else rollout.open_sampling(attempt_id)
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
         with self._transaction():

@@ -11,6 +11,7 @@ UserError
 
 from __future__ import annotations
 
+from groundwire.adapters.tracing.spans import SinkRefusedError
 from groundwire.tools.errors import UserError
 
 __all__ = [
@@ -51,7 +52,5 @@ class StoreLostDataError(UserError):
     exit_code = 1
 
 
-class StoreFailedError(UserError):
+class StoreFailedError(SinkRefusedError):
     """The store answers a request with a server error again and again."""
-
-    exit_code = 1

@@ -15,6 +15,7 @@ from groundwire.adapters.tracing.calls import LLMCall, order_calls
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.secrets import secret_masker
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
+from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
 
 __all__ = ["MemoryStore"]
@@ -118,9 +119,11 @@ class MemoryStore(StateMachine):
         self._total -= self._bytes.pop(rollout_id, 0)
 
     def _with_calls(self, rollout: Rollout) -> Rollout:
-        """Raises ``RuntimeError`` if the calls were dropped."""
+        """Raises :class:`StoreFailedError` if the calls were dropped."""
         if rollout.rollout_id in self._dropped:
-            raise RuntimeError(f"the calls of rollout {rollout.rollout_id} were dropped: the store's memory was full")
+            raise StoreFailedError(
+                f"the calls of rollout {rollout.rollout_id} were dropped: the store's memory was full"
+            )
         if rollout.attempts:
             last, items = rollout.attempts[-1].attempt_id, self._items.get(rollout.rollout_id, {}).values()
             of_attempt = [item for item in items if item.attempt_id == last]

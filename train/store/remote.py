@@ -157,6 +157,11 @@ class RemoteStore:
         update = await self._request("get", path)
         return None if update is None else read_resources(update)
 
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """As :meth:`RolloutStore.sampling_of`."""
+        rollout = await self.get(rollout_id, with_calls=False)
+        return None if rollout is None else rollout.open_sampling(attempt_id)
+
     async def forget(self, rollout_id: str) -> None:
         """Nothing: the store keeps its rollouts, or has an option that deletes old ones."""
 

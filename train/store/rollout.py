@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, select_calls
+from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
@@ -140,6 +141,13 @@ class Rollout:
     def attempt(self) -> Attempt | None:
         """The last attempt; None if no runner has taken the rollout."""
         return self.attempts[-1] if self.attempts else None
+
+    def open_sampling(self, attempt_id: str) -> Mapping[str, Any] | None:
+        """The sampling parameters of an attempt; None unless it is the last one, and has not ended."""
+        last = self.attempt
+        if last is None or last.attempt_id != attempt_id or {self.status, last.status} & ENDED:
+            return None
+        return attempt_sampling(self.sampling, last.number)
 
     @property
     def seconds(self) -> float:

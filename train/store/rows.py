@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, Json, SkipValidation, TypeAdapter, model_validator
 
 from groundwire.adapters.tracing import CallCredit, LLMCall
+from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.files import first_error
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
@@ -135,7 +136,7 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
         "status": outcome.status,
         "message": outcome.message,
         "reward": outcome.reward,
-        "reward_components": json.dumps(dict(outcome.reward_components)),
+        "reward_components": to_json(dict(outcome.reward_components)),
         "attempts": rollout.attempt.number if rollout.attempt else 0,
         "seconds": round(rollout.seconds, 4),
         "task": json.dumps(dict(rollout.task), ensure_ascii=False, default=str),

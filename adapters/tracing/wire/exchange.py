@@ -178,7 +178,7 @@ def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool =
     return sent
 
 
-def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> LLMCall:
+def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall:
     """The call of a choice of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
     request, error, status = exchange.request, exchange.error, exchange.status
     fields: dict[str, Any] = {}

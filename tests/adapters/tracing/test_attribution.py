@@ -33,9 +33,8 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
-from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 Tool = Callable[[str], Any]
 
@@ -51,7 +50,7 @@ async def _rollouts(
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with (
         ScriptedPolicyServer(replies=lambda _: reply) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store), max_calls=max_calls) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store, max_calls=max_calls) as proxy,
     ):
         runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
         collector = RolloutCollector(

@@ -12,7 +12,6 @@ from typing import Any
 import agentlightning.emitter as agl
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.base import get_active_tracer
 from no_data import NoData
 
@@ -24,26 +23,25 @@ from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
-from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 Ask = Callable[..., Awaitable[str]]
 """Asks the policy; returns the reply's id."""
 Work = Callable[[Ask], Awaitable[None]]
 
 
-class _SlowStore(InMemoryLightningStore):
+class _SlowStore(MemoryStore):
     """A store far away: the first request is not always served first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
 
-    async def get_many_span_sequence_ids(self, pairs: Any) -> Any:
+    async def reserve_sequence_ids(self, attempts: Any) -> Any:
         self.asked += 1
         await asyncio.sleep(0.05 if self.asked % 2 == 0 else 0.0)
-        return await super().get_many_span_sequence_ids(pairs)
+        return await super().reserve_sequence_ids(attempts)
 
 
 class _Agent:
@@ -80,7 +78,7 @@ async def _collector(agent: Any, reward: Any, *, store: Any) -> AsyncIterator[Ro
     rollouts = RolloutAgent(backend=agent, domain=NoData(), reward=reward, timeout_s=10)
     async with (
         ScriptedPolicyServer(replies=lambda _: "x") as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
         runners = RunnerPool(store=store, agent=rollouts, n_runners=8)
         await runners.start()
@@ -98,7 +96,7 @@ async def _outcomes(
     work: Work | Any, *, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
 ) -> list[Rollout]:
     """The results of ``n`` rollouts of an agent, or of one that does ``work``."""
-    store, agent = store or InMemoryLightningStore(), _Agent(work, ours=ours) if callable(work) else work
+    store, agent = store or MemoryStore(), _Agent(work, ours=ours) if callable(work) else work
     async with _collector(agent, reward, store=store) as collector:
         task = {"id": "t", "question": "?"}
         jobs = [Rollout(task=task, group="t") for _ in range(n)]
@@ -207,7 +205,7 @@ async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:
 
 async def test_a_pool_that_stops_leaves_the_other_pools_rollouts_their_tracer() -> None:
     agent = RolloutAgent(backend=_Agent(_three_calls, ours=True), domain=NoData(), reward=_one)
-    first, second = (RunnerPool(store=InMemoryLightningStore(), agent=agent, n_runners=1) for _ in range(2))
+    first, second = (RunnerPool(store=MemoryStore(), agent=agent, n_runners=1) for _ in range(2))
     await first.start()
     await second.start()
     await first.stop()

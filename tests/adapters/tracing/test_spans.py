@@ -17,11 +17,14 @@ from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import LLMCall, from_span, span_writer, to_span
-from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
-from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
+from groundwire.adapters.tracing import LLMCall, call_writer, from_span, to_span
+from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
+from groundwire.adapters.tracing.spans import SinkRefusedError
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
-from groundwire.train.store.spans import LightningSpanSink, lightning_span
+from groundwire.train.store.agent_lightning import span_json
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.spans import LightningSpanSink
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 ANYTHING = st.recursive(
@@ -53,7 +56,7 @@ CALLS = st.builds(
 @given(CALLS)
 def test_a_call_survives_its_span_and_the_stores_json(call: LLMCall) -> None:
     assert from_span(to_span(call)) == call
-    assert from_span(Span.model_validate_json(lightning_span(to_span(call)).model_dump_json())) == call
+    assert from_span(Span.model_validate_json(json.dumps(span_json(to_span(call))))) == call
 
 
 def test_a_call_takes_at_most_12_kb() -> None:
@@ -78,7 +81,7 @@ def test_a_call_takes_at_most_12_kb() -> None:
         messages_json=json.dumps(messages),
         reply_json=json.dumps({"role": "assistant", "content": text[:250]}),
     )
-    assert len(lightning_span(to_span(call)).model_dump_json()) <= 12_000
+    assert len(json.dumps(span_json(to_span(call)))) <= 12_000
 
 
 @given(ANYTHING)
@@ -97,7 +100,7 @@ def test_any_request_and_reply_become_a_span_that_stores_accept(value: Any) -> N
                 body=(f"data: {text}\n\n" if streamed else text).encode(),
                 streamed=streamed,
             )
-            span = lightning_span(to_span(read_exchange(exchange, sequence=1)))
+            span = Span.model_validate(span_json(to_span(read_exchange(exchange, 0, 1))))
             assert Span.model_validate_json(span.model_dump_json()) == span
             for attribute in span.attributes.values():
                 assert isinstance(attribute, str | int) or all(isinstance(item, str) for item in attribute)
@@ -122,7 +125,7 @@ async def test_a_stored_call_is_read_back_unchanged() -> None:
         wire_api="responses",
         tools_json='[{"type":"function"}]',
     )
-    await LightningSpanSink(store).add_spans([to_span(call)])
+    await LightningSpanSink(store).add_calls([call])
     (span,) = await store.query_spans(rollout.rollout_id)
     assert from_span(span) == call
 
@@ -151,7 +154,7 @@ def test_a_vllm_stream_is_read_whole() -> None:
     ]
     body = ": comment\n\n" + "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body.encode(), streamed=True)
-    call = read_exchange(exchange, sequence=1)
+    call = read_exchange(exchange, 0, 1)
     assert (call.prompt_ids, call.response_ids) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (call.logprobs, call.untrainable_reason) == ([-0.5, -0.25, -1.0, -1.0, -2.0, -3.0], "")
     assert call.reply["tool_calls"][0] == {
@@ -173,7 +176,7 @@ def _part(index: int, name: str | None, arguments: str = "", **fields: Any) -> d
 
 def _without_ids(body: bytes, *, streamed: bool = False) -> LLMCall:
     exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, streamed=streamed)
-    return read_exchange(exchange, sequence=1)
+    return read_exchange(exchange, 0, 1)
 
 
 def test_without_ids_the_servers_token_counts_are_read_from_replies_and_streams() -> None:
@@ -203,43 +206,43 @@ def test_without_ids_the_request_does_not_ask_for_them() -> None:
 
 async def test_refusals_that_nobody_asks_for_are_not_kept_for_ever() -> None:
     class Refusing:
-        async def open_attempt(self, rollout_id: str, attempt_id: str) -> Any:
-            return {}
-
         async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-            raise SpansRefusedError("no such rollout")
+            raise SinkRefusedError("no such rollout")
 
-        async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
-            raise AssertionError("spans without a number are not written")
+        async def add_calls(self, calls: Sequence[LLMCall]) -> None:
+            raise AssertionError("calls without a number are not written")
 
-    writer, last = SpanWriter(Refusing()), 1030  # type: ignore[arg-type]
+    writer, last = CallWriter(Refusing()), 1030  # type: ignore[arg-type]
     for number in range(last + 1):
         writer.finish(writer.reserve(f"r{number}", "a"), lambda sequence: None)  # type: ignore[arg-type,return-value]
     for _ in range(100):
         await asyncio.sleep(0)
     await writer.flush("r0")  # forgotten
-    with pytest.raises(SpansNotStoredError, match=f"refused a call of rollout r{last}: no such rollout"):
+    with pytest.raises(CallsNotStoredError, match=f"refused a call of rollout r{last}: no such rollout"):
         await writer.flush(f"r{last}")
-    with suppress(SpansNotStoredError):
+    with suppress(CallsNotStoredError):
         await writer.close(timeout_s=1)
 
 
 async def test_a_flush_writes_at_once_however_late_the_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_writer, "_WRITE_DELAY_S", 3600.0)
+    monkeypatch.setattr(call_writer, "_WRITE_DELAY_S", 3600.0)
 
-    class Slow(InMemoryLightningStore):
-        async def get_many_span_sequence_ids(self, attempts: Any) -> Any:
+    class Slow(MemoryStore):
+        async def reserve_sequence_ids(self, attempts: Any) -> Any:
             await asyncio.sleep(0.05)
-            return await super().get_many_span_sequence_ids(attempts)
+            return await super().reserve_sequence_ids(attempts)
 
     store = Slow()
-    rollout = await store.start_rollout(input={})
-    ids = rollout.rollout_id, rollout.attempt.attempt_id
-    writer = SpanWriter(LightningSpanSink(store))
+    rollout = Rollout(task={})
+    await store.enqueue([rollout])
+    await store.dequeue(1)
+    ids = rollout.rollout_id, rollout.attempts[-1].attempt_id
+    writer = CallWriter(store)
     for _ in range(2):
         call = LLMCall(rollout_id=ids[0], attempt_id=ids[1], sequence=0)
-        writer.finish(writer.reserve(*ids), lambda sequence, call=call: to_span(replace(call, sequence=sequence)))
+        writer.finish(writer.reserve(*ids), lambda sequence, call=call: replace(call, sequence=sequence))
         await asyncio.sleep(0)  # the second is numbered after the first
     await asyncio.wait_for(writer.flush(), 10)
-    assert [span.sequence_id for span in await store.query_spans(ids[0])] == [1, 2]
+    await store.get(ids[0])
+    assert [call.sequence for call in rollout.calls] == [1, 2]
     await writer.close(timeout_s=1)

@@ -18,16 +18,15 @@ from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._openai_client import Clients
 from groundwire.adapters.conformance import load_backend, play, sampled_ids
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
-from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 
@@ -109,27 +108,20 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
     return (await _ask(client, endpoint)).choices[0].message.content
 
 
-class _KeepingStore(MemoryStore):
-    async def drop_spans(self, rollout_id: str) -> None:
-        """Keep them: the tests read them after the collector."""
-
-
 @asynccontextmanager
-async def _collector(
-    policy_url: str, backend: Any, *, timeout_s: float
-) -> AsyncIterator[tuple[RolloutCollector, MemoryStore]]:
+async def _collector(policy_url: str, backend: Any, *, timeout_s: float) -> AsyncIterator[RolloutCollector]:
     async def exact(task: Any, answer: str, steps: Any) -> float:
         return float(answer == task["query"])
 
-    store = _KeepingStore()
+    store = MemoryStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
-    proxy = LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(store), model="scripted")
+    proxy = LLMProxy(upstreams=[policy_url], sink=store, model="scripted")
     await proxy.start()
     runners = RunnerPool(store=store, agent=agent, n_runners=8)
     collector = RolloutCollector(store=store, proxy=proxy, model="scripted", retries=0, notify_runners=runners.notify)
     await runners.start()
     try:
-        yield collector, store
+        yield collector
     finally:
         await runners.stop()
         await proxy.stop()
@@ -142,9 +134,9 @@ async def _run(
 ) -> list[tuple[Rollout, list[LLMCall]]]:
     """Each rollout and all its calls, failed ones too."""
     jobs = [Rollout(task=task, group="t1", sampling={"temperature": n}) for n in range(count)]
-    async with _collector(policy_url, backend, timeout_s=timeout_s) as (collector, store):
+    async with _collector(policy_url, backend, timeout_s=timeout_s) as collector:
         outcomes = await collector.run(jobs, deadline_s=20)
-        return [(ended, all_calls_from_spans(await store.query_spans(ended.rollout_id))) for ended in outcomes]
+        return [(ended, ended.calls) for ended in outcomes]
 
 
 async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[Rollout, list[LLMCall]]]:

@@ -293,7 +293,7 @@ SILENT = {"choices": [{"message": {"content": "{}"}, "token_ids": [2], "logprobs
 def test_a_server_that_does_not_report_its_constraint_makes_the_call_untrainable(request_, constrained):
     body = json.dumps(SILENT).encode()
     exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, request=request_)
-    call = read_exchange(exchange, sequence=0)
+    call = read_exchange(exchange, 0, 0)
     assert call.grammar == (UNKNOWN_GRAMMAR if constrained else "")
     assert bool(call.untrainable_reason) is constrained
 

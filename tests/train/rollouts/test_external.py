@@ -15,6 +15,7 @@ from typing import Any
 
 import external_processes as processes
 import pytest
+from agentlightning.store.client_server import LightningStoreClient
 from fork_server import Forked
 from programs import Program, run, until
 
@@ -22,15 +23,15 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.tools.errors import CommandError
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
+from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 
@@ -79,10 +80,10 @@ def pieces(tmp_path: Path) -> Iterator[_Pieces]:
 @asynccontextmanager
 async def _trainer(
     pieces: _Pieces, policy: ScriptedPolicyServer, unresponsive_s: float | None = None
-) -> AsyncIterator[tuple[RolloutCollector, StoreClient]]:
-    client = StoreClient(pieces.address)
+) -> AsyncIterator[tuple[RolloutCollector, RemoteStore]]:
+    client = RemoteStore(pieces.address)
     await client.start()
-    async with LLMProxy(upstreams=[policy.base_url], sink=LightningSpanSink(client)) as proxy:
+    async with LLMProxy(upstreams=[policy.base_url], sink=client) as proxy:
         yield (
             RolloutCollector(
                 store=client,
@@ -114,10 +115,12 @@ def _results(outcomes: list[Rollout]) -> list[tuple[str, float | None]]:
     return [(ended.outcome.status, ended.outcome.reward) for ended in outcomes]
 
 
-async def _holder(client: StoreClient, runners: list[Any]) -> Any:
+async def _holder(client: RemoteStore, runners: list[Any]) -> Any:
     """The runner that works on the one rollout."""
-    [rollout] = await client.query_rollouts(status_in=["preparing", "running"])
-    pid = int(rollout.attempt.worker_id.split("-")[-1])  # type: ignore[union-attr]
+    [running] = await client.unfinished("rs-run")
+    rollout = await client.get(running)
+    assert rollout is not None
+    pid = int(rollout.attempts[-1].worker_id.split("-")[-1])  # type: ignore[union-attr]
     return next(runner for runner in runners if runner.pid == pid)
 
 
@@ -205,9 +208,9 @@ async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Piec
         await asyncio.to_thread(second.join, 40)
         assert json.loads(result.read_text()) == [["succeeded", 1.0]] * 6
         assert len(policy.requests) >= 6
-    client = StoreClient(pieces.address)
-    assert len(await client.query_rollouts(status_in=["succeeded"])) >= 6
-    assert not list(await client.query_rollouts(status_in=["queuing"]))
+    client = RemoteStore(pieces.address)
+    await client.start()
+    assert not await client.unfinished("rs-a-run")
     await client.stop()
 
 
@@ -221,7 +224,7 @@ async def test_agent_lightnings_own_store_works_too(pieces: _Pieces, task: Task)
     ):
         assert _results(await collector.run(processes.jobs(task, 5), deadline_s=40)) == [("succeeded", 1.0)] * 5
         with pytest.raises(ValueError, match=r"nothing.* not found"):
-            await client.update_attempt("nothing", "latest", status="failed")
+            await client.end_attempt("nothing", "latest", None, failed=True)
 
 
 async def test_agent_lightnings_own_runner_works_too(pieces: _Pieces, task: Task) -> None:
@@ -367,11 +370,11 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "10 rollouts" in done.stdout
-    client = StoreClient(pieces.address)
+    client = LightningStoreClient(pieces.address.replace("://", f"://x:{access_token()}@"))
     rollouts = await client.query_rollouts()
     assert [rollout.status for rollout in rollouts] == ["succeeded"] * 10
     assert [span.name for span in await client.query_spans(rollouts[0].rollout_id)][-1] == "agentlightning.annotation"
-    await client.stop()
+    await client.close()
 
 
 async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(pieces: _Pieces, tmp_path: Path) -> None:
@@ -418,6 +421,7 @@ async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _P
     lines = RunDir.open(folder).metrics()
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert [(line["rollouts"], line["failures"]) for line in lines[1:]] == [(4, {})] * 2
-    client = StoreClient(pieces.address)
-    assert not list(await client.query_rollouts(status_in=["queuing", "requeuing", "preparing", "running"]))
+    client = RemoteStore(pieces.address)
+    await client.start()
+    assert not await client.unfinished(RunDir.open(folder).resources_id)
     await client.stop()

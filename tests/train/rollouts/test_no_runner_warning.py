@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable
 
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from programs import run
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.rollout import Outcome, Rollout
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 
 
-async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Rollout]:
-    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=LightningSpanSink(store)) as proxy:
+async def _batch(store: MemoryStore, *, deadline_s: float) -> list[Rollout]:
+    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=store) as proxy:
         collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -36,7 +35,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_rollouts_without_a_runner_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    outcomes = await _batch(InMemoryLightningStore(), deadline_s=0.6)
+    outcomes = await _batch(MemoryStore(), deadline_s=0.6)
     assert [ended.outcome.status for ended in outcomes] == ["timeout"] * 3
     assert _warnings(caplog) == ["3 rollouts wait, and no runner takes them: start one with: THE COMMAND"]
 
@@ -49,21 +48,20 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_slow_runner_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    store = InMemoryLightningStore()
+    store = MemoryStore()
     batch = asyncio.create_task(_batch(store, deadline_s=0.6))
     await asyncio.sleep(0.05)
-    assert await store.dequeue_rollout() is not None
+    assert await store.dequeue(1)
     await batch
     assert not _warnings(caplog)
 
 
 async def test_the_warning_is_repeated_after_a_rollout_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    store = InMemoryLightningStore()
+    store = MemoryStore()
     batch = asyncio.create_task(_batch(store, deadline_s=1.5))
     await _until(lambda: len(_warnings(caplog)) == 1)
-    taken = await store.dequeue_rollout()
-    assert taken is not None
-    await store.update_attempt(taken.rollout_id, taken.attempt.attempt_id, status="succeeded")
+    [taken] = await store.dequeue(1)
+    await store.end_attempt(taken.rollout_id, taken.attempts[-1].attempt_id, Outcome(reward=1.0), failed=False)
     await batch
     assert [line.split(",")[0] for line in _warnings(caplog)] == ["3 rollouts wait", "2 rollouts wait"]
 
@@ -71,7 +69,7 @@ async def test_the_warning_is_repeated_after_a_rollout_has_ended(caplog: pytest.
 def test_warnings_of_the_store_client_are_shown() -> None:
     code = """
 import logging
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.remote import RemoteStore
 from groundwire.tools.startup import setup_logging
 setup_logging()
 logging.getLogger("groundwire.train.store.connection").warning("the store does not answer")

@@ -15,7 +15,6 @@ from typing import Any
 
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
 from groundwire.adapters import (
@@ -41,10 +40,9 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
-from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.errors import StoreFailedError
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Mode, Rollout
-from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
 
@@ -96,12 +94,12 @@ async def _collector(
     n_runners: int = 4,
     retries: int = 1,
     poll_s: float = 0.5,
-    store: InMemoryLightningStore | None = None,
+    store: MemoryStore | None = None,
     failures: str = "",
 ) -> AsyncIterator[RolloutCollector]:
     store = store or MemoryStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s, failures=failures)
-    async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy:
+    async with LLMProxy(upstreams=[server.base_url], sink=store) as proxy:
         runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=10 * poll_s)
         collector = RolloutCollector(
             store=store,
@@ -159,8 +157,8 @@ async def test_training_pays_for_variants_of_the_database_and_validation_counts_
         ScriptedPolicyServer(replies=lambda _: memorised) as server,
         _collector(server, _Backend(), get("spider_exec_match")) as collector,
     ):
-        [training] = jobs = _jobs(task, 1)
-        results = await collector.run([*jobs, replace(training, mode="val")], deadline_s=30)
+        jobs = _jobs(task, 1)
+        results = await collector.run([*jobs, *_jobs(task, 1, "val")], deadline_s=30)
     assert [each.outcome.reward for each in results] == [0.0, 1.0]
     assert results[0].outcome.reward_components == {"match": 0.0, "metric/official": 1.0, "metric/unchecked": 0.0}
 
@@ -169,9 +167,8 @@ async def test_the_store_in_memory_keeps_no_spans_of_rollouts_that_were_read(tas
     store = MemoryStore()
     ended = await _outcome(_Backend(), task, store=store)
     assert ended.calls
-    assert (await store.statistics())["total_span_bytes"] == 0
-    with pytest.raises(RuntimeError, match="evicted"):
-        await store.query_spans(ended.rollout_id)
+    assert await store.get(ended.rollout_id) is None
+    assert (store._items, store._total) == ({}, 0)
 
 
 async def test_two_batches_use_the_same_runners(task: Task) -> None:
@@ -408,14 +405,14 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
 
 
 async def test_batches_that_start_together_do_not_cancel_each_other(task: Task) -> None:
-    class Slow(InMemoryLightningStore):
+    class Slow(MemoryStore):
         """A store that may finish a later request first, as one in another process."""
 
         pauses = itertools.cycle((0.0, 0.05, 0.1))
 
-        async def update_resources(self, *arguments: Any, **named: Any) -> Any:
+        async def put_resources(self, *arguments: Any, **named: Any) -> Any:
             await asyncio.sleep(next(self.pauses))
-            return await super().update_resources(*arguments, **named)
+            return await super().put_resources(*arguments, **named)
 
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
@@ -430,10 +427,10 @@ async def test_an_idle_pool_asks_the_store_once_for_all_its_runners() -> None:
         limits: list[int] = []
         asked = asyncio.Event()
 
-        async def dequeue_many_rollouts(self, *, limit: int = 1, worker_id: str | None = None) -> Any:
+        async def dequeue(self, limit: int, worker_id: str | None = None) -> Any:
             self.limits.append(limit)
             self.asked.set()
-            return await super().dequeue_many_rollouts(limit=limit, worker_id=worker_id)
+            return await super().dequeue(limit, worker_id)
 
     store = Counting()
     agent = RolloutAgent(backend=_Backend(), domain=NoData(), reward=_exact)
@@ -476,20 +473,21 @@ class PoisonedStore(MemoryStore):
             if self.poisoned == rollout_id:
                 raise StoreFailedError("the store fails at POST /spans: Python int too large")
 
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
-        self._check("number", rollout_attempt_ids[0][0])
-        return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+    async def reserve_sequence_ids(self, attempts: Any) -> Any:
+        self._check("number", attempts[0][0])
+        return await super().reserve_sequence_ids(attempts)
 
-    async def add_many_spans(self, spans: Any) -> Any:
-        self._check("add", spans[0].rollout_id)
-        return await super().add_many_spans(spans)
+    async def add_calls(self, calls: Any) -> None:
+        self._check("add", calls[0].rollout_id)
+        await super().add_calls(calls)
 
-    async def query_spans(self, rollout_id: str, *options: Any, **named: Any) -> Any:
-        self._check("query", rollout_id)
-        return await super().query_spans(rollout_id, *options, **named)
+    async def get(self, rollout_id: str, *, with_calls: bool = True) -> Any:
+        if with_calls:
+            self._check("get", rollout_id)
+        return await super().get(rollout_id, with_calls=with_calls)
 
 
-@pytest.mark.parametrize("method", ["number", "add", "query"])
+@pytest.mark.parametrize("method", ["number", "add", "get"])
 async def test_a_rollout_that_the_store_fails_at_is_a_failure_of_its_own(task: Task, method: str) -> None:
     store = PoisonedStore()
     store.method = method
@@ -508,17 +506,17 @@ async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: 
     class Silent(MemoryStore):
         silent = False
 
-        async def add_many_spans(self, spans: Any) -> Any:
+        async def add_calls(self, calls: Any) -> None:
             await asyncio.sleep(3600 if self.silent else 0)
-            return await super().add_many_spans(spans)
+            await super().add_calls(calls)
 
-        async def update_rollout(self, *arguments: Any, **named: Any) -> Any:
+        async def cancel(self, rollout_id: str) -> None:
             await asyncio.sleep(3600 if self.silent else 0)
-            return await super().update_rollout(*arguments, **named)
+            await super().cancel(rollout_id)
 
-        async def get_rollout_by_id(self, *arguments: Any, **named: Any) -> Any:
+        async def get(self, *arguments: Any, **named: Any) -> Any:
             await asyncio.sleep(3600 if self.silent else 0)
-            return await super().get_rollout_by_id(*arguments, **named)
+            return await super().get(*arguments, **named)
 
     store = Silent()
     async with (

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from jobs import job_of
 
 from groundwire import domains
@@ -16,6 +15,8 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.evaluator import try_tasks
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.sqlite import MEMORY
 
 
 @pytest.mark.usefixtures("forked_python")
@@ -28,21 +29,21 @@ def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.Monke
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
     outcomes = try_tasks(job_of(config, domain), run=RunDir(tmp_path), callback=ProgressCallback(), count=6)
-    assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
-    assert all(outcome.calls for outcome in outcomes)
+    assert [ended.outcome.status for ended in outcomes] == ["succeeded"] * 6
+    assert all(ended.calls for ended in outcomes)
 
 
-class _CountingStore(InMemoryLightningStore):
+class _CountingStore(LightningStore):
     """Counts how often runners look for rollouts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(MEMORY)
         self.looked, self.more = 0, asyncio.Event()
 
-    async def dequeue_many_rollouts(self, **options: Any) -> Any:
+    async def dequeue(self, limit: int, worker_id: str | None = None) -> Any:
         self.looked += 1
         self.more.set()
-        return await super().dequeue_many_rollouts(**options)
+        return await super().dequeue(limit, worker_id)
 
     async def looks(self, number: int) -> None:
         while self.looked < number:
@@ -70,7 +71,7 @@ async def test_processes_look_for_rollouts_when_they_are_told() -> None:
 
 
 async def test_the_end_of_all_processes_is_reported() -> None:
-    processes = RunnerProcesses(InMemoryLightningStore(), resolve("fast", runner_processes=2, n_runners=2))
+    processes = RunnerProcesses(LightningStore(MEMORY), resolve("fast", runner_processes=2, n_runners=2))
     await processes.start()
     one, other = processes._processes
     assert processes.failure() == ""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig
 from aiohttp import web
 from judges import verdict
 from programs import Program, run
@@ -28,14 +27,15 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.errors import RequestRefusedError
-from groundwire.train.rollouts.outcome import add_spans, final_outcome
+from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
-from groundwire.train.store.backends.base import MemoryStore
-from groundwire.train.store.client import StoreClient
-from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.server import bind, serve
+from groundwire.train.store.http_server import bind, serve
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.remote import RemoteStore
+from groundwire.train.store.rollout import ProxyLLM, Rollout
+from groundwire.train.store.sqlite import MEMORY
 
 GOLD = "SELECT name FROM singer"
 STORE = "http://127.0.0.1:4747"
@@ -79,35 +79,31 @@ async def _model(reply: str = GOLD) -> AsyncIterator[tuple[str, list[web.Request
 
 
 @asynccontextmanager
-async def _store() -> AsyncIterator[tuple[str, StoreClient]]:
+async def _store() -> AsyncIterator[tuple[str, RemoteStore]]:
     """A store that is served over HTTP, and a client that may write to it."""
-    async with serve(MemoryStore(), bind("127.0.0.1", 0), token=access_token()) as address:
-        client = StoreClient(address)
+    async with serve(LightningStore(MEMORY), bind("127.0.0.1", 0), token=access_token()) as address:
+        client = RemoteStore(address)
         await client.start()
         yield address, client
         await client.stop()
 
 
 async def _result(
-    client: StoreClient, task: Any, policy_url: str, *, metadata: dict[str, Any] | None = None, **policy: Any
+    client: RemoteStore, task: Any, policy_url: str, *, metadata: dict[str, Any] | None = None, **policy: Any
 ) -> Rollout:
     """Enqueue one rollout with this task, policy and metadata, and wait for its end."""
-    await client.update_resources("rs", {"policy": ProxyLLM(endpoint=policy_url, model="m", **policy)})
-    config = RolloutConfig(max_attempts=1, timeout_seconds=60)
-    [rollout] = await client.enqueue_many_rollouts(
-        [EnqueueRolloutRequest(input=task, resources_id="rs", config=config, metadata=metadata or {})]
-    )
+    await client.put_resources("rs", {"policy": ProxyLLM(endpoint=policy_url, model="m", **policy)})
+    own: Any = metadata or {}
+    rollout = Rollout(task=task, resources_id="rs", max_attempts=1, timeout_s=60, **own)
+    await client.enqueue([rollout])
     for _ in range(600):
-        if await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=0):
+        if await client.ended([rollout.rollout_id]):
             break
         await asyncio.sleep(0.1)
-    ended = await client.get_rollout_by_id(rollout.rollout_id)
-    assert isinstance(ended, AttemptedRollout)
-    spans = await client.query_spans(rollout.rollout_id, ended.attempt.attempt_id)
-    result = Rollout(rollout_id=rollout.rollout_id, task=task, status=ended.status)
-    add_spans(result, list(spans))
-    result.outcome = final_outcome(result)
-    return result
+    ended = await client.get(rollout.rollout_id)
+    assert ended is not None
+    ended.outcome = final_outcome(ended)
+    return ended
 
 
 def _check(**given: Any) -> RequestCheck:
@@ -118,7 +114,7 @@ def _check(**given: Any) -> RequestCheck:
 
 
 @asynccontextmanager
-async def _runner(client: StoreClient, **given: Any) -> AsyncIterator[None]:
+async def _runner(client: RemoteStore, **given: Any) -> AsyncIterator[None]:
     agent = RemoteRolloutAgent(_check(**given))
     runners = RunnerPool(store=client, agent=agent, n_runners=2, poll_s=0.05)
     await runners.start()

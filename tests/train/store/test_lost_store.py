@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
-from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from external_processes import free_port
@@ -15,12 +15,12 @@ from external_processes import free_port
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
-from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreLostDataError
+from groundwire.train.store.http_server import bind, serve
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.server import bind, serve
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.sqlite import MEMORY
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 
@@ -30,10 +30,10 @@ def _jobs() -> list[Rollout]:
 
 
 @asynccontextmanager
-async def _store(port: int, *, ours: bool) -> AsyncIterator[LightningStore]:
+async def _store(port: int, *, ours: bool) -> AsyncIterator[Any]:
     """An empty store at ``port``."""
     if ours:
-        store = SqliteLightningStore(MEMORY)
+        store = LightningStore(MEMORY)
         async with serve(store, bind("127.0.0.1", port), token=access_token()):
             yield store
         return
@@ -47,19 +47,19 @@ async def _store(port: int, *, ours: bool) -> AsyncIterator[LightningStore]:
 
 @asynccontextmanager
 async def _collector(port: int) -> AsyncIterator[RolloutCollector]:
-    client = StoreClient(f"http://127.0.0.1:{port}")
+    client = RemoteStore(f"http://127.0.0.1:{port}")
     await client.start()
-    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=LightningSpanSink(client)) as proxy:
+    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=client) as proxy:
         yield RolloutCollector(store=client, proxy=proxy, model="m", poll_s=0.05, runner_command="COMMAND")
     await client.stop()
 
 
-async def _run_rollouts(store: LightningStore) -> None:
+async def _run_rollouts(collector: RolloutCollector) -> None:
     """Ends the three rollouts of a batch."""
-    ended = 0
+    store, ended = collector._store, 0
     while ended < 3:
-        if rollout := await store.dequeue_rollout():
-            await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+        for rollout in await store.dequeue(1):
+            await store.end_attempt(rollout.rollout_id, rollout.attempts[-1].attempt_id, None, failed=False)
             ended += 1
         await asyncio.sleep(0.01)
 
@@ -68,10 +68,10 @@ async def _run_rollouts(store: LightningStore) -> None:
 async def test_a_store_that_comes_back_without_the_running_rollouts_ends_the_run_at_once(ours: bool) -> None:
     port = free_port()
     async with AsyncExitStack() as started:
-        async with _store(port, ours=ours) as store:
+        async with _store(port, ours=ours):
             collector = await started.enter_async_context(_collector(port))
             batch = asyncio.create_task(collector.run(_jobs(), deadline_s=1000))
-            while len(await store.query_rollouts()) < 3:  # noqa: ASYNC110
+            while len(await collector._store.unfinished("rs-run")) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with _store(port, ours=ours):
             with pytest.raises(StoreLostDataError, match="does not know 3 of the 3 newest rollouts any more"):
@@ -81,24 +81,24 @@ async def test_a_store_that_comes_back_without_the_running_rollouts_ends_the_run
 async def test_a_store_that_comes_back_empty_between_batches_does_not_end_the_run() -> None:
     port = free_port()
     async with AsyncExitStack() as started:
-        async with _store(port, ours=True) as store:
+        async with _store(port, ours=True):
             collector = await started.enter_async_context(_collector(port))
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
-        async with _store(port, ours=True) as store:
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
-            assert await store.get_resources_by_id("rs-run") is not None
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
+        async with _store(port, ours=True):
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
+            assert await collector._store.get_resources("rs-run") is not None
 
 
 async def test_a_store_that_loses_the_address_of_the_proxy_gets_it_again() -> None:
     port = free_port()
     async with AsyncExitStack() as started:
-        async with _store(port, ours=True) as store:
+        async with _store(port, ours=True):
             collector = await started.enter_async_context(_collector(port))
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
-        async with _store(port, ours=True) as store:
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
+        async with _store(port, ours=True):
             collector._newest = ""  # the store was emptied after the batch's first look
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(store))
-            assert await store.get_resources_by_id("rs-run") is not None
+            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
+            assert await collector._store.get_resources("rs-run") is not None
 
 
 async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
@@ -106,10 +106,10 @@ async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
     async with _store(port, ours=True) as store, _collector(port) as collector:
         collector._poll_s = 1000
         batch = asyncio.create_task(collector.run(_jobs(), deadline_s=1))
-        while len(await store.query_rollouts()) < 3:  # noqa: ASYNC110
+        while len(rollout_ids := await store.unfinished("rs-run")) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        for rollout in await store.query_rollouts():
-            await store.update_rollout(rollout.rollout_id, status="cancelled")
-        store.prune(keep_s=0)  # type: ignore[attr-defined]
+        for rollout_id in rollout_ids:
+            await store.cancel(rollout_id)
+        store.prune(keep_s=0)
         with pytest.raises(StoreLostDataError, match="does not know 1 of the 1 newest rollouts any more"):
             await batch

@@ -6,6 +6,7 @@ import pytest
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -75,7 +76,7 @@ async def test_the_store_in_memory_drops_the_calls_of_the_oldest_rollouts(fields
         if not fields:
             object.__setattr__(call, "prompt_ids", list(range(5_000)))
         await store.add_calls([call])
-    with pytest.raises(RuntimeError, match="were dropped"):
+    with pytest.raises(StoreFailedError, match="were dropped"):
         await store.get(rollouts[0].rollout_id)
     for rollout in rollouts[-2:]:
         await store.get(rollout.rollout_id)

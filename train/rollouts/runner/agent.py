@@ -1,16 +1,15 @@
-"""One attempt of a rollout: the backend answers, the reward scores, both are reported as spans.
+"""One attempt of a rollout: the backend answers, the reward scores, and both are its outcome.
 
-The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure is
-reported as a typed span, so the trainer knows it wherever the runner is. The store tries the rollout again, unless the
-failure is scored (:mod:`groundwire.train.config.failures`) or another attempt would fail as well: a prompt that is too
-long, a judge that abstains.
+The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure has a
+type, so the trainer knows it wherever the runner is. The store tries the rollout again, unless the failure is scored
+(:mod:`groundwire.train.config.failures`) or another attempt would fail as well: a prompt that is too long, a judge that
+abstains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,24 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from groundwire import adapters, rewards
 from groundwire.adapters._failures import agent_failure
 from groundwire.adapters.tracing.sampling import attempt_sampling
-from groundwire.domains import Domain, PrivateTasks
+from groundwire.domains import Domain, PrivateTasks, Task
 from groundwire.tools.errors import UserError
 from groundwire.tools.infrastructure import infrastructure_errors
+from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RequestRefusedError, UnreadableAnswerError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.runner.attempts import (
-    AttemptReport,
-    ReportedSpan,
-    answer_span,
-    failure_span,
-    reward_span,
-)
 from groundwire.train.rollouts.runner.attribution import attribute, attribute_time_limit
 from groundwire.train.rollouts.runner.request_check import POLICY_RESOURCE, RequestCheck
-from groundwire.train.store.wire import AttemptedRollout, ProxyLLM, RunnerStore
+from groundwire.train.store.base import RolloutStore
+from groundwire.train.store.rollout import Outcome, ProxyLLM, Rollout
 
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runner.lightning_agents import LitAgents
@@ -51,6 +45,7 @@ _ABOUT_THE_ANSWER = (
 """What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
 _CANCEL_S = 10.0
 """How long an agent may take to end after its time; then it is left alone, and its calls are refused."""
+_MAX_MESSAGE = 2000
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
@@ -82,30 +77,32 @@ class RolloutAgent:
         self._least_reward, self._has_scored = rewards.declared_range(reward)[0], False
         self._lit_agents: LitAgents | None = None
 
-    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
-        """Answer and score one task."""
-        task, started, spans = rollout.input, time.time(), list[ReportedSpan]()
+    async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
+        """Answer and score one task: the outcome, and whether the store shall try the rollout again."""
+        outcome = Outcome(least_reward=self._least_reward)
         try:
             if self._check is not None:
-                self._check.check(task, resources, rollout)
+                self._check.check(rollout, resources)
             policy, endpoint = _policy(resources, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
                 own = self._own_reward(self.backend, policy, endpoint, rollout, store)
-                return AttemptReport([await self._within_limit(own, endpoint)])
-            answer = await self._within_limit(self._answer(task, endpoint), endpoint)
-            spans.append(answer_span(answer, started, await self._query_scores(rollout, answer.steps, answered=True)))
-            spans.append(await self._score(task, answer, rollout.mode))
-            return AttemptReport(spans)
+                outcome.reward, outcome.reward_components = await self._within_limit(own, endpoint)
+                return outcome, False
+            answer = await self._within_limit(self._answer(rollout.task, endpoint), endpoint)
+            outcome.answer, outcome.steps, outcome.input = answer.text, answer.steps, answer.input
+            outcome.judged_field, outcome.message = answer.judged_field, answer.no_call
+            outcome.query_scores = await self._query_scores(rollout, answer.steps, answered=True)
+            outcome.reward, outcome.reward_components = await self._score(rollout, answer)
+            return outcome, False
         except (RequestRefusedError, adapters.BackendError, rewards.RewardError, UnreadableAnswerError) as error:
+            outcome.failure, outcome.message = error.kind, mask_secrets(str(error))[:_MAX_MESSAGE]
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            failure = failure_span(error.kind, str(error), started, least_reward=self._least_reward)
-            if isinstance(error, adapters.BackendError):
-                partly = adapters.Answer(text="", steps=list(error.steps), input=error.input)
-                scores = await self._query_scores(rollout, error.steps, answered=False)
-                spans.append(answer_span(partly, started, scores))
+            elif isinstance(error, adapters.BackendError):
+                outcome.steps, outcome.input = list(error.steps), error.input
+                outcome.query_scores = await self._query_scores(rollout, error.steps, answered=False)
             unproven = error.kind == UnreadableAnswerError.kind and not self._has_scored
-            return AttemptReport([*spans, failure], failed=unproven or error.kind not in self._final)
+            return outcome, unproven or error.kind not in self._final
 
     async def _within_limit(self, work: Coroutine[Any, Any, T], endpoint: adapters.Endpoint) -> T:
         """The result of ``work``, in which the agent runs. Its :class:`adapters.BackendError` says who caused it."""
@@ -121,7 +118,7 @@ class RolloutAgent:
             running.cancel()
             await asyncio.wait({running}, timeout=_CANCEL_S)
 
-    async def _answer(self, task: dict[str, Any], endpoint: adapters.Endpoint) -> adapters.Answer:
+    async def _answer(self, task: Task, endpoint: adapters.Endpoint) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
         async with self._private(task) as (private, database):
             try:
@@ -132,14 +129,14 @@ class RolloutAgent:
                 raise agent_failure(error) from error
 
     @asynccontextmanager
-    async def _private(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
+    async def _private(self, task: Task) -> AsyncIterator[tuple[dict[str, Any], str]]:
         """The task with a copy in place of its database, and the copy's path."""
         if getattr(self.backend, "reads_only", False):
-            yield task, self.domain.database(task)
+            yield dict(task), self.domain.database(task)
             return
         async with AsyncExitStack() as stack:
             try:
-                private = await stack.enter_async_context(self._private_tasks.copy_of(task))
+                private = await stack.enter_async_context(self._private_tasks.copy_of(dict(task)))
             except OSError as error:
                 raise adapters.ToolError(
                     f"the agent's copy of {self.domain.database(task)} cannot be made: {error}; make room, or set "
@@ -156,26 +153,24 @@ class RolloutAgent:
         backend: adapters.LitAgentBackend,
         policy: ProxyLLM,
         endpoint: adapters.Endpoint,
-        rollout: AttemptedRollout,
-        store: RunnerStore,
-    ) -> ReportedSpan:
-        """The span of the reward that a LitAgent returns. Raises only the errors of backends and rewards."""
+        rollout: Rollout,
+        store: RolloutStore,
+    ) -> tuple[float, dict[str, float]]:
+        """The reward that a LitAgent returns, and its components. Raises only the errors of backends and rewards."""
         if self._lit_agents is None:
             from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
             self._lit_agents = LitAgents(backend, store)
-        async with self._private(rollout.input) as (private, _):
+        async with self._private(rollout.task) as (private, _):
             with rewards.in_training(rollout.mode == "train"):
                 value = await self._lit_agents.run(private, policy, rollout, endpoint)
         try:
-            return _reward_span(value)
+            return _read_reward(value)
         except rewards.RewardError as error:
             message = f"the agent's rollout returned {value!r:.200}: it returns its reward as a number"
             raise rewards.RewardError(message) from error
 
-    async def _query_scores(
-        self, rollout: AttemptedRollout, steps: Sequence[AgentStep], *, answered: bool
-    ) -> list[float]:
+    async def _query_scores(self, rollout: Rollout, steps: Sequence[AgentStep], *, answered: bool) -> list[float]:
         """In validations, the rewards of what the agent tried, without the last one if that is the answer.
 
         Empty if the reward of one cannot be computed.
@@ -184,7 +179,7 @@ class RolloutAgent:
             return []
         tried = self.view.answers.tried(steps)
         scores = (
-            self.view.score(self.reward, rollout.input, steps[index]["input"], steps[: index + 1])
+            self.view.score(self.reward, dict(rollout.task), steps[index]["input"], steps[: index + 1])
             for index in tried[: len(tried) - answered]
         )
         try:
@@ -192,40 +187,38 @@ class RolloutAgent:
         except (Exception, SystemExit, KeyboardInterrupt):  # rewards are written by users, too
             return []
 
-    async def _score(self, task: dict[str, Any], answer: adapters.Answer, mode: str | None) -> ReportedSpan:
-        """The reward's span. Raises only :class:`rewards.RewardError` and :class:`UnreadableAnswerError`."""
+    async def _score(self, rollout: Rollout, answer: adapters.Answer) -> tuple[float, dict[str, float]]:
+        """The reward and its components. Raises :class:`rewards.RewardError` or :class:`UnreadableAnswerError`."""
         try:
-            with rewards.in_training(mode == "train"):
-                score = await self.view.score(self.reward, task, answer.text, answer.steps)
+            with rewards.in_training(rollout.mode == "train"):
+                score = await self.view.score(self.reward, dict(rollout.task), answer.text, answer.steps)
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
             about_answer = isinstance(error, _ABOUT_THE_ANSWER) and not infrastructure_errors(error)
             kind = UnreadableAnswerError if about_answer else rewards.RewardError
             raise kind(f"the reward raised {type(error).__name__}: {error}") from error
-        span = _reward_span(score, self._least_reward)
+        reward = _read_reward(score)
         self._has_scored = True
-        return span
+        return reward
 
 
-def _reward_span(value: Any, least_reward: float = 0.0) -> ReportedSpan:
-    """The span of what a reward returned. Raises :class:`rewards.RewardError` if that is no reward."""
-    total, named = rewards.total(value), rewards.components(value)
-    values = {"total": total, **{name: number for name, number in named.items() if name != "total"}}
-    return reward_span(values if isinstance(value, Mapping) else {"primary": total}, least_reward=least_reward)
+def _read_reward(value: Any) -> tuple[float, dict[str, float]]:
+    """What a reward returned, with its named components. Raises :class:`rewards.RewardError` if that is no reward."""
+    named = rewards.components(value) if isinstance(value, Mapping) else {}
+    return rewards.total(value), {name: float(number) for name, number in named.items() if name != "total"}
 
 
-def _policy(resources: Mapping[str, Any], rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
+def _policy(resources: Mapping[str, Any], rollout: Rollout) -> tuple[ProxyLLM, adapters.Endpoint]:
     """The resource of the policy, and the endpoint of an attempt."""
     policy: ProxyLLM = resources[POLICY_RESOURCE]
-    metadata = rollout.metadata or {}
-    sampling = attempt_sampling(metadata.get("sampling"), rollout.attempt.sequence_id)
+    attempt = rollout.attempts[-1]
     return policy, adapters.Endpoint(
-        base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+        base_url=policy.get_base_url(rollout.rollout_id, attempt.attempt_id),
         model=policy.model,
         api_key=policy.api_key or "none",
-        sampling={**policy.sampling_parameters, **sampling},
-        prompts=metadata.get("prompts") or {},
+        sampling={**policy.sampling_parameters, **attempt_sampling(rollout.sampling, attempt.number)},
+        prompts=rollout.prompts or {},
     )
 
 
@@ -242,14 +235,14 @@ class RemoteRolloutAgent:
         self._private_tasks = check.domain.private_tasks()
         self._agent_for({})
 
-    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
+    async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
         """As :meth:`RolloutAgent.run`, with the rollout's settings."""
-        started = time.time()
         try:
-            agent = self._agent_for((rollout.metadata or {}).get("settings", {}))
+            agent = self._agent_for(rollout.settings)
         except (RequestRefusedError, UserError) as error:
             _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            return AttemptReport([failure_span(RequestRefusedError.kind, str(error), started)], failed=True)
+            message = mask_secrets(str(error))[:_MAX_MESSAGE]
+            return Outcome(failure=RequestRefusedError.kind, message=message), True
         return await agent.run(rollout, resources, store)
 
     async def stop(self) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.types import LLM as LightningLLM
 from agentlightning.types import AttemptedRollout as LightningRollout
 from agentlightning.types import Attributes, ProxyLLM, Span, SpanCoreFields, TraceStatus
 from pydantic_core import to_json
@@ -20,10 +19,12 @@ from groundwire.adapters import Endpoint, LitAgentBackend
 from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM
-from groundwire.train.store.client import StoreClient
+from groundwire.train.store.agent_lightning import rollout_json
+from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.limits import check_request
-from groundwire.train.store.runner_client import RunnerClient
-from groundwire.train.store.wire import AttemptedRollout
+from groundwire.train.store.remote import RemoteStore
+from groundwire.train.store.rollout import ProxyLLM as PolicyAddress
+from groundwire.train.store.rollout import Rollout
 
 __all__ = ["EmissionTracer", "LitAgents"]
 
@@ -97,29 +98,38 @@ def _check(span: SpanCoreFields) -> None:
 
 
 class LitAgents:
-    """Runs the ``LitAgent`` of ``backend`` for a runner of ``store``."""
+    """Runs the ``LitAgent`` of ``backend`` for a runner of ``store``.
 
-    def __init__(self, backend: LitAgentBackend, store: Any) -> None:
+    The agent's runner has Agent Lightning's own client of a store behind HTTP; of one in this process it has none, and
+    an empty store in its place.
+    """
+
+    def __init__(self, backend: LitAgentBackend, store: RolloutStore) -> None:
         self._backend = backend
-        if isinstance(store, RunnerClient):
-            client = StoreClient(store.connection.address, token=store.connection.token)
-            client.connection, store = store.connection, client
         from agentlightning.runner.agent import LitAgentRunner  # slow, and for such agents only
+        from agentlightning.store.client_server import LightningStoreClient
+        from agentlightning.store.memory import InMemoryLightningStore
 
+        theirs: Any = InMemoryLightningStore()
+        if isinstance(store, RemoteStore):
+            address, token = store.connection.address, store.connection.token
+            theirs = LightningStoreClient(address.replace("://", f"://x:{token}@", 1) if token else address)
         # The agent has a weak reference to it.
         self._runner: LitAgentRunner[Any] = LitAgentRunner(tracer=EmissionTracer())
         self._runner.init(backend.agent)
-        self._runner.init_worker(0, store)
+        self._runner.init_worker(0, theirs)
 
-    async def run(self, task: Mapping[str, Any], policy: Any, rollout: AttemptedRollout, endpoint: Endpoint) -> Any:
+    async def run(self, task: Mapping[str, Any], policy: PolicyAddress, rollout: Rollout, endpoint: Endpoint) -> Any:
         """The value that the agent returns for an attempt; ``policy`` is the resource with the policy's address.
 
         Raises a :class:`groundwire.adapters.BackendError`.
         """
-        if not isinstance(rollout, LightningRollout):
-            rollout = LightningRollout.model_validate(rollout.model_dump())
-        if not isinstance(policy, LightningLLM):
-            policy = ProxyLLM.model_validate(policy.model_dump())
+        theirs = LightningRollout.model_validate(rollout_json(rollout))
         # One resource: Agent Lightning warns if an agent of the first one finds two.
-        given = {MAIN_LLM: policy.model_copy(update={"sampling_parameters": dict(endpoint.sampling)})}
-        return await self._backend.rollout(task, given, rollout, endpoint)
+        resource = ProxyLLM(
+            endpoint=policy.endpoint,
+            model=policy.model,
+            api_key=policy.api_key,
+            sampling_parameters=dict(endpoint.sampling),
+        )
+        return await self._backend.rollout(task, {MAIN_LLM: resource}, theirs, endpoint)

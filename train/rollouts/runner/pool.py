@@ -7,15 +7,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from groundwire.adapters.tracing.spans import SpanStore
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.attempts import OpenAttempts
-from groundwire.train.store.runner_client import RunnerClient
-from groundwire.train.store.wire import AttemptedRollout, RunnerStore
+from groundwire.train.store.base import RolloutStore
+from groundwire.train.store.rollout import Outcome, Rollout
 
 __all__ = ["NOTIFIED_POLL_S", "POLL_S", "RunnerPool"]
 
@@ -31,23 +30,21 @@ _MIN_HEARTBEAT_S = 0.1
 class RunnerPool:
     """Runs up to ``n_runners`` rollouts of ``store`` at once.
 
-    ``store`` is a :class:`RunnerClient`, or any store of Agent Lightning. The pool takes as many rollouts as it can run
-    with one request: when it is notified, when a rollout has ended, and every ``poll_s`` seconds. To the store it is
-    one worker.
+    The pool takes as many rollouts as it can run with one request: when it is notified, when a rollout has ended, and
+    every ``poll_s`` seconds. To the store it is one worker.
     """
 
     def __init__(
         self,
         *,
-        store: RunnerStore,
+        store: RolloutStore,
         agent: RolloutAgent | RemoteRolloutAgent,
         n_runners: int,
         poll_s: float = NOTIFIED_POLL_S,
     ) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
-        self._spans = store if isinstance(store, RunnerClient) else _span_sink(store)
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
-        self._attempts = OpenAttempts(self._spans)
+        self._attempts = OpenAttempts(store)
         self._emitters = _emission_tracer()
         self._rollouts: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
@@ -95,17 +92,17 @@ class RunnerPool:
         self._rollouts.discard(rollout)
         self._notification.set()
 
-    async def _take(self, limit: int) -> Sequence[AttemptedRollout]:
+    async def _take(self, limit: int) -> Sequence[Rollout]:
         if not limit:
             return []
         worker_id = f"{socket.gethostname()}-{os.getpid()}"
         try:
-            return await self._store.dequeue_many_rollouts(limit=limit, worker_id=worker_id)
+            return await self._store.dequeue(limit, worker_id)
         except Exception as error:
             _log.warning("the runners could not take rollouts: %s", error)
             return []
 
-    async def _run(self, rollout: AttemptedRollout) -> None:
+    async def _run(self, rollout: Rollout) -> None:
         heartbeat = asyncio.create_task(self._send_heartbeats(rollout))
         try:
             await self._run_attempt(rollout)
@@ -114,52 +111,34 @@ class RunnerPool:
         finally:
             heartbeat.cancel()
 
-    async def _run_attempt(self, rollout: AttemptedRollout) -> None:
-        resources = await self._resources(rollout)
-        status = "failed"
+    async def _run_attempt(self, rollout: Rollout) -> None:
+        attempt_id = rollout.attempts[-1].attempt_id  # now: a store in this process may start another one meanwhile
+        resources = await self._store.get_resources(rollout.resources_id)
+        if resources is None:
+            raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
+        outcome: Outcome | None = None
+        failed = True
         try:
             async with self._attempts.open(rollout):
-                report = await self._agent.run(rollout, resources, self._store)
-            await report.store(self._spans, rollout)
-            status = "failed" if report.failed else "succeeded"
+                reported, failed_as_well = await self._agent.run(rollout, resources, self._store)
+            outcome, failed = reported, failed_as_well  # the spans that the agent emitted are stored
         except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
             _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
         finally:
-            await self._store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=status)
+            await self._store.end_attempt(rollout.rollout_id, attempt_id, outcome, failed=failed)
 
-    async def _resources(self, rollout: AttemptedRollout) -> Mapping[str, Any]:
-        if rollout.resources_id:
-            update = await self._store.get_resources_by_id(rollout.resources_id)
-        else:
-            update = await self._store.get_latest_resources()
-        if update is None:
-            raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
-        return update.resources
-
-    async def _send_heartbeats(self, rollout: AttemptedRollout) -> None:
+    async def _send_heartbeats(self, rollout: Rollout) -> None:
         """Keep the store from giving the rollout of a slow agent to another runner."""
-        unresponsive_s = rollout.config.unresponsive_seconds
-        if unresponsive_s is None:
+        if rollout.unresponsive_s is None:
             return
-        store, attempt, began = self._store, rollout.attempt, time.monotonic()
+        attempt, began = rollout.attempts[-1], time.monotonic()
         while True:
-            await asyncio.sleep(max(unresponsive_s / 3, _MIN_HEARTBEAT_S))
+            await asyncio.sleep(max(rollout.unresponsive_s / 3, _MIN_HEARTBEAT_S))
             with suppress(Exception):  # a lasting problem of the store is reported where rollouts need it
-                now = await store.get_rollout_by_id(rollout.rollout_id)
-                current = getattr(now, "attempt", None)
-                if current is None or current.attempt_id != attempt.attempt_id:
-                    return
-                if now.status in ("cancelled", "succeeded", "failed"):
-                    return  # a heartbeat would set it to running again
                 # In the time of the store, whose clock may differ.
-                heartbeat_time = attempt.start_time + time.monotonic() - began
-                await store.update_attempt(rollout.rollout_id, attempt.attempt_id, last_heartbeat_time=heartbeat_time)
-
-
-def _span_sink(store: Any) -> SpanStore:
-    from groundwire.train.store.spans import LightningSpanSink
-
-    return LightningSpanSink(store)
+                now = attempt.started + time.monotonic() - began
+                if not await self._store.heartbeat(rollout.rollout_id, attempt.attempt_id, now):
+                    return
 
 
 def _emission_tracer() -> Any:

@@ -21,7 +21,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.http.access_token import is_loopback
 from groundwire.train.config.run_config import SQL_AGENTS, AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
-from groundwire.train.store.wire import AttemptedRollout
+from groundwire.train.store.rollout import ProxyLLM, Rollout
 
 __all__ = ["MAIN_LLM", "POLICY_RESOURCE", "RequestCheck"]
 
@@ -113,29 +113,27 @@ class RequestCheck:
                 f"groundwire runner with the same {_option(name)}"
             )
 
-    def check(self, task: Any, resources: Mapping[str, Any], rollout: AttemptedRollout) -> None:
+    def check(self, rollout: Rollout, resources: Mapping[str, Any]) -> None:
         """Check everything in a request."""
-        metadata = rollout.metadata or {}
-        if self.for_rollout(metadata.get("settings", {})).settings != self.settings:
+        if self.for_rollout(rollout.settings).settings != self.settings:
             raise RequestRefusedError(
                 "the agents in the trainer's process have other settings than the rollout: start the trainer with "
                 "--n-runners 0, and the agents with groundwire runner"
             )
         policy = resources.get(POLICY_RESOURCE)
-        if getattr(policy, "resource_type", None) != "proxy_llm":
+        if not isinstance(policy, ProxyLLM):
             raise RequestRefusedError(f"the rollout's resources have no {POLICY_RESOURCE!r} of the type proxy_llm")
-        assert policy is not None
-        self._check_policy(policy.get_base_url(None, None))
-        for sampling in (policy.sampling_parameters, metadata.get("sampling", {})):
+        self._check_policy(policy.endpoint)
+        for sampling in (policy.sampling_parameters, rollout.sampling):
             if not isinstance(sampling, Mapping) or sampling.keys() - _SAMPLING:
                 raise RequestRefusedError(
                     f"the rollout's sampling parameters are {sampling!r:.200}; a runner accepts "
                     f"{', '.join(sorted(_SAMPLING))}"
                 )
-        prompts = metadata.get("prompts") or {}
+        prompts = rollout.prompts or {}
         if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
             raise RequestRefusedError(f"the rollout's prompts are {prompts!r:.200}; they must be texts by their names")
-        self._check_task(task)
+        self._check_task(rollout.task)
 
     def _check_policy(self, endpoint: str) -> None:
         match = _ENDPOINT.fullmatch(endpoint)
