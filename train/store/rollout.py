@@ -1,7 +1,7 @@
 """The record of a rollout, one object from the queue to the gradient: what shall run, what ran, and what it was worth.
 
 The trainer makes it, the store keeps it, a runner adds attempts and their outcome, the proxy adds calls, and the update
-adds what each call was trained with. The run's parquet file (:mod:`.rows`), ``why``, the report and replay read the
+adds what each call was trained with. The run's parquet file (:mod:`.rows`), ``why``, the report and rescore read the
 same fields.
 """
 

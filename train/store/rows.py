@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Json, SkipValidation, TypeAdapter, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Json, SkipValidation, TypeAdapter
+from typing_extensions import Required, TypedDict
 
 from groundwire.adapters.tracing import CallCredit, LLMCall
 from groundwire.adapters.tracing.calls import to_json
@@ -43,7 +44,7 @@ TokenIds = Annotated[list[int], SkipValidation, _numbers("I", "token ids")]
 LogProbs = Annotated[list[float], SkipValidation, _numbers("d", "numbers")]
 
 
-class _AgentStep(BaseModel):
+class _AgentStep(TypedDict):
     agent: str
     kind: str
     input: str
@@ -51,64 +52,64 @@ class _AgentStep(BaseModel):
     ok: bool
 
 
-class _Call(BaseModel):
+class _Call(TypedDict, total=False):
     """An LLM call: fields of :class:`LLMCall`, those of its credit, and why it cannot be trained on, if so."""
 
-    agent: str | None
-    prompt_ids: TokenIds
-    response_ids: TokenIds
-    logprobs: LogProbs
-    sequence: Count | None = None
-    choice: Count | None = None
-    finish_reason: str | None = ""
-    grammar: str | None = ""
-    weights_version: int | None = None
-    status: int | None = 200
-    error: str | None = ""
-    prompt_tokens: Count | None = 0
-    response_tokens: Count | None = 0
-    reward: Number | None = None
-    returns: Number | None = None
-    advantage: Number | None = None
-    weight: Number | None = None
-    untrainable_reason: str | None = ""
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> _Call:
-        if len(self.logprobs) != len(self.response_ids) and not self.untrainable_reason:
-            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.response_ids)} response_ids")
-        return self
+    agent: Required[str | None]
+    prompt_ids: Required[TokenIds]
+    response_ids: Required[TokenIds]
+    logprobs: Required[LogProbs]
+    sequence: Count | None
+    choice: Count | None
+    finish_reason: str | None
+    grammar: str | None
+    weights_version: int | None
+    status: int | None
+    error: str | None
+    prompt_tokens: Count | None
+    response_tokens: Count | None
+    reward: Number | None
+    returns: Number | None
+    advantage: Number | None
+    weight: Number | None
+    untrainable_reason: str | None
 
 
-class _Row(BaseModel):
+def _check_lengths(call: Any) -> Any:
+    if len(call["logprobs"]) != len(call["response_ids"]) and not call.get("untrainable_reason"):
+        raise ValueError(f"{len(call['logprobs'])} logprobs for {len(call['response_ids'])} response_ids")
+    return call
+
+
+class _Row(TypedDict, total=False):
     """A row of ``rollouts.parquet``. All fields may be left out, since a reader may need a few columns."""
 
-    step: Count = 0
-    mode: Literal["train", "val"] = "train"
-    temperature: Annotated[Number, Field(ge=0)] = 0.0
-    rollout_id: str = ""
-    task_id: str = ""
-    group: str = ""
-    status: str = ""
-    message: str | None = ""
-    reward: Number | None = None
-    reward_components: Json[dict[str, Number]] = {}
-    attempts: Count = 0
-    seconds: Number = 0.0
-    task: Json[dict[str, Any]] = {}
-    answer: str | None = ""
-    judged_field: str | None = ""
-    input: str | None = ""
-    agent_steps: Json[list[_AgentStep]] = []
-    turn_scores: Json[list[Number]] | None = []
-    calls: list[_Call] | None = []
+    step: Count
+    mode: Literal["train", "val"]
+    temperature: Annotated[Number, Field(ge=0)]
+    rollout_id: str
+    task_id: str
+    group: str
+    status: str
+    message: str | None
+    reward: Number | None
+    reward_components: Json[dict[str, Number]]
+    attempts: Count
+    seconds: Number
+    task: Json[dict[str, Any]]
+    answer: str | None
+    judged_field: str | None
+    input: str | None
+    agent_steps: Json[list[_AgentStep]]
+    turn_scores: Json[list[Number]] | None
+    calls: list[Annotated[_Call, AfterValidator(_check_lengths)]] | None
 
 
-COLUMNS = tuple(_Row.model_fields)
+COLUMNS = tuple(_Row.__annotations__)
 _OPTIONAL = ("turn_scores", "judged_field", "input")
 """Columns that a file may lack."""
 _CREDIT = tuple(CallCredit.__dataclass_fields__)
-_OF_CALL = tuple(name for name in _Call.model_fields if name not in (*_CREDIT, "untrainable_reason"))
+_OF_CALL = tuple(name for name in _Call.__annotations__ if name not in (*_CREDIT, "untrainable_reason"))
 _ROWS = TypeAdapter(list[_Row])
 
 
