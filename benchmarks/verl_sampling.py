@@ -94,10 +94,12 @@ def main() -> None:
     """Print the figures."""
     import ray
 
+    from groundwire import domains
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.config.resolve import resolve
     from groundwire.train.policy import STARTER
     from groundwire.train.verl.hydra_config import compose, flat_config
+    from groundwire.train.verl.launch import write_tasks
     from groundwire.train.verl.ray_job import ray_job
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verl_sampling", description=__doc__)
@@ -108,6 +110,8 @@ def main() -> None:
         (Path(folder) / "vllm" / "sampling_params.py").write_text(_VLLM)
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.getcwd(), os.environ.get("PYTHONPATH", "")])
         run = RunDir.create(Path(folder), backend="custom", domain="spider", config={})
+        tasks = domains.get("spider").load(None).train
+        write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
         config = resolve(
             "starter", trainer="verl", agent="dev.gpu.agents:once", reward="dev.gpu.agents:coin",
             runner_processes=options.processes, n_runners=GROUPS * GROUP_SIZE, tasks_per_step=GROUPS,

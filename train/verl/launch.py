@@ -130,10 +130,10 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
 
     from groundwire.train.verl.samplers import TaskRunner
 
-    folder = run.path / "tasks"
-    folder.mkdir(exist_ok=True)
-    _write_tasks(folder / "train.parquet", data.train, config.domain)
-    _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
+    write_tasks(run.path / "tasks" / "train.parquet", data.train, config.domain)
+    write_tasks(
+        run.path / "tasks" / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain
+    )
     archive_verl_log(run)
     composed, _ = compose_for_run(config, data, str(run.path.resolve()))
     auto_set_device(composed)
@@ -180,7 +180,7 @@ def link_newest_model(run_dir: Path) -> Path | None:
     return newest
 
 
-def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
+def write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
     """Write verl's data set: the question, for verl's logs, and the whole task as JSON, for the rollouts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -194,6 +194,7 @@ def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
         }
         for index, task in enumerate(tasks)
     ]
+    path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 

@@ -194,9 +194,8 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "groundwire")  # as a run sets it
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
-    (run.path / "tasks").mkdir()
     tasks = domains.get("spider").load(None).train[:QUESTIONS]
-    launch._write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
+    launch.write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
     config = resolve(
         "starter", trainer="verl", backend="custom", agent=agent, reward=f"{__name__}:in_turns",
         n_runners=12, runner_processes=2, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",

@@ -204,8 +204,7 @@ def _config(run: RunDir, **settings: Any) -> Any:
 
 
 def _write_tasks(run: RunDir, tasks: list[Any]) -> None:
-    (run.path / "tasks").mkdir()
-    launch._write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
+    launch.write_tasks(run.path / "tasks" / "train.parquet", tasks, "spider")
 
 
 def _until(queue: _TransferQueue, partition: str, uids: list[str]) -> list[str]:
