@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TRAINERS = {
     "local": "groundwire.train.local:LocalTraining",
-    "verl": "groundwire.train.verl:VerlTraining",
+    "verl": "groundwire.train.verl.trainer:VerlTraining",
     "gepa": "groundwire.train.gepa:PromptTraining",
 }
 

@@ -166,3 +166,10 @@ def test_keys_reach_other_hosts_and_no_file_or_configuration(monkeypatch: pytest
     flat = json.dumps(flat_config(resolve("qwen", trainer="verl")), default=str)
     assert not [name for name in keys if f"the {name}" in flat]
     assert SETUP_HOOK in flat
+
+
+def test_what_rays_processes_import_before_they_have_the_runs_variables_reads_none() -> None:
+    readers = {"huggingface_hub", "pydantic", "torch", "wandb"}
+    code = f"import sys, {SETUP_HOOK.rpartition('.')[0]}; print(*({readers!r} & sys.modules.keys()))"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert imported.stdout.split() == []
