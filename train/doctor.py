@@ -32,12 +32,12 @@ from groundwire.train.cli.machine_checks import (
 )
 from groundwire.train.cli.memory_check import check_memory, planned_settings
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_DISK_GB = {"verl": 50, "local": 1}
 _ENDPOINT_S = 10.0
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -124,14 +124,14 @@ def examine(
     gpu_memory: float | None = None,
 ) -> Iterator[Check]:
     """The findings, in order. A check that raises an error counts as a failure."""
-    verl = trainer == "verl"
+    wanted = trainer_of(trainer or "local")
     checks: list[Callable[[], Iterator[Check]]] = [
         check_python,
         check_packages,
         check_gpus,
-        lambda: check_trainer(verl),
+        lambda: check_trainer(not wanted.in_process),
         lambda: _check_port(port),
-        lambda: check_disk(output_dir, _DISK_GB["verl" if verl else "local"]),
+        lambda: check_disk(output_dir, wanted.disk_gb),
         check_shared_memory,
         _check_logins,
     ]

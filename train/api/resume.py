@@ -19,10 +19,9 @@ from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.gone import check_stored, present
-from groundwire.train.config.overrides import flag, with_changes
-from groundwire.train.config.resolve import resolve
+from groundwire.train.config.overrides import flag
+from groundwire.train.config.resolve import resolve_again
 from groundwire.train.config.run_config import AgentSettings, RunConfig
-from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.run_reader import changed_names
 from groundwire.train.job.job import Job
 from groundwire.train.job.prepare import relative_path
@@ -77,11 +76,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
                 "leave it out, or start a new run"
             )
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
-    if stored["trainer"] == "verl":
-        changed = with_run_names(changed)
-    if "track" in changed:
-        stored.get("verl", {}).pop(LOGGER, None)
-    return resolve(stored["config"], **with_changes(stored, changed))
+    return resolve_again(stored, changed)
 
 
 @contextmanager

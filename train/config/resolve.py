@@ -10,10 +10,10 @@ from groundwire.train.config.files import SUFFIXES, read_settings
 from groundwire.train.config.overrides import reject_verl_overrides, with_changes
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import with_published_names, with_run_names, without_verl
+from groundwire.train.config.verl_names import LOGGER, with_published_names, with_run_names, without_verl
 from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
-__all__ = ["preset_settings", "resolve", "with_file"]
+__all__ = ["preset_settings", "resolve", "resolve_again", "with_file"]
 
 
 def resolve(preset: str, **given: Any) -> RunConfig:
@@ -35,6 +35,15 @@ def resolve(preset: str, **given: Any) -> RunConfig:
         chosen = without_verl(chosen)
         reject_verl_overrides(chosen["verl"])
     return RunConfig(**{**with_changes(settings, chosen), "config": preset})
+
+
+def resolve_again(stored: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
+    """The ``stored`` settings of a run with changes. Raises :class:`ConfigError`."""
+    if stored["trainer"] == "verl":
+        changed = with_run_names(changed)
+    if "track" in changed:  # it is verl's logger, too
+        stored.get("verl", {}).pop(LOGGER, None)
+    return resolve(stored["config"], **with_changes(stored, changed))
 
 
 def preset_settings(preset: str, trainer: str) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from training_groups import Sampled, llm_call, training_groups
 
 from groundwire.adapters.tracing import CallCredit, LLMCall, trajectories
 from groundwire.train.algorithms import credit as credit_module
-from groundwire.train.algorithms.credit import TrainingGroup, token_credit
+from groundwire.train.algorithms.credit import TrainingGroup, token_credit, training_items
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 def _call(
@@ -229,3 +231,31 @@ def test_tokens_have_the_advantage_of_their_call() -> None:
     assert token_credit(trajectory, credits) == ([1, 1, 0, 1, 1], [1.0, 1.0, 0.0, -1.0, -1.0])
     credits[1, None] = CallCredit(1.0, 2.0, 0.0)
     assert token_credit(trajectory, credits) == ([0, 0, 0, 1, 1], [0.0, 0.0, 0.0, -1.0, -1.0])
+
+
+def test_a_rollout_has_the_credit_of_its_calls_once_its_group_is_recorded() -> None:
+    group = _group([(1.0, [_call(1), _call(2)]), (0.0, [_call(3)])], credit="last")
+    calls = [call for trained in group.rollouts for call in trained.rollout.calls]
+    assert [call.credit for call in calls] == [None] * 3  # a group that is replaced is not trained
+    group.record()
+    assert [(call.credit.weight, call.credit.advantage) for call in calls if call.credit] == [
+        (0.0, pytest.approx(HIGH)),
+        (1.0, pytest.approx(HIGH)),
+        (1.0, pytest.approx(LOW)),
+    ]
+
+
+def test_a_reply_to_a_grammar_is_context_where_it_cannot_be_trained() -> None:
+    constrained = llm_call(1, [1, 2], [3, 4], grammar="{}", reward=0.5)
+    after = llm_call(2, [1, 2, 3, 4, 5], [6])
+    rollouts = [Rollout(task={"id": "a"}, group="a", outcome=Outcome(reward=1.0), calls=[constrained, after])]
+    config = RunConfig(credit="turns")
+    for trains, mask in ((True, [1, 1, 0, 1]), (False, [0, 0, 0, 1])):
+        [group] = training_items(rollouts, config, least=0.0, constrained=trains)
+        assert [item.mask for item in group.items] == [mask]
+
+
+def test_a_rollout_without_a_reward_is_in_no_group() -> None:
+    rollouts = [Rollout(task={"id": "a"}, group="a", outcome=Outcome(reward=reward)) for reward in (None, 0.0)]
+    [group] = training_items(rollouts, RunConfig(), least=0.0)
+    assert len(group.rollouts) == 1

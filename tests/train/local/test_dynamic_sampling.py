@@ -130,6 +130,20 @@ def test_without_a_budget_the_tasks_of_a_step_are_as_before() -> None:
     assert sorted(ids(1, sampling_budget=100)) == [task["id"] for task in TASKS]
 
 
+@pytest.mark.parametrize("curriculum", [False, True])
+def test_a_trainer_that_draws_one_task_at_a_time_trains_on_the_same_tasks(curriculum: bool) -> None:
+    config = RunConfig(tasks_per_step=6, group_size=2, sampling_budget=2)
+    rates = _rates(t04=[1.0] * 8, t06=[0.0] * 8) if curriculum else None
+    schedule = TaskSchedule(TASKS, config, rates)
+    for step in (1, 2, 1):
+        drawn = [schedule.draw(step)["id"] for _ in range(schedule.most)]
+        assert drawn == [group[0].task["id"] for group in TaskSchedule(TASKS, config, rates).groups(step)]
+        assert len(set(drawn)) == schedule.most == 12
+    for _ in range(len(TASKS) - schedule.most):
+        schedule.draw(1)
+    assert schedule.draw(1)["id"] == drawn[0]  # after the last the first again
+
+
 def _rates(**passed: list[float]) -> PassRates:
     rates = PassRates({"easy1": "easy", "easy2": "easy", "hard1": "hard", "hard2": "hard"})
     for task, rewards in passed.items():
