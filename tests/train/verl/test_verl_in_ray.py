@@ -204,7 +204,7 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     with ray_job(str(run.path.resolve())):
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         try:
-            ray.get(ray.remote(Training).remote().run.remote(compose(flat)), timeout=120)
+            ray.get(ray.remote(Training).remote().run.remote(compose(flat)), timeout=300)
         finally:
             ray.shutdown()
     assert not list(temporary.glob("groundwire-copies-*"))
