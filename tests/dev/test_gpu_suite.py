@@ -26,6 +26,7 @@ from spider_folder import TRAIN, make_spider
 from groundwire.domains import get
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy
+from groundwire.train.store.rollout import Outcome, Rollout
 
 _WITHOUT_SIGINT = """
 import signal, sys, time
@@ -171,13 +172,13 @@ def test_parts_share_no_training_database_and_have_all_validation_questions(tmp_
     assert sorted(task["query"] for task in both.train) == [car["query"], TRAIN[0]["query"]]
 
 
-def _rows(*rewards: float) -> list[dict[str, Any]]:
-    return [{"task_id": str(number), "reward": reward} for number, reward in enumerate(rewards)]
+def _scores(*rewards: float) -> dict[str, list[float]]:
+    return {str(number): [reward] for number, reward in enumerate(rewards)}
 
 
 def test_stages_are_compared_with_the_one_before_and_seeds_together() -> None:
-    stages = {"zero": _rows(0, 0, 0, 0), "sft": _rows(1, 0, 0, 1), "seed 0": _rows(1, 1, 0, 1)}
-    found = differences({**stages, "turns": _rows(1, 1, 1, 1), "seed 1": _rows(1, 0, 1, 1)})
+    stages = {"zero": _scores(0, 0, 0, 0), "sft": _scores(1, 0, 0, 1), "seed 0": _scores(1, 1, 0, 1)}
+    found = differences({**stages, "turns": _scores(1, 1, 1, 1), "seed 1": _scores(1, 0, 1, 1)})
     assert {name: each["difference"] for name, each in found.items()} == {
         "zero -> sft": 0.5,
         "sft -> seed 0": 0.25,
@@ -191,8 +192,8 @@ def test_stages_are_compared_with_the_one_before_and_seeds_together() -> None:
 
 
 def test_grpo_is_compared_with_sft_for_the_same_time() -> None:
-    stages = {"sft": _rows(1, 0, 0, 0), "SFT for longer": _rows(1, 1, 0, 0)}
-    found = differences({**stages, "seed 0": _rows(1, 1, 1, 0), "seed 1": _rows(1, 1, 1, 1)})
+    stages = {"sft": _scores(1, 0, 0, 0), "SFT for longer": _scores(1, 1, 0, 0)}
+    found = differences({**stages, "seed 0": _scores(1, 1, 1, 0), "seed 1": _scores(1, 1, 1, 1)})
     compared = {name: each["difference"] for name, each in found.items() if "longer" in name}
     assert compared == {
         "sft -> SFT for longer": 0.25,
@@ -204,8 +205,8 @@ def test_grpo_is_compared_with_sft_for_the_same_time() -> None:
 
 def test_seeds_that_only_vary_are_no_significant_gain() -> None:
     """The mean of three seeds is above a single 0 more often than below a single 1 if a question is rarely right."""
-    before = _rows(*[1, 0, 0, 0, 0, 0, 0, 0, 0, 0] * 30)
-    seeds = {f"seed {seed}": _rows(*([0] * (seed + 1) + [1] + [0] * (8 - seed)) * 30) for seed in range(3)}
+    before = _scores(*[1, 0, 0, 0, 0, 0, 0, 0, 0, 0] * 30)
+    seeds = {f"seed {seed}": _scores(*([0] * (seed + 1) + [1] + [0] * (8 - seed)) * 30) for seed in range(3)}
     found = differences({"sft": before, **seeds})["sft -> all seeds"]
     assert (found["won"], found["lost"], found["difference"]) == (90, 30, 0.0)
     assert found["p"] == pytest.approx(1.0)
@@ -214,12 +215,9 @@ def test_seeds_that_only_vary_are_no_significant_gain() -> None:
 def test_wrong_answers_are_counted_by_what_the_database_says(tmp_path: Path) -> None:
     (task, _) = get("spider").load(str(make_spider(tmp_path))).validation
     answers = ["SELECT maker FROM car", "SELECT 1", "SELECT wheels FROM car", "SELECT FROM", ""]
-    rows = [
-        {"task": json.dumps(task), "status": "succeeded", "reward": float(not number), "answer": answer}
-        for number, answer in enumerate(answers)
-    ]
-    rows.append({**rows[0], "status": "timeout", "reward": None})
-    assert error_classes(rows) == {
+    ended = [Outcome(reward=float(not number), answer=answer) for number, answer in enumerate(answers)]
+    outcomes = [*ended, Outcome(failure="timeout")]
+    assert error_classes([Rollout(task=task, outcome=outcome) for outcome in outcomes]) == {
         "the results differ": 1,
         "no such column": 1,
         "syntax error": 1,
