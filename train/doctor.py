@@ -25,12 +25,13 @@ from groundwire.train.cli.machine_checks import (
     Check,
     check_disk,
     check_gpus,
+    check_memory,
     check_packages,
     check_python,
     check_shared_memory,
     check_trainer,
+    planned_settings,
 )
-from groundwire.train.cli.memory_check import check_memory, planned_settings
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name

@@ -30,14 +30,10 @@ from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
-from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
-from groundwire.train.cli.options import AgentOptions
+from groundwire.train.cli.options import AgentOptions, JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
-
-__all__ = ["app"]
-
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

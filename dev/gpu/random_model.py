@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from dev.gpu.update import SHAPES
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.model import load_policy, save_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 __all__ = ["check_shape", "llama_config", "save_random_model"]
 

@@ -33,7 +33,8 @@ def main(
             import torch
 
             from dev.pretrain.training import STEPS, accuracy, pretrain
-            from groundwire.train.policy.model import count_parameters, save_policy
+            from groundwire.train.policy.model import count_parameters
+            from groundwire.train.policy.pretrained.model_files import save_policy
         out.mkdir(parents=True, exist_ok=True)  # an unusable folder is an error now, not after training
         torch.set_num_threads(threads)
         with progress("Pretraining", STEPS) as on_end:

@@ -16,7 +16,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback, evaluator
 from groundwire.train.job.job import Job
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.policy.model import save_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.store.rollout import Rollout
 
 __all__ = ["Choose", "evaluate", "probability", "rollouts", "train"]

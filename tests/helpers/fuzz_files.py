@@ -142,7 +142,8 @@ def make_pristine(folder: Path) -> Path:
     from groundwire.domains.spider.prepare import prepare
     from groundwire.train.local.grpo import GRPO, GRPOConfig
     from groundwire.train.policy import STARTER
-    from groundwire.train.policy.model import load_policy, save_policy
+    from groundwire.train.policy.model import load_policy
+    from groundwire.train.policy.pretrained.model_files import save_policy
 
     folder.mkdir(parents=True, exist_ok=True)
     make_spider(folder / "spider", train=[TRAIN[0], *TRAIN], dev=[*DEV])

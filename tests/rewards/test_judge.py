@@ -23,7 +23,7 @@ from groundwire.rewards.judge.cache import JudgeCache
 from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.types import AgentStep
-from groundwire.train.cli.judge_options import parse_judge
+from groundwire.train.cli.options import parse_judge
 
 RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 FAILED = AgentStep(agent="a", kind="tool", input="SELECT", output="Error", ok=False)

@@ -27,8 +27,8 @@ from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train import evaluate
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.prompts import read_prompts
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import read_prompts
 from groundwire.train.store.base import without_secrets
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too

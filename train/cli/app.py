@@ -16,8 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 from groundwire.tools.errors import CommandError, exit_on_user_error, named_layer
 from groundwire.tools.terminal import Version
 
-__all__ = ["COMMANDS", "app"]
-
 COMMANDS = {
     "run": ("groundwire.train.run", "Train the model behind an agent"),
     "sft": ("groundwire.train.sft.__main__", "Fine-tune a model on gold answers, before reinforcement learning"),

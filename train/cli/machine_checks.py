@@ -8,25 +8,20 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from groundwire.tools.errors import UserError
 from groundwire.tools.terminal import installed_version
+from groundwire.train.cli.options import with_preset
+from groundwire.train.config.overrides import merge_overrides, parse_overrides
+from groundwire.train.config.resolve import PRESETS, resolve, with_file
+from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.job.trainer import trainer_of
 from groundwire.train.verl.hydra_config import INSTALL
 from groundwire.train.verl.launch import peft_problem
-
-__all__ = [
-    "VERSION_SETS",
-    "Check",
-    "check_disk",
-    "check_gpus",
-    "check_imports",
-    "check_packages",
-    "check_python",
-    "check_shared_memory",
-    "check_trainer",
-]
 
 VERSION_SETS = {
     "verl": {
@@ -109,20 +104,13 @@ def _differs(name: str, known: str) -> bool:
 
 def check_trainer(wanted: bool) -> Iterator[Check]:
     """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
-    bad = "failure" if wanted else "warning"
-    known = VERSION_SETS["verl"]
-    missing = [package for package in known if installed_version(package) is None]
-    for package, good in known.items():
-        found = installed_version(package)
-        if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
-            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
-            yield Check(level, f"{package} {found} (known good: {good})", remedy)
+    missing = [package for package in VERSION_SETS["verl"] if installed_version(package) is None]
     cuda, devices = cuda_devices()
     if "verl" in missing and not wanted:
         yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
         return
-    if missing:
-        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
+    bad = "failure" if wanted else "warning"
+    yield from _check_versions(missing, bad)
     yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
     yield from check_imports(bad)
     if "verl" not in missing and (problem := peft_problem()):
@@ -131,13 +119,23 @@ def check_trainer(wanted: bool) -> Iterator[Check]:
     yield Check("ok", f"flash-attn {found}" if found else "flash-attn is not installed: torch's own attention is used")
     if cuda and not missing:
         yield Check("ok", "trainer: verl")
-    elif cuda and "verl" not in missing and not wanted:
-        remedy = "fix the warnings above, or use --trainer local"
-        yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
     elif wanted:
         yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
+    elif cuda:
+        remedy = "fix the warnings above, or use --trainer local"
+        yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
     else:
         yield Check("ok", "trainer: local")
+
+
+def _check_versions(missing: list[str], bad: str) -> Iterator[Check]:
+    """The packages of verl's set, each beside the version that was tested."""
+    for package, good in VERSION_SETS["verl"].items():
+        if package not in missing:
+            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
+            yield Check(level, f"{package} {installed_version(package)} (known good: {good})", remedy)
+    if missing:
+        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
 
 
 def check_imports(level: str) -> Iterator[Check]:
@@ -236,3 +234,34 @@ def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
         yield Check("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
     if not os.access(folder, os.W_OK):
         yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
+
+
+def planned_settings(config: str | None, model: str | None, trainer: str | None, settings: list[str]) -> dict[str, Any]:
+    """The settings of the run to be planned, as ``groundwire run`` reads them. Raises :class:`ConfigError`."""
+    options, pairs = with_preset({"config": config, "model": model}, settings)
+    given = with_file(merge_overrides(options, parse_overrides(pairs)))
+    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for groundwire run
+    default = "verl" if preset in VERL_PRESETS.keys() - PRESETS.keys() else "local"
+    return {**given, "config": preset, "trainer": given.get("trainer") or trainer or default, "device": "cuda"}
+
+
+def check_memory(given: Mapping[str, Any], gigabytes: float | None) -> Iterator[Check]:
+    """The predicted memory of a run on a GPU."""
+    import torch
+
+    if gigabytes is None:
+        if not torch.cuda.is_available():
+            yield Check("failure", "memory: there is no GPU here", "give that of another machine: --gpu-memory 80")
+            return
+        gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
+    try:
+        config = resolve(given["config"], **given)
+        plan, unchecked = trainer_of(config.trainer).plan_memory(config, int(gigabytes * 1e9))
+    except UserError as error:
+        yield Check("failure", f"memory: {error}")
+        return
+    if unchecked:
+        shown = ", ".join(f"{name}={value}" for name, value in unchecked.items())
+        remedy = "run this where verl is installed: it refuses settings that verl does not have"
+        yield Check("warning", f"memory: without verl, its settings were not checked: {shown}", remedy)
+    yield Check("ok", f"memory: predicted {plan}")

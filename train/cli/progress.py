@@ -14,8 +14,6 @@ from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
 
-__all__ = ["ProgressDisplay", "show_summary"]
-
 
 class ProgressDisplay(ProgressCallback):
     """Prints a line per step, and on a terminal shows a progress bar of the current rollouts."""

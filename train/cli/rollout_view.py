@@ -13,8 +13,6 @@ from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["show_rollouts"]
-
 _SHOWN_IDS = 8
 
 

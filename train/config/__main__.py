@@ -8,12 +8,10 @@ from typing import Any, get_args
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.settings import Settings
 from groundwire.train.config.overrides import TABLES
-from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.resolve import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_presets import VERL_PRESETS
-
-__all__ = ["tables"]
 
 _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number"}
 

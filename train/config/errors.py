@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["ConfigError"]
-
 
 class ConfigError(UserError):
     """A setting is unknown or out of range; the message names it, its value and the values it may have."""

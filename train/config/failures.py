@@ -9,8 +9,6 @@ from typing import Any
 from groundwire.tools.files import shorten_repr
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["FAILURE_TYPES", "POLICY_FAILURES", "failure_changes", "failure_scores"]
-
 POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long", "unreadable_answer")
 """What the policy caused. By default these score as the worst answer, in training and in validation."""
 FAILURE_TYPES = (

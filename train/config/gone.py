@@ -7,8 +7,6 @@ from typing import Any
 
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["OF_RUN", "OF_SFT", "SQL_AGENT_OPTIONS", "check_stored", "present", "sentences"]
-
 SQL_AGENT_OPTIONS = {
     "max_turns": "max_turns",
     "check_last": "check_last",

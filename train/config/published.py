@@ -7,8 +7,6 @@ from typing import Any
 
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["RECIPE", "differences"]
-
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"

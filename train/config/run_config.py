@@ -10,21 +10,48 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from groundwire.rewards import JudgeSettings
+from groundwire.tools.files import read_json, shorten_repr
 from groundwire.tools.http.access_token import is_loopback
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
+from groundwire.tools.text import valid_texts
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
 from groundwire.train.config.gone import OF_RUN, sentences
-from groundwire.train.config.prompts import read_prompts
 
-__all__ = ["SQL_AGENTS", "TRACKERS", "AgentSettings", "RunConfig"]
+_MAX_CHARS = 200_000
+
+
+def read_prompts(value: Any) -> Any:
+    """The prompts by their names: ``value``, or the JSON object in the file of this name.
+
+    Raises :class:`ConfigError`, which names the file and the prompt.
+    """
+    if not isinstance(value, str | Path):
+        return valid_texts(value)
+    try:
+        prompts = read_json(Path(value))
+    except OSError as error:
+        raise ConfigError(f"prompts: {value} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"prompts: {value} is not valid JSON: {error}") from error
+    if not isinstance(prompts, Mapping) or not prompts:
+        raise ConfigError(f'prompts: {value} must hold texts by their names, e.g. {{"system": "..."}}')
+    for name, text in prompts.items():
+        if not isinstance(text, str) or len(text) > _MAX_CHARS:
+            raise ConfigError(
+                f"prompts: {value}: {name[:60]} is {shorten_repr(text)}; it must be a text of at most {_MAX_CHARS:,} "
+                "characters"
+            )
+    return dict(prompts)
+
 
 _HOST_PORT = re.compile(r"([^:]+|\[.*\]):(\d+)")  # not an IPv6 address without brackets
 _Tracker = Literal["tensorboard", "wandb", "swanlab"]

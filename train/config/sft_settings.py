@@ -12,8 +12,6 @@ from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.gone import OF_SFT, sentences
 
-__all__ = ["FORMATS", "SFTSettings"]
-
 FORMATS = ("langgraph", "openai-agents")
 """The agents whose prompts are trained on: text prompts, and tool calls."""
 

@@ -23,8 +23,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_atten
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-__all__ = ["TREE", "VARLEN", "tree_block_mask"]
-
 VARLEN = "groundwire_varlen"
 TREE = "groundwire_tree"
 _BLOCK = 128

@@ -24,8 +24,6 @@ from groundwire.train.policy.decoding.decoder import Decoder, sample_tokens
 from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
-__all__ = ["Batch", "PrefixCache", "Request"]
-
 BLOCK = 16
 """Prefixes of a prompt can be reused at multiples of this number of tokens."""
 

@@ -26,8 +26,6 @@ from cachetools import LRUCache
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import to_lark
 
-__all__ = ["Constraint", "Constraints"]
-
 _GLUE = b"\x1f"
 _REMOVES_GLUE = json.dumps({"Regex": "\x1f ?"})
 _LETTERS = string.ascii_letters.encode()

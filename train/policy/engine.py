@@ -25,8 +25,6 @@ from groundwire.train.policy.errors import ContextLengthError, EngineClosedError
 from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
-__all__ = ["LocalEngine"]
-
 SWITCH_INTERVAL_S = 2e-4
 """The interpreter's switch interval while an engine is open (Python's default is 5e-3)."""
 MAX_WAIT_S = 0.1

@@ -18,16 +18,6 @@ from __future__ import annotations
 from groundwire.tools.errors import UserError
 from groundwire.train.config.errors import ConfigError
 
-__all__ = [
-    "ChatRequestError",
-    "ContextLengthError",
-    "EngineClosedError",
-    "EngineError",
-    "ModelUnreadableError",
-    "NonFiniteGradientError",
-    "UnsupportedModelError",
-]
-
 
 class ModelUnreadableError(ConfigError):
     """The model or the tokenizer in a folder cannot be loaded; the message says which, and why."""

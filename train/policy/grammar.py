@@ -22,8 +22,6 @@ from typing import Any
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.train.policy.errors import ChatRequestError
 
-__all__ = ["ANY_OBJECT", "calls_and_json", "check_schema", "to_lark"]
-
 ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object."""
 

@@ -24,23 +24,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.policy.pretrained.model_files import check_model_files, save_policy
-
-__all__ = [
-    "InitialState",
-    "bf16_is_faster",
-    "check_device",
-    "count_parameters",
-    "fitting_length",
-    "keep_freed_memory",
-    "load_initial_state",
-    "load_policy",
-    "load_start",
-    "new_policy",
-    "sampling_threads",
-    "save_policy",
-]
-
+from groundwire.train.policy.pretrained.model_files import check_model_files
 
 _LARGE = 20_000_000
 """Parameters of a model with which a CPU spends most of its time in matrix products."""

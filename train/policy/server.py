@@ -47,8 +47,6 @@ from groundwire.train.policy.chat.template import (
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, Engine
 
-__all__ = ["PolicyServer"]
-
 MAX_BODY = 16 << 20
 """Largest request, in bytes."""
 CACHED_PARTS = 1024

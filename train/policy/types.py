@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Completion", "Engine", "OnToken", "Sampling"]
-
 OnToken = Callable[[int, float], None]
 """Called with each sampled token id and its log-probability."""
 

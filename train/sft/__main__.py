@@ -15,8 +15,6 @@ from groundwire.train.cli.options import SettingsCommand, takes_settings
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.sft_settings import SFTSettings
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -38,8 +38,6 @@ from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
 from groundwire.train.sft.trainer import VAL_EVERY, Examples, SFTTrainer, Step, make_steps
 
-__all__ = ["run"]
-
 _MAX_TOKENS = 96
 """Of a first query, for the accuracy."""
 

@@ -29,8 +29,6 @@ from groundwire.train.sft.data.examples import Example
 from groundwire.train.sft.trainer import BETAS, CHECKPOINT_EVERY, MIN_RATE, VAL_EVERY, WARMUP_STEPS, WEIGHT_DECAY
 from groundwire.train.verl.hydra_config import INSTALL, count_gpus, without_flash_attn
 
-__all__ = ["TokenDataset", "check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
-
 _LOG_POLL_S = 1.0
 _TOKENS_PER_GPU = 16384
 """Of one forward pass."""

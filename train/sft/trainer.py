@@ -21,8 +21,6 @@ from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.sft.data.examples import Example
 
-__all__ = ["Examples", "SFTTrainer", "Step", "make_steps"]
-
 Examples = Row[Example]
 """A row of packed examples."""
 

@@ -20,7 +20,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.policy.model import save_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.rollouts import runtime
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.store.rows import from_row

@@ -30,7 +30,7 @@ from groundwire.tools.files import parse_json, read_bytes
 from groundwire.tools.sql import is_sqlite
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.files import read_settings
+from groundwire.train.config.overrides import read_settings
 from groundwire.train.config.resolve import resolve
 from groundwire.train.doctor import examine
 from groundwire.train.local.grpo import GRPO, GRPOConfig, check_state

@@ -17,11 +17,9 @@ from groundwire.train import fit
 from groundwire.train.algorithms.model_size import rl_learning_rate, sft_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.files import read_settings
 from groundwire.train.config.gone import OF_RUN, OF_SFT, check_stored, present
-from groundwire.train.config.overrides import merge_overrides, parse_overrides
-from groundwire.train.config.presets import PRESETS
-from groundwire.train.config.resolve import resolve
+from groundwire.train.config.overrides import merge_overrides, parse_overrides, read_settings
+from groundwire.train.config.resolve import PRESETS, resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_names import SHARED

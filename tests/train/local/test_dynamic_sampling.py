@@ -19,7 +19,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.policy.model import save_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 TASKS = [{"id": f"t{number:02}", "question": f"Question {number}?"} for number in range(20)]
 SMALL = {"steps": 3, "tasks_per_step": 3, "group_size": 2, "max_tokens": 1, "val_tasks": 1, "val_temperature": 1.0}

@@ -16,7 +16,8 @@ from tokenizers.decoders import DecodeStream
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.model import load_policy, new_policy, save_policy
+from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 TEXTS = [
     "How many singers are there?",

@@ -16,7 +16,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import given_settings
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import FAILURE_TYPES, POLICY_FAILURES, failure_scores
-from groundwire.train.config.files import read_settings
+from groundwire.train.config.overrides import read_settings
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.evaluation.metrics import compute_accuracy

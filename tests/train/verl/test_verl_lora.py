@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from groundwire.train.policy.model import load_policy, new_policy, save_policy
+from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.verl.launch import link_newest_model, merge_adapters, peft_problem
 
 RANK, ALPHA = 4, 8

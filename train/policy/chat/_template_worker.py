@@ -12,8 +12,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from groundwire.tools.worker_process import answer_requests, time_limit
 
-__all__ = ["serve"]
-
 _MEMORY_BYTES = 512 << 20
 
 

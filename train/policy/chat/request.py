@@ -30,8 +30,6 @@ from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, check_schema
 from groundwire.train.policy.types import Sampling
 
-__all__ = ["NO_EFFECT", "REFUSED", "ChatRequest", "check_other_fields", "parse_request", "warn_once"]
-
 _log = logging.getLogger(__name__)
 
 NO_EFFECT = frozenset(

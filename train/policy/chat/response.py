@@ -23,8 +23,6 @@ from groundwire.adapters.tracing.calls import to_json
 from groundwire.train.policy.chat.request import ChatRequest
 from groundwire.train.policy.types import Completion
 
-__all__ = ["FORMATS", "ChatResponse", "StreamedChoice", "ToolFormat", "parse_tool_calls", "versions"]
-
 HELD_TOKENS = 4
 """Tokens that a stream holds back: a later token can change the text of the last few."""
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)

@@ -15,16 +15,6 @@ from typing import Any
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 from groundwire.train.policy import STARTER
 
-__all__ = [
-    "TemplateLimitError",
-    "TemplateRefusedError",
-    "check_template",
-    "has_tools",
-    "is_trusted",
-    "render",
-    "smollm2_template",
-]
-
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
 _workers = WorkerPool("groundwire.train.policy.chat._template_worker")

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["add_and_normalize", "attend", "gate", "rotate_and_store"]
-
 
 @triton.jit
 def attend(

@@ -19,8 +19,6 @@ from torch import Tensor
 from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.pretrained.model_settings import SUPPORTED
 
-__all__ = ["SUPPORTED", "Decoder", "check_supported", "sample_tokens"]
-
 
 def _logits(
     ids: Tensor,

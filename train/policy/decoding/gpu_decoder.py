@@ -16,8 +16,6 @@ from torch import Tensor
 from groundwire.train.policy.decoding.decoder import Decoder
 from groundwire.train.policy.decoding.kernels import add_and_normalize, cached_attention, gate, rotate_and_store
 
-__all__ = ["GPUDecoder"]
-
 
 @dataclass
 class _Step:

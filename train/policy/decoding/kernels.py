@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["add_and_normalize", "cached_attention", "gate", "rotate_and_store"]
-
 _GATE_BLOCK = 1024
 """Results that one program of :func:`gate` computes."""
 

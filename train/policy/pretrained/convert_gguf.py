@@ -24,8 +24,6 @@ from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedMode
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.pretrained.model_settings import check_architecture
 
-__all__ = ["convert"]
-
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 """The special tokens of a tokenizer, and the names of their ids in a file."""
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"

@@ -18,8 +18,6 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import check_model_type
 
-__all__ = ["NAMES", "SMOLLM2_INSTALL", "check_hub", "download", "find_model", "is_hub_name", "local_folder"]
-
 NAMES = ("starter", "smollm2")
 """The models that are found by a name of this project."""
 

@@ -18,8 +18,6 @@ from transformers.utils import logging
 
 from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
-__all__ = ["check_model_files", "count_stored_parameters", "save_policy"]
-
 _MAX_GROWTH = 16
 """A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
 

@@ -9,15 +9,6 @@ from groundwire.tools.files import read_bytes, read_json
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import UnsupportedModelError
 
-__all__ = [
-    "SUPPORTED",
-    "check_architecture",
-    "check_model_type",
-    "read_chat_template",
-    "read_context_length",
-    "read_default_template",
-]
-
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that the embedded engine computes; a GGUF file has the same names."""
 

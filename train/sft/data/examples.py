@@ -10,8 +10,6 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools, render
 
-__all__ = ["Example", "Turn", "encode"]
-
 Message = Mapping[str, Any]
 
 

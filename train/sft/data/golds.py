@@ -25,8 +25,6 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example, Message, Turn, encode
 from groundwire.train.sft.data.variants import SchemaVariant, identifiers, make_variant, wrong_query
 
-__all__ = ["GoldTurns", "Question", "answer_turns", "check_golds", "gold_is_sql", "make_questions", "write_turns"]
-
 _TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
 _ANOTHER = 3
 """Wrong queries of each question."""

@@ -30,8 +30,6 @@ from groundwire.train.sft.data.golds import (
 )
 from groundwire.train.sft.data.rollouts import accepted_rollouts, check_tokenizer
 
-__all__ = ["Data", "Groups", "Source", "open_source", "read_chats"]
-
 
 class Groups(Protocol):
     """Groups of examples that belong together: with the same schema, of a chat or of a task."""

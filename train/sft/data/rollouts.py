@@ -22,8 +22,6 @@ from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.sft.data.examples import Example
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
-
 _FROM_RUN = (*("model", "domain", "data_dir", "agent_options", "max_model_len"),)
 _COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls", "answer", "agent_steps")
 _OTHER_AGENTS = "calls of agents that agent_match does not select"

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from groundwire.tools.schema import RESERVED
 
-__all__ = ["SchemaVariant", "identifiers", "make_variant", "wrong_query"]
-
 _TABLE = re.compile(r"CREATE TABLE (\S+|\"[^\"]*\") \( (.*) \)")
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|`[^`]*`|[A-Za-z_]\w*|\s+|.", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
