@@ -1,4 +1,4 @@
-"""Backends run agents: one module per framework, one contract, and a registry of names."""
+"""Backends run agents: one contract, one way for the agents of any framework, and a registry of names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from groundwire.adapters._types import (
     MalformedOutputError,
     PromptTooLongError,
     Question,
-    Stoppable,
     TimeLimitError,
     ToolError,
     TurnLimitError,
+    as_backend,
 )
-from groundwire.adapters.unmodified.backend import FRAMEWORKS, agent_backend
-from groundwire.adapters.unmodified.lit_agent import LitAgentBackend
+from groundwire.adapters.agents.backend import FRAMEWORKS, agent_backend
+from groundwire.adapters.agents.lit_agent import LitAgentBackend
 
 __all__ = [
     "AGENT_HEADER",
@@ -37,11 +37,11 @@ __all__ = [
     "MalformedOutputError",
     "PromptTooLongError",
     "Question",
-    "Stoppable",
     "TimeLimitError",
     "ToolError",
     "TurnLimitError",
     "agent_backend",
+    "as_backend",
     "check",
     "get",
     "names",

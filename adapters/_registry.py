@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from groundwire.adapters._types import Backend
-from groundwire.tools.plugins import Registry
+from groundwire.tools.plugins import Registry, hookimpl
 
 __all__ = ["check", "get", "names"]
 
-_registry: Registry[Callable[..., Backend]] = Registry(
-    "backend", hook="register_backends", builtin="groundwire.adapters._builtin"
-)
+_registry: Registry[Callable[..., Backend]] = Registry("backend", hook="register_backends", builtin=__name__)
 check = _registry.check
 get = _registry.get
 names = _registry.names
+
+
+@hookimpl
+def register_backends(register: Callable[[str, str], None]) -> None:
+    """The project's SQL agents, ``custom`` for any agent object or function, and ``command`` for any program."""
+    register("command", "groundwire.adapters.agents.command:CommandBackend")
+    register("custom", "groundwire.adapters.agents.backend:agent_backend")
+    register("langgraph", "groundwire.adapters.sql_agents.backend:langgraph")
+    register("mcp", "groundwire.adapters.sql_agents.backend:mcp")
+    register("openai-agents", "groundwire.adapters.sql_agents.backend:openai_agents")

@@ -5,9 +5,9 @@ A :class:`Question` has no field for the gold answer, so no agent can see it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import quote
 
 from groundwire.tools.text import valid_texts
@@ -23,10 +23,14 @@ __all__ = [
     "Endpoint",
     "EndpointError",
     "PromptTooLongError",
+    "MalformedOutputError",
     "Question",
-    "Stoppable",
     "TimeLimitError",
     "ToolError",
+    "TurnLimitError",
+    "as_backend",
+    "is_backend",
+    "quoted_name",
 ]
 
 AGENT_HEADER = "x-agent-name"
@@ -162,29 +166,55 @@ class PromptTooLongError(EndpointError):
     kind = "prompt_too_long"
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select; empty if unknown in advance.
+class Backend:
+    """What runs agents: a base class, whose attributes and methods a backend overrides as it needs.
 
-    With the optional attribute ``reads_only = True`` its agents get the task's database itself, else a private copy.
-    The optional method ``default_prompts(form)`` returns the named prompts that a run can replace.
-
-    A run is refused at its start where the model cannot serve the agent: ``calls_tools = True`` says that its requests
-    have tools, ``first_prompt(question, prompts)`` returns the text of its first request with the run's prompts, and
-    ``describe_call(question)`` how the agent is called, or raises ``ValueError`` if it cannot be, or not be judged.
+    :meth:`run` is the least. An object with it, which derives from nothing, is a backend as well (:func:`as_backend`).
     """
 
-    agents: tuple[str, ...]
+    agents: tuple[str, ...] = ()
+    """The names that ``agent_match`` can select; empty if unknown in advance."""
+    reads_only = False
+    """Whether its agents change nothing, and so get the task's database itself, in place of a private copy."""
+    calls_tools = False
+    """Whether its requests have tools. A model that cannot see tools is then refused at the start of a run."""
+    threaded = False
+    """Whether each rollout runs in a thread, which cannot be interrupted."""
+    first_prompt: Callable[[Question, Mapping[str, str]], str] | None = None
+    """If it is known before a rollout: the text of the first request, with the run's prompts. A run is refused at its
+    start if none fits into the model's context.
+    """
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`BackendError`; many calls run at once on one event loop."""
-        ...
-
-
-@runtime_checkable
-class Stoppable(Protocol):
-    """A backend that holds connections or processes and can close them."""
+        raise NotImplementedError(f"the backend {type(self).__name__!r} has no method run(question, endpoint)")
 
     async def stop(self) -> None:
-        """Called once, after the last rollout and on the same event loop."""
-        ...
+        """Close connections and processes: called once, after the last rollout and on the same event loop."""
+
+    def describe_call(self, question: Question) -> str:
+        """How the agent is called. Raises ``ValueError`` if it cannot be, or if its answer cannot be judged."""
+        return ""
+
+    def default_prompts(self, form: str) -> dict[str, str]:
+        """The named prompts that a run can replace, for answers of the form ``sql`` or ``prose``."""
+        return {}
+
+
+_HOOKS = [name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_")]
+
+
+def is_backend(value: Any) -> bool:
+    """Whether ``value`` is a backend, if only by its attributes."""
+    return isinstance(value, Backend) or (hasattr(value, "agents") and hasattr(value, "run"))
+
+
+def as_backend(value: Any) -> Backend:
+    """``value`` as a backend: an object that derives from nothing gets the defaults."""
+    if isinstance(value, Backend):
+        return value
+    backend = Backend()
+    for name in _HOOKS:
+        if hasattr(value, name):
+            setattr(backend, name, getattr(value, name))
+    return backend

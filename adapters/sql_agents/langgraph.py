@@ -1,11 +1,9 @@
 """The LangGraph text-to-SQL agent: it writes a query, executes, checks and rewrites it, and can answer in prose.
 
-The graph is compiled once and contains neither model nor database: both come with each run as LangGraph's runtime
-context. So a rollout is cheap, and the same graph works without training::
+It is an ordinary graph over an ordinary chat model, and runs without training as well::
 
-    graph = build_sql_graph(max_turns=3)
-    context = SQLContext(model=ChatOpenAI(model="gpt-5"), database="concerts.sqlite")
-    state = await graph.ainvoke({"question": "How many singers are there?"}, context=context)
+    graph = build_sql_graph(ChatOpenAI(model="gpt-5"), max_turns=3)
+    state = await graph.ainvoke({"question": "How many singers are there?", "database": "concerts.sqlite"})
     state["sql"]
 
 Node names are agent names: ``agent_match="write"`` trains write_query and rewrite_query but not check_query.
@@ -14,34 +12,40 @@ Node names are agent names: ``agent_match="write"`` trains write_query and rewri
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
-from langgraph.runtime import Runtime
+from langgraph.pregel import Pregel
+from openai import DefaultAioHttpClient
 
-from groundwire.adapters._types import Answer, Endpoint, Question
-from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["LangGraphSQLBackend", "SQLContext", "SQLState", "build_sql_graph"]
+__all__ = ["AGENTS", "PROMPTS", "build_sql_graph", "sql_graph"]
+
+AGENTS = ("write_query", "check_query", "rewrite_query", "answer_question")
+"""The nodes that ask the model."""
+PROMPTS = {form: ("system", "write", "check", "rewrite", *rest) for form, rest in {"sql": (), "prose": ("answer",)}.items()}
+"""The names of the prompts for each form of answers; the first two make the first request."""
 
 
-class SQLState(TypedDict, total=False):
-    """The graph's state: ``question`` is the input, ``sql`` and ``steps`` are the output.
-
-    With ``form`` ``prose`` one more node writes ``answer`` from the last query's rows.
-    """
+class SQLQuestion(TypedDict):
+    """The graph's input."""
 
     question: str
-    form: str
+    database: str
+
+
+class SQLState(SQLQuestion, total=False):
+    """The graph's state."""
+
     sql: str
     result: str
     feedback: str
@@ -50,49 +54,46 @@ class SQLState(TypedDict, total=False):
     steps: Annotated[list[AgentStep], operator.add]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SQLContext:
-    """The model and the database of one run. ``headers`` gives a tracing proxy the name of the calling node."""
+class SQLAnswer(TypedDict, total=False):
+    """The graph's output. With answers in prose one more node writes ``answer`` from the last query's rows."""
 
-    model: BaseChatModel
-    database: str
-    headers: Callable[[str], dict[str, str]] | None = None
-    messages: Messages | None = None
+    sql: str
+    answer: str
+    steps: list[AgentStep]
 
 
 @dataclass(frozen=True)
 class _Nodes:
+    model: BaseChatModel
     toolkit: SQLToolkit
-    own: Messages
+    texts: Mapping[str, str]
 
-    async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "write_query", "write", state["question"])
+    async def write_query(self, state: SQLState) -> dict[str, Any]:
+        step = await self._ask(state, "write_query", "write", state["question"])
         return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
-    async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
+    async def execute_query(self, state: SQLState) -> dict[str, Any]:
         sql = state["sql"]
-        text, ok = await self.toolkit.query_or_error(runtime.context.database, sql)
+        text, ok = await self.toolkit.query(state["database"], sql)
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
-    async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "check_query", "check", *_query(state))
+    async def check_query(self, state: SQLState) -> dict[str, Any]:
+        step = await self._ask(state, "check_query", "check", *_query(state))
         return {"feedback": step["output"], "steps": [step]}
 
-    async def rewrite_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "rewrite_query", "rewrite", *_query(state), state["feedback"])
+    async def rewrite_query(self, state: SQLState) -> dict[str, Any]:
+        step = await self._ask(state, "rewrite_query", "rewrite", *_query(state), state["feedback"])
         sql = fenced_sql(step["output"]) or state["sql"]  # without a block there is no new query
         return {"sql": sql, "turns": state["turns"] + 1, "steps": [step]}
 
-    async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "answer_question", "answer", *_query(state))
+    async def answer_question(self, state: SQLState) -> dict[str, Any]:
+        step = await self._ask(state, "answer_question", "answer", *_query(state))
         return {"answer": step["output"].strip(), "steps": [step]}
 
-    async def _ask(self, context: SQLContext, node: str, prompt: str, *values: str) -> AgentStep:
-        messages = context.messages or self.own
-        message = messages.write(prompt, *values)
-        system = messages.write("system", self.toolkit.schema(context.database))
-        extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
-        reply = await context.model.ainvoke([("system", system), ("user", message)], **extra)
+    async def _ask(self, state: SQLState, node: str, prompt: str, *values: str) -> AgentStep:
+        message = prompts.write(prompt, *values, own=self.texts)
+        system = prompts.write("system", self.toolkit.schema(state["database"]), own=self.texts)
+        reply = await self.model.ainvoke([("system", system), ("user", message)])
         return AgentStep(agent=node, kind="llm", input=message, output=reply.text, ok=True)
 
 
@@ -101,71 +102,71 @@ def _query(state: SQLState) -> tuple[str, str, str]:
 
 
 def build_sql_graph(
-    toolkit: SQLToolkit | None = None, *, max_turns: int = 3, check_last: bool = False, **options: Any
-) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
-    """The compiled agent. ``options`` are those of :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit`.
+    model: BaseChatModel,
+    toolkit: SQLToolkit | None = None,
+    *,
+    max_turns: int = 2,
+    check_last: bool = False,
+    prompt_profile: str = "short",
+    form: str = "sql",
+    texts: Mapping[str, str] | None = None,
+) -> Pregel[Any, Any, Any, Any]:
+    """The compiled agent.
 
     ``max_turns`` counts queries: the first and each rewrite. The last one allowed is executed but not checked, because
-    no check could change the answer any more; ``check_last`` checks it, as the published recipe does. Raises
-    ``ValueError`` if ``max_turns`` is below 1.
+    no check could change the answer any more; ``check_last`` checks it, as the published recipe does. ``form`` is
+    ``sql`` or ``prose``; ``texts`` replace prompts by their names. Raises ``ValueError`` if ``max_turns`` is below 1.
     """
     check_max_turns(max_turns)
-    toolkit = toolkit or SQLToolkit(**options)
-    nodes = _Nodes(toolkit, Messages(toolkit.prompts))
-    graph = StateGraph(SQLState, context_schema=SQLContext)
-    for name in ("write_query", "execute_query", "check_query", "rewrite_query", "answer_question"):
+    nodes = _Nodes(model, toolkit or SQLToolkit(), prompts.texts(prompt_profile, PROMPTS[form], texts))
+    graph = StateGraph(SQLState, input_schema=SQLQuestion, output_schema=SQLAnswer)
+    for name in ("execute_query", *AGENTS):
         graph.add_node(name, getattr(nodes, name))
+    end = "answer_question" if form == "prose" else END
 
-    def end(state: SQLState) -> str:
-        return "answer_question" if state.get("form") == "prose" else END
+    def after_execution(state: SQLState) -> str:
+        return end if state["turns"] >= max_turns and not check_last else "check_query"
+
+    def after_check(state: SQLState) -> str:
+        return end if prompts.is_correct(state["feedback"]) or state["turns"] >= max_turns else "rewrite_query"
 
     graph.add_edge(START, "write_query")
     graph.add_edge("write_query", "execute_query")
-    graph.add_conditional_edges(
-        "execute_query",
-        lambda state: end(state) if state["turns"] >= max_turns and not check_last else "check_query",
-        ["check_query", "answer_question", END],
-    )
-    graph.add_conditional_edges(
-        "check_query",
-        lambda state: (
-            end(state) if prompts.is_correct(state["feedback"]) or state["turns"] >= max_turns else "rewrite_query"
-        ),
-        ["rewrite_query", "answer_question", END],
-    )
+    graph.add_conditional_edges("execute_query", after_execution, ["check_query", "answer_question", END])
+    graph.add_conditional_edges("check_query", after_check, ["rewrite_query", "answer_question", END])
     graph.add_edge("rewrite_query", "execute_query")
-    return graph.compile()
+    return graph.compile().with_config(recursion_limit=4 * max_turns + 4)
 
 
-_PROMPTS = ("system", "write", "check", "rewrite")
-
-
-@dataclass(kw_only=True)
-class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
-    """The backend ``langgraph``."""
-
-    max_turns: int = 2
-    check_last: bool = False
-    request_timeout_s: float = 120.0
-    agents = ("write_query", "check_query", "rewrite_query", "answer_question")
-    prompt_names = {"sql": _PROMPTS, "prose": (*_PROMPTS, "answer")}
-
-    def __post_init__(self) -> None:
-        LangGraphBackend.__init__(
-            self,
-            build_sql_graph(self, max_turns=self.max_turns, check_last=self.check_last),
-            agents=self.agents,
-            make_input=lambda question, *_: SQLState(question=question.text, form=question.form, steps=[]),
-            make_context=self._context,
-            read_answer=_answer,
-            recursion_limit=4 * self.max_turns + 4,
-            request_timeout_s=self.request_timeout_s,
+@asynccontextmanager
+async def sql_graph(
+    *,
+    max_turns: int = 2,
+    check_last: bool = False,
+    prompt_profile: Literal["short", "full"] = "short",
+    table_info_truncate: int = 4000,
+    example_values: int = 0,
+    show_keys: bool = False,
+    execution_truncate: int = 72,
+    form: str = "sql",
+    prompts: Mapping[str, str] | None = None,
+) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    """The agent of ``--backend langgraph``. Its connections are closed at the end."""
+    toolkit = SQLToolkit(
+        table_info_truncate=table_info_truncate,
+        example_values=example_values,
+        show_keys=show_keys,
+        execution_truncate=execution_truncate,
+    )
+    async with DefaultAioHttpClient() as connections:
+        # A call that the client repeats by itself would be a sample without a reward.
+        model = ChatOpenAI(model="gpt-5-mini", http_async_client=connections, max_retries=0, timeout=120)
+        yield build_sql_graph(
+            model,
+            toolkit,
+            max_turns=max_turns,
+            check_last=check_last,
+            prompt_profile=prompt_profile,
+            form=form,
+            texts=prompts,
         )
-
-    def _context(self, question: Question, endpoint: Endpoint, model: BaseChatModel) -> SQLContext:
-        messages = self.messages(endpoint.prompts, question.form)
-        return SQLContext(model=model, database=question.database, headers=endpoint.agent_headers, messages=messages)
-
-
-def _answer(question: Question, state: SQLState) -> Answer:
-    return Answer(text=state["answer" if question.form == "prose" else "sql"], steps=state["steps"])

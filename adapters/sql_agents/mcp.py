@@ -7,7 +7,7 @@ delay all other rollouts. FastMCP's stdio transport is not used either, because 
 needs a child watcher that the event loop policy of uvloop (set by Ray) does not have.
 
 The first question about a folder of databases starts a server for it. If a server dies, the rollouts that were using it
-fail with a :class:`adapters.ToolError`, and the next one starts another.
+fail of their tool, and the next one starts another.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
+from openai import DefaultAioHttpClient
 
-from groundwire.adapters._types import ToolError
-from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
-from groundwire.adapters.sql_agents.toolkit import MAX_ROWS
-from groundwire.tools.sql import DatabaseError, QueryResult, SqlError, render
+from groundwire.adapters.sql_agents.openai_agents import answering
+from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
+from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit
+from groundwire.tools.errors import BrokenResourceError
+from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
 
-__all__ = ["McpSQLBackend"]
+__all__ = ["McpQueries", "mcp_sql_agent"]
 
 _MAX_CHARS = 100_000  # far more than an agent reads: the toolkit cuts the rows
 _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
@@ -44,41 +47,80 @@ app()
 """
 
 
-@dataclass(kw_only=True)
-class McpSQLBackend(OpenAIAgentsSQLBackend):
-    """The backend ``mcp``, with the options of ``openai-agents``."""
+@asynccontextmanager
+async def mcp_sql_agent(
+    *,
+    max_turns: int = 2,
+    prompt_profile: Literal["short", "full"] = "short",
+    table_info_truncate: int = 4000,
+    example_values: int = 0,
+    show_keys: bool = False,
+    execution_truncate: int = 72,
+    form: str = "sql",
+    prompts: Mapping[str, str] | None = None,
+) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
+    """The agent of ``--backend mcp``. Its servers and connections are closed at the end."""
+    toolkit = SQLToolkit(
+        table_info_truncate=table_info_truncate,
+        example_values=example_values,
+        show_keys=show_keys,
+        execution_truncate=execution_truncate,
+    )
+    queries = McpQueries(toolkit)
+    async with DefaultAioHttpClient() as connections:
+        try:
+            yield answering(
+                toolkit,
+                connections,
+                max_turns=max_turns,
+                prompt_profile=prompt_profile,
+                form=form,
+                given=prompts,
+                query=queries.query,
+            )
+        finally:
+            await queries.stop()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+
+class McpQueries:
+    """Runs queries on MCP servers, and shows the rows as ``toolkit`` does."""
+
+    def __init__(self, toolkit: SQLToolkit) -> None:
+        self._toolkit = toolkit
         self._servers: dict[Path, asyncio.Task[_Server]] = {}
 
-    async def stop(self) -> None:
-        """End the servers and close the connections."""
-        while self._servers:
-            _, starting = self._servers.popitem()
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await starting.result().stop()
-        await super().stop()
+    async def query(self, database: str, sql: str) -> tuple[str, bool]:
+        """As the toolkit's own, on the database's server, which is started if needed.
 
-    async def query(self, database: str, sql: str) -> str:
-        """Run a query on the database's server, which is started if needed. Raises a
-        :class:`groundwire.tools.sql.QueryError`, or :class:`adapters.ToolError` if the server failed.
+        Raises :class:`groundwire.tools.errors.BrokenResourceError` if the server failed.
         """
         served = _served_path(Path(database))
         if served not in self._servers:
-            self._servers[served] = asyncio.create_task(_Server.start(served, query_timeout_s=self.query_timeout_s))
+            start = _Server.start(served, query_timeout_s=self._toolkit.query_timeout_s)
+            self._servers[served] = Context().run(asyncio.create_task, start)  # it is of no single rollout
         starting = self._servers[served]
         try:
             server = await asyncio.shield(starting)  # one rollout may be cancelled while others wait
             result = await server.query(Path(database), sql)
-        except ToolError:
+        except DatabaseError:
+            raise
+        except BrokenResourceError:
             if self._servers.get(served) is starting:
                 del self._servers[served]
                 if starting.exception() is None:
                     await starting.result().stop()
             raise
-        return render(result, max_chars=self.execution_truncate)
+        except QueryError as error:
+            return self._toolkit.error(error), False
+        return render(result, max_chars=self._toolkit.execution_truncate), True
+
+    async def stop(self) -> None:
+        """End the servers."""
+        while self._servers:
+            _, starting = self._servers.popitem()
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await starting.result().stop()
 
 
 def _served_path(database: Path) -> Path:
@@ -99,7 +141,10 @@ class _Server:
 
     @classmethod
     async def start(cls, served: Path, *, query_timeout_s: float) -> _Server:
-        """Start the process and connect. Raises :class:`adapters.ToolError` with the server's message."""
+        """Start the process and connect.
+
+        Raises :class:`groundwire.tools.errors.BrokenResourceError` with the server's message.
+        """
         options = {
             "--database": served,
             "--transport": "http",
@@ -129,25 +174,24 @@ class _Server:
         assert self._process.stderr is not None
         line = await asyncio.wait_for(asyncio.to_thread(self._process.stderr.readline), _START_S)
         if not line.startswith("serving "):
-            raise ToolError(f"the MCP server for {self._served} did not start: {line.strip() or 'no error message'}")
+            message = line.strip() or "no error message"
+            raise BrokenResourceError(f"the MCP server for {self._served} did not start: {message}")
         threading.Thread(target=self._stderr.extend, args=[self._process.stderr], daemon=True).start()
         transport = StreamableHttpTransport(line.split()[-1], httpx_client_factory=_local_client)
         self._client = Client(transport)
         await self._client.__aenter__()
 
     async def query(self, database: Path, sql: str) -> QueryResult:
-        """Run a query. Raises :class:`groundwire.tools.sql.QueryError` as if it were run here, or
-        :class:`adapters.ToolError`.
-        """
+        """Run a query. Raises what it would raise here, or :class:`groundwire.tools.errors.BrokenResourceError`."""
         arguments = {"sql": sql}
         if database != self._served:
             arguments["database"] = database.relative_to(self._served).as_posix()
         try:
-            result = await self._client.call_tool_mcp(prompts.QUERY_TOOL["name"], arguments, timeout=self._timeout_s)
+            result = await self._client.call_tool_mcp(QUERY_TOOL["name"], arguments, timeout=self._timeout_s)
         except Exception as error:
             code = self._process.poll()
             what = f"did not answer: {error}" if code is None else f"ended with {code}: {' '.join(self._stderr)}"
-            raise ToolError(f"the MCP server for {self._served} {what}") from error
+            raise BrokenResourceError(f"the MCP server for {self._served} {what}") from error
         if result.is_error:
             message = " ".join(getattr(part, "text", "") for part in result.content)
             raise (DatabaseError if (result.meta or {}).get("error") == "database" else SqlError)(message)
@@ -157,11 +201,9 @@ class _Server:
 
     async def stop(self) -> None:
         """Disconnect and end the process."""
-        try:
-            if hasattr(self, "_client"):
+        if hasattr(self, "_client"):
+            with suppress(Exception):  # the server may have ended already
                 await asyncio.wait_for(self._client.close(), _STOP_S)
-        except Exception:  # noqa: S110 - the server may have ended already
-            pass
         self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, _STOP_S)

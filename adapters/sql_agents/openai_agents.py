@@ -1,32 +1,42 @@
 """The OpenAI Agents SDK text-to-SQL agent: one tool that runs queries.
 
-The answer is the last query that ran or, for a question in prose, the final reply.
+The answer is the last query that ran or, for a question in prose, the final reply. If the turns run out it is the last
+query as well.
 """
 
 from __future__ import annotations
 
 import json
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from agents import Agent, FunctionTool, RunContextWrapper
+from agents import (
+    Agent,
+    FunctionTool,
+    MaxTurnsExceeded,
+    OpenAIChatCompletionsModel,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+)
+from agents.models.interface import Model
 from agents.tool_context import ToolContext
+from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from groundwire.adapters._types import Answer, Endpoint, Question
-from groundwire.adapters.openai_agents import OpenAIAgentsBackend
-from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.named_prompts import Messages
+from groundwire.adapters.sql_agents.prompts import QUERY_TOOL, texts, write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["OpenAIAgentsSQLBackend", "SQLRun", "build_sql_agent"]
+__all__ = ["AGENTS", "PROMPTS", "SQLRun", "answering", "build_sql_agent", "sql_agent"]
 
-_AGENT = "sql_agent"
-_messages: ContextVar[Messages | None] = ContextVar("messages", default=None)
-"""The messages of the rollout that is running: the SDK hands neither an endpoint nor a question to the instructions."""
+AGENTS = ("sql_agent",)
+PROMPTS = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
+"""The names of the prompts for each form of answers; they make the first request."""
 _NOT_A_QUERY = 'Error: the arguments are not {"sql": "..."}'
+Query = Callable[[str, str], Awaitable[tuple[str, bool]]]
 
 
 @dataclass(kw_only=True)
@@ -34,39 +44,40 @@ class SQLRun:
     """The context of one run."""
 
     database: str
-    form: str
-    steps: list[AgentStep]
+    steps: list[AgentStep] = field(default_factory=list)
 
     def last_query(self) -> str:
         """The last query that ran without an error; empty if none did."""
-        return next((step["input"] for step in reversed(self.steps) if step["kind"] == "tool" and step["ok"]), "")
+        return next((step["input"] for step in reversed(self.steps) if step["ok"]), "")
 
 
-def build_sql_agent(toolkit: SQLToolkit) -> Agent[SQLRun]:
-    """The agent: it reads the schema, runs queries with its tool, and answers with the last one or in prose."""
+def build_sql_agent(
+    model: Model | str, toolkit: SQLToolkit, system: Callable[[str], str], query: Query | None = None
+) -> Agent[SQLRun]:
+    """The agent: it reads the schema, runs queries with its tool, and answers with the last one or in prose.
+
+    ``system`` makes the instructions from the schema. ``query`` runs a query in place of the toolkit's.
+    """
+    run_query = query or toolkit.query
 
     def instructions(context: RunContextWrapper[SQLRun], agent: Agent[SQLRun]) -> str:
-        schema = toolkit.schema(context.context.database)
-        messages = _messages.get() or Messages(toolkit.prompts)
-        return messages.write("prose_system" if context.context.form == "prose" else "tool_system", schema)
+        return system(toolkit.schema(context.context.database))
 
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
         run, sql = context.context, _sql_argument(arguments)
-        text, ok = (_NOT_A_QUERY, False) if sql is None else await toolkit.query_or_error(run.database, sql)
-        name = context.agent.name if context.agent else _AGENT
-        run.steps.append(
-            AgentStep(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok)
-        )
+        text, ok = (_NOT_A_QUERY, False) if sql is None else await run_query(run.database, sql)
+        shown = arguments if sql is None else sql
+        run.steps.append(AgentStep(agent=AGENTS[0], kind="tool", input=shown, output=text, ok=ok))
         return text
 
     tool = FunctionTool(
-        name=prompts.QUERY_TOOL["name"],
-        description=prompts.QUERY_TOOL["description"],
-        params_json_schema=prompts.QUERY_TOOL["parameters"],
-        strict_json_schema=prompts.QUERY_TOOL["strict"],
+        name=QUERY_TOOL["name"],
+        description=QUERY_TOOL["description"],
+        params_json_schema=QUERY_TOOL["parameters"],
+        strict_json_schema=QUERY_TOOL["strict"],
         on_invoke_tool=invoke,
     )
-    return Agent(name=_AGENT, instructions=instructions, tools=[tool])
+    return Agent(name=AGENTS[0], instructions=instructions, tools=[tool], model=model)
 
 
 def _sql_argument(arguments: str) -> str | None:
@@ -78,55 +89,62 @@ def _sql_argument(arguments: str) -> str | None:
     return sql if isinstance(sql, str) else None
 
 
-@dataclass(kw_only=True)
-class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
-    """The backend ``openai-agents``.
-
-    ``max_turns`` counts the turns with queries; one more call of the model is for the answer. A subclass with other
-    agents around the SQL agent lists their names and returns the first of them from :meth:`build`.
+def answering(
+    toolkit: SQLToolkit,
+    connections: Any,
+    *,
+    max_turns: int,
+    prompt_profile: str,
+    form: str,
+    given: Mapping[str, str] | None,
+    query: Query | None = None,
+) -> Callable[[str, str], Awaitable[dict[str, Any]]]:
+    """The function that runs the agent on a question. ``max_turns`` counts the turns with queries; one more call of the
+    model is for the answer. Raises ``ValueError``.
     """
+    check_max_turns(max_turns)
+    own, (system, user) = texts(prompt_profile, PROMPTS[form], given), PROMPTS[form]
+    # A call that the client repeats by itself would be a sample without a reward.
+    client = AsyncOpenAI(http_client=connections, max_retries=0, timeout=120)
+    model = OpenAIChatCompletionsModel("gpt-5-mini", client)
+    agent = build_sql_agent(model, toolkit, lambda schema: write(system, schema, own=own), query)
+    config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
 
-    max_turns: int = 2
-    request_timeout_s: float = 120.0
-    stream: bool = False
-    calls_tools = True
-    agents = (_AGENT,)
-    prompt_names = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
+    async def answer(question: str, database: str) -> dict[str, Any]:
+        run, message = SQLRun(database=database), write(user, question, own=own)
+        try:
+            result = await Runner.run(agent, message, context=run, max_turns=max_turns + 1, run_config=config)
+            output = str(result.final_output)
+        except MaxTurnsExceeded:
+            output = ""
+        if form == "prose":
+            return {"answer": output.strip(), "steps": run.steps}
+        sql = fenced_sql(output)
+        return {"sql": run.last_query() if sql is None else sql, "steps": run.steps}
 
-    def __post_init__(self) -> None:
-        check_max_turns(self.max_turns)
-        OpenAIAgentsBackend.__init__(
-            self,
-            self.build(),
-            agents=self.agents,
-            make_input=self._input,
-            make_context=_context,
-            read_answer=_answer,
-            max_turns=self.max_turns + 1,
-            request_timeout_s=self.request_timeout_s,
-            stream=self.stream,
+    return answer
+
+
+@asynccontextmanager
+async def sql_agent(
+    *,
+    max_turns: int = 2,
+    prompt_profile: Literal["short", "full"] = "short",
+    table_info_truncate: int = 4000,
+    example_values: int = 0,
+    show_keys: bool = False,
+    execution_truncate: int = 72,
+    form: str = "sql",
+    prompts: Mapping[str, str] | None = None,
+) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
+    """The agent of ``--backend openai-agents``. Its connections are closed at the end."""
+    toolkit = SQLToolkit(
+        table_info_truncate=table_info_truncate,
+        example_values=example_values,
+        show_keys=show_keys,
+        execution_truncate=execution_truncate,
+    )
+    async with DefaultAioHttpClient() as connections:
+        yield answering(
+            toolkit, connections, max_turns=max_turns, prompt_profile=prompt_profile, form=form, given=prompts
         )
-
-    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question. Raises a :class:`adapters.BackendError`."""
-        _messages.set(self.messages(endpoint.prompts, question.form))  # each rollout is a task of its own
-        return await super().run(question, endpoint)
-
-    def _input(self, question: Question) -> str:
-        messages = _messages.get() or Messages(self.prompts)
-        return messages.write("ask" if question.form == "prose" else "write", question.text)
-
-    def build(self) -> Agent[Any]:
-        """The agent that a run starts with."""
-        return build_sql_agent(self)
-
-
-def _context(question: Question, steps: list[AgentStep]) -> SQLRun:
-    return SQLRun(database=question.database, form=question.form, steps=steps)
-
-
-def _answer(question: Question, run: SQLRun, output: str) -> str:
-    if question.form == "prose":
-        return output.strip()
-    sql = fenced_sql(output)
-    return run.last_query() if sql is None else sql

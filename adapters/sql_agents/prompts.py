@@ -1,6 +1,4 @@
-"""The short prompts of the SQL agents, for the starter's backends and pretraining.
-
-:mod:`groundwire.adapters.sql_agents.full_prompts` has those for larger models.
+"""The messages of the SQL agents: texts with ``{fields}``, which a run can replace by their names.
 
 The system message has everything that is the same in all turns of a rollout, so one cached prefix serves every turn:
 with several rollouts per question and several turns per rollout, most prompt tokens are computed once.
@@ -9,26 +7,29 @@ with several rollouts per question and several turns per rollout, most prompt to
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from groundwire.tools.errors import UserError
 from groundwire.tools.sql.syntax import fenced_sql
 
 __all__ = [
     "CORRECT",
     "DONE",
+    "FIELDS",
+    "FULL",
     "INCORRECT",
+    "MISTAKES",
+    "PROFILES",
     "QUERY_TOOL",
-    "answer_message",
-    "ask_message",
-    "check_message",
+    "SHORT",
+    "UnknownPromptError",
     "extract_sql",
     "fence",
+    "fill",
     "is_correct",
-    "prose_system_message",
-    "rewrite_message",
-    "system_message",
-    "tool_system_message",
-    "write_message",
+    "texts",
+    "write",
 ]
 
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
@@ -42,67 +43,133 @@ QUERY_TOOL: dict[str, Any] = {
 }
 """The tool of a tool-calling agent, as in a request. It is in every prompt, so it is short."""
 
+_QUERY = ("question", "sql", "result")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "system": ("table_info",),
+    "write": ("question",),
+    "check": _QUERY,
+    "rewrite": (*_QUERY, "feedback"),
+    "answer": _QUERY,
+    "tool_system": ("table_info",),
+    "prose_system": ("table_info",),
+    "ask": ("question",),
+}
+"""The names of the prompts, and the fields of each: of the agent that writes queries in text, then of the one that runs
+them with :data:`QUERY_TOOL`. A tool's reply is the rendered rows or ``Error: ...``.
+"""
+_TITLES = {"table_info": "Tables", "question": "Question", "sql": "Query", "result": "Result", "feedback": "Check"}
+
+_FENCED = "```sql\n{sql}\n```"
+_TOOL_SYSTEM = "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer"
+_PROSE_SYSTEM = (
+    f"{_TOOL_SYSTEM} the question, then answer it in whole sentences, in its own language, with nothing that the rows do "
+    "not say. Use only these tables:\n{table_info}"
+)
+_ANSWER = (
+    f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\n"
+    "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
+)
+
+SHORT: dict[str, str] = {
+    "system": (
+        "You answer questions about a SQLite database. Write one query in a ```sql block; "
+        "use only these tables:\n{table_info}"
+    ),
+    "write": "Question: {question}\nWrite the query.",
+    "check": f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\nIs the query {CORRECT} or {INCORRECT}?",
+    "rewrite": (
+        f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\nCheck: {{feedback}}\nWrite a better query."
+    ),
+    "answer": _ANSWER,
+    "tool_system": (
+        f"{_TOOL_SYSTEM} the question, then reply {DONE}: the last query is the answer. "
+        "Use only these tables:\n{table_info}"
+    ),
+    "prose_system": _PROSE_SYSTEM,
+    "ask": "Question: {question}",
+}
+"""The short prompts of the starter and of pretraining."""
+
+MISTAKES = (
+    "NOT IN with a list or subquery that can contain NULL",
+    "UNION where equal rows must be kept (UNION ALL), or UNION ALL where they must not",
+    "BETWEEN, whose two bounds are included, for a range that excludes one of them",
+    "a comparison of values of different types, such as a number and a text",
+    "names and texts in the wrong quotes: identifiers take double quotes, texts single ones",
+    "a function with a wrong number of arguments",
+    "a missing cast, or a cast to the wrong type, also in a division of whole numbers",
+    "a join over columns that do not belong together, or a join that repeats rows",
+    "columns that the question does not ask for, or a missing DISTINCT, GROUP BY, ORDER BY or LIMIT",
+    "an error message in place of a result",
+    "an implausible result: no rows, only NULL, or values that cannot answer the question",
+)
+"""The mistakes that a check looks for."""
+_LIST = "\n".join(f"- {mistake}" for mistake in MISTAKES)
+_EXPERT = "You are an expert in SQL and answer questions about a database. Its dialect is SQLite."
+_EXACTLY = "Select exactly what the question asks for, in its order, and nothing else. Never change the data."
+
+FULL: dict[str, str] = {
+    "system": (
+        f"{_EXPERT} Use only the tables and columns below, each column of the table that has it. {_EXACTLY}"
+        "\n\nThe tables:\n{table_info}"
+    ),
+    "write": "Question: {question}\n\nWrite one SQLite query that answers it, in a ```sql block.",
+    "check": (
+        f"Question: {{question}}\n\nSQLite query:\n{_FENCED}\n\nResult:\n{{result}}\n\n"
+        "Does the query answer the question? Look for these common mistakes:\n"
+        f"{_LIST}\n\nName each mistake in one sentence. Do not write a corrected query. State your verdict in the last "
+        f"line: VERDICT: {CORRECT}, or VERDICT: {INCORRECT}."
+    ),
+    "rewrite": (
+        f"Question: {{question}}\n\nSQLite query:\n{_FENCED}\n\nResult:\n{{result}}\n\nCheck:\n{{feedback}}\n\n"
+        "Write a better SQLite query, without the mistakes that the check names, in a ```sql block."
+    ),
+    "answer": _ANSWER,
+    "tool_system": (
+        f"{_EXPERT} Run queries with query_database_by_sql until the rows answer the question. {_EXACTLY} Before you "
+        f"finish, check the last query for these mistakes:\n{_LIST}\nThen reply {DONE}: the last query is the answer."
+        "\n\nThe tables:\n{table_info}"
+    ),
+    "prose_system": _PROSE_SYSTEM,
+    "ask": "Question: {question}",
+}
+"""The prompts for language models that read instructions, with rules and common mistakes."""
+PROFILES = {"short": SHORT, "full": FULL}
+
 _VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
 
 
-def system_message(table_info: str) -> str:
-    """The system message of every turn."""
-    return (
-        "You answer questions about a SQLite database. Write one query in a ```sql block; "
-        "use only these tables:\n" + table_info
-    )
+class UnknownPromptError(UserError, ValueError):
+    """A prompt has a name that the agent does not have."""
 
 
-def tool_system_message(table_info: str) -> str:
-    """The system message of an agent that runs its queries with :data:`QUERY_TOOL`.
+def texts(profile: str, names: tuple[str, ...], given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The texts ``names`` of a profile, with those of ``given`` in their place.
 
-    The user's message is :func:`write_message`; a tool's reply is the rendered rows or ``Error: ...``. The answer is
-    the last query that ran, so it need not be repeated, or the fenced block of the final reply if there is one.
+    Raises ``ValueError`` for no profile, and :class:`UnknownPromptError` for a given one that is none of ``names``.
     """
-    return (
-        "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
-        f"the question, then reply {DONE}: the last query is the answer. Use only these tables:\n" + table_info
-    )
+    if profile not in PROFILES:
+        raise ValueError(f"prompt_profile is {profile!r}; it is one of {', '.join(PROFILES)}")
+    if unknown := sorted((given or {}).keys() - set(names)):
+        raise UnknownPromptError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(names)}")
+    return {name: (given or {}).get(name, PROFILES[profile][name]) for name in names}
 
 
-def prose_system_message(table_info: str) -> str:
-    """The system message of an agent that reads the database with :data:`QUERY_TOOL` and answers in prose.
+def write(name: str, *values: str, own: Mapping[str, str] = SHORT) -> str:
+    """The message ``name`` of the texts ``own`` with the values of its :data:`FIELDS`, in their order."""
+    return fill(own[name], dict(zip(FIELDS[name], values, strict=True)))
 
-    The user's message is :func:`ask_message`; the final reply is the answer.
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """``template`` with the values in place of their fields; a value without a field in the text stands at its end.
+
+    So an agent has its data with any text, also one that a model wrote. Other braces stay as they are.
     """
-    return (
-        "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
-        "the question, then answer it in whole sentences, in its own language, with nothing that the rows do not say. "
-        "Use only these tables:\n" + table_info
-    )
-
-
-def ask_message(question: str) -> str:
-    """The question to an agent that answers in prose."""
-    return f"Question: {question}"
-
-
-def write_message(question: str) -> str:
-    """Ask for the first query."""
-    return f"Question: {question}\nWrite the query."
-
-
-def check_message(question: str, sql: str, result: str) -> str:
-    """Ask whether an executed query answers the question."""
-    return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nIs the query {CORRECT} or {INCORRECT}?"
-
-
-def rewrite_message(question: str, sql: str, result: str, feedback: str) -> str:
-    """Ask for another query, with the result of the check."""
-    return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nCheck: {feedback}\nWrite a better query."
-
-
-def answer_message(question: str, sql: str, result: str) -> str:
-    """Ask for the answer in prose, after the last query."""
-    return (
-        f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\n"
-        "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
-    )
+    # In one pass, because a value may itself contain a field.
+    fields = "|".join(re.escape(f"{{{name}}}") for name in values)
+    filled = re.sub(fields, lambda field: values[field.group()[1:-1]], template)
+    missing = [f"{_TITLES[name]}: {value}" for name, value in values.items() if f"{{{name}}}" not in template]
+    return "\n".join([filled, *missing])
 
 
 def fence(sql: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from groundwire.adapters._types import AgentSetupError
 from groundwire.tools.types import AgentResult, AgentStep, AnswerKind, Candidate
 
-__all__ = ["ASK", "check_done", "field_names", "judged_answer", "lacks_answer"]
+__all__ = ["ASK", "check_done", "field_names", "judged_answer", "lacks_answer", "own_steps"]
 
 ASK = "name a function that returns the answer from the result: --agent-output module:name"
 _FINAL = ("final_output", "structured_response", "output_text")
@@ -46,6 +46,13 @@ def judged_answer(result: Any, answers: AnswerKind, steps: Sequence[AgentStep], 
     names = _names(result)
     what = f"the fields {', '.join(names)}" if names else f"a {type(result).__name__}"
     raise AgentSetupError(f"the agent returned {what}, and which of it is the answer is not known: {ASK}")
+
+
+def own_steps(result: Any) -> list[AgentStep]:
+    """The steps that an agent returns itself, as a field ``steps`` of its result; empty if it has none like these."""
+    steps = _read(result, "steps")
+    known = AgentStep.__annotations__.keys()
+    return [*steps] if isinstance(steps, list) and all(isinstance(each, Mapping) and each.keys() >= known for each in steps) else []
 
 
 def lacks_answer(kind: Any, answers: AnswerKind) -> list[str]:

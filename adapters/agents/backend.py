@@ -1,7 +1,7 @@
 """Any agent object as a backend: a LangGraph graph, an agent of the OpenAI Agents SDK, or a function.
 
 The object runs as it is: its own models, clients, prompts, tools, turn limits and output types. It gets the task by
-its fields or parameters, and never a gold answer. :mod:`groundwire.adapters.unmodified.redirection` redirects its LLM
+its fields or parameters, and never a gold answer. :mod:`groundwire.adapters.agents.redirection` redirects its LLM
 calls.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters._failures import agent_failure, failure_at, known_failure, refused_call
 from groundwire.adapters._types import (
     AgentSetupError,
     Answer,
@@ -24,17 +23,20 @@ from groundwire.adapters._types import (
     Endpoint,
     EndpointError,
     Question,
+    as_backend,
+    is_backend,
 )
-from groundwire.adapters.unmodified.answers import ASK, check_done, judged_answer, lacks_answer
-from groundwire.adapters.unmodified.drivers import AgentTask, Driver, agent_task, driver_of, framework_of
-from groundwire.adapters.unmodified.functions import AgentInTheMaking, make_agent, takes_a_task
-from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
+from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
+from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, takes_a_task
+from groundwire.adapters.agents.failures import agent_failure, failure_at, known_failure, refused_call
+from groundwire.adapters.agents.lit_agent import LitAgentBackend, is_lit_agent
+from groundwire.adapters.agents.making import Maker, maker_of
 from groundwire.tools.loading import load_object
 
 if TYPE_CHECKING:
-    from groundwire.adapters.unmodified.redirection import AttemptCalls
+    from groundwire.adapters.agents.redirection import AttemptCalls
 
-__all__ = ["FRAMEWORKS", "UnmodifiedAgent", "agent_backend"]
+__all__ = ["FRAMEWORKS", "AgentBackend", "agent_backend"]
 
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
@@ -70,27 +72,31 @@ def agent_backend(
     ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else _name(agent)
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    found = (
-        load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
-        if isinstance(agent, str)
-        else agent
-    )
+    _set_environment()
+    if isinstance(agent, str):
+        agent = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
     given = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
     given = {setting: value for setting, value in given.items() if value is not None}
-    if is_lit_agent(found):
+    if is_lit_agent(agent):
         _reject([*given, *options], f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
-        return LitAgentBackend(found)
-    made = make_agent(found, name, options)
-    if isinstance(made, Backend):
-        return made
+        return LitAgentBackend(agent)
+    if is_backend(agent):
+        return as_backend(agent)
+    maker = maker_of(agent, name, options, lambda made: driver_of(made, name))
+    made = agent if maker is None else maker.first()
+    if is_backend(made):
+        return as_backend(made)
     kind = framework_of(made)
-    if kind is None and made is not found and not isinstance(made, AgentInTheMaking):
+    if maker is not None and made is not None and kind is None:
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return UnmodifiedAgent(made, name=name if made is found else f"{name}()", options=given)
+    return AgentBackend(made, name=name if maker is None else f"{name}()", settings=given, maker=maker)
+
+
+def _set_environment() -> None:
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
 
 
 def _name(agent: Any) -> str:
@@ -103,28 +109,36 @@ def _reject(options: Collection[str], reason: str) -> None:
         raise ValueError(f"{reason}: leave out {' and '.join(options)}")
 
 
-class UnmodifiedAgent:
-    """Runs ``agent`` once for each question; see :func:`agent_backend`."""
+class AgentBackend(Backend):
+    """Runs ``agent``, or the agents of ``maker``, once for each question; see :func:`agent_backend`.
 
-    def __init__(self, agent: Any, *, name: str, options: Mapping[str, Any]) -> None:
-        self._agent, self._name = agent, name
-        self._driver = None if isinstance(agent, AgentInTheMaking) else driver_of(agent, name)
+    ``settings`` are ``agent_input``, ``agent_output`` and ``train_model``, those that are given.
+    """
+
+    def __init__(self, agent: Any, *, name: str, settings: Mapping[str, Any], maker: Maker | None = None) -> None:
+        _set_environment()
+        self._name, self._maker = name, maker
+        self._driver = None if agent is None else driver_of(agent, name)
+        """None if the agent is made in the first rollout."""
         own_calls = self._driver is not None and self._driver.own_calls
         if own_calls:
-            _reject(options, f"agent {name!r} is a function with an endpoint, which makes its own calls")
+            _reject(settings, f"agent {name!r} is a function with an endpoint, which makes its own calls")
         self._make_input, self._read_output = (
-            load_object(options[option], option=option) if isinstance(options.get(option), str) else options.get(option)
+            load_object(settings[option], option=option)
+            if isinstance(settings.get(option), str)
+            else settings.get(option)
             for option in ("agent_input", "agent_output")
         )
-        self._train_model = re.compile(options["train_model"]) if "train_model" in options else None
-        self.agents: tuple[str, ...] = tuple(getattr(agent, "agents", ())) if own_calls else ()
-        self._prompts: dict[str, str] = dict(getattr(agent, "prompts", {})) if own_calls else {}
+        self._train_model = re.compile(settings["train_model"]) if "train_model" in settings else None
+        self.agents = tuple(getattr(agent, "agents", ())) if own_calls else ()
+        self._prompts = dict(getattr(agent, "prompts", {})) if own_calls else maker.default_prompts if maker else {}
         self.threaded = self._driver is not None and self._driver.threaded
-        """Whether each rollout runs in a thread, which cannot be interrupted."""
         self.calls_tools = self._train_model is None and _has_tools(agent)
 
     def default_prompts(self, form: str) -> dict[str, str]:
-        """The attribute ``prompts`` of a function with an endpoint, which reads ``endpoint.prompts``."""
+        """The default of the parameter ``prompts`` of a function that makes the agent, or the attribute ``prompts`` of
+        a function with an endpoint, which reads ``endpoint.prompts``.
+        """
         return dict(self._prompts)
 
     def describe_call(self, question: Question) -> str:
@@ -146,39 +160,42 @@ class UnmodifiedAgent:
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
-        from groundwire.adapters.unmodified.redirection import AttemptCalls, redirected
+        from groundwire.adapters.agents.redirection import AttemptCalls, redirected
 
-        driver = self._driver or await self._made()
         calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model)
         task, called = agent_task(question), ""
-        with nullcontext() if driver.own_calls else redirected(calls):
-            try:
-                source = task if self._make_input is None else self._make_input(task)
-                given = self._arguments(driver, source, question, endpoint)
-                called = driver.show(given)
-                known = _copy(given if isinstance(given, Mapping) else source)  # before the agent changes it
-                result = await driver.run(given, task)
-                answer = self._answer(result, known, question, calls)
-            except Exception as error:
-                failure = failure_at(error, endpoint) if driver.own_calls else _typed(error, calls)
-                failure.steps = failure.steps or calls.conversation.steps()
-                failure.input = called
-                raise failure from (None if failure is error else error)
+        async with AsyncExitStack() as made:
+            driver = await self._made(made, question, endpoint)
+            with nullcontext() if driver.own_calls else redirected(calls):
+                try:
+                    source = task if self._make_input is None else self._make_input(task)
+                    given = self._arguments(driver, source, question, endpoint)
+                    called = driver.show(given)
+                    known = _copy(given if isinstance(given, Mapping) else source)  # before the agent changes it
+                    result = await driver.run(given, task)
+                    answer = self._answer(result, known, question, calls)
+                except Exception as error:
+                    failure = failure_at(error, endpoint) if driver.own_calls else _typed(error, calls)
+                    failure.steps = failure.steps or calls.conversation.steps()
+                    failure.input = called
+                    raise failure from (None if failure is error else error)
         untraced = "" if calls.traced or driver.own_calls else _no_call(self._name, calls)
         return replace(answer, input=called, no_call=untraced)
 
     async def stop(self) -> None:
-        """Leave the context manager that made the agent."""
-        if isinstance(self._agent, AgentInTheMaking):
-            await self._agent.close()
-            self._driver = None
+        """Leave the context managers that made agents."""
+        if self._maker is not None:
+            await self._maker.close()
 
-    async def _made(self) -> Driver:
+    async def _made(self, stack: AsyncExitStack, question: Question, endpoint: Endpoint) -> Driver:
+        if self._maker is None or (self._driver is not None and not endpoint.prompts):
+            assert self._driver is not None
+            return self._driver
         try:
-            self._driver = driver_of(await self._agent.get(), self._name)
+            driver: Driver = await stack.enter_async_context(self._maker.agent(endpoint.prompts, question.form))
         except Exception as error:
             raise AgentSetupError(f"agent {self._name!r} takes no task, so it makes the agent: {error!r}") from error
-        return self._driver
+        return driver
 
     def _arguments(self, driver: Driver, source: Any, question: Question, endpoint: Endpoint) -> Any:
         try:
@@ -190,7 +207,7 @@ class UnmodifiedAgent:
         if isinstance(result, Answer):
             return result
         check_done(result)
-        steps = calls.conversation.steps()
+        steps = own_steps(result) or calls.conversation.steps()
         if self._read_output is None:
             text, name = judged_answer(result, question.answers, steps, known)
             return Answer(text=text, judged_field=name, steps=steps)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_type_hints
 from uuid import uuid4
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
-from groundwire.adapters.unmodified.answers import field_names
-from groundwire.adapters.unmodified.functions import TEXT_NAMES, agent_binder, run_function
-from groundwire.tools.binding import is_async
+from groundwire.adapters.agents.answers import field_names
+from groundwire.tools.binding import Binder, BindingError, Value, is_async
+from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of"]
+__all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of", "takes_a_task"]
+
+TEXT_NAMES = (
+    *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
+    *("problem", "instruction", "user_question", "question_text", "nl_question"),
+)
+_TEXT = Value("text", "the question", "text", ("question",), TEXT_NAMES)
+_QUESTION = Value("question", "the Question", "object", (), annotation="Question")
+_OTHERS = (
+    Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),
+    Value("database", "the database", "text", ("database",), ("db_path", "db", "database_path", "db_file")),
+    Value("messages", "a message with the question", "list", (), ("messages",)),
+    Value("endpoint", "the endpoint", "object", ("endpoint",), annotation="Endpoint"),
+)
+_VALUES = (_TEXT, _QUESTION, *_OTHERS)
+_WITH_ENDPOINT = (replace(_QUESTION, names=_TEXT.names), replace(_TEXT, names=()), *_OTHERS)
+"""For a function of an endpoint, which is written for groundwire: its ``question`` is a :class:`adapters.Question`."""
 
 _ASKED = ("messages", *TEXT_NAMES)
 """The fields of a graph that get the question, if it has none of that name: the first that it has."""
@@ -185,3 +203,60 @@ def driver_of(agent: Any, name: str) -> Driver:
         f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
         "function of the task, or a LitAgent of Agent Lightning"
     )
+
+
+def agent_binder(function: Callable[..., Any], name: str) -> tuple[Binder, bool]:
+    """What the parameters of an agent get, and whether it gets an endpoint and so makes its own calls.
+
+    Raises ``ValueError`` if they fit no task.
+    """
+    needs = ("text", "task", "question", "messages")
+    example = "def agent(question: str), def agent(task), or def agent(question, endpoint)"
+    binder = Binder(function, f"agent {name!r}", _VALUES, ("task",), needs, example, by_kind=True)
+    if own_calls := binder.means("endpoint"):
+        binder = replace(binder, values=_WITH_ENDPOINT)
+    binder.check()
+    return binder, own_calls
+
+
+def takes_a_task(function: Any) -> bool:
+    """Whether one of its parameters, which all have defaults, gets a task, or it takes any (``**task``)."""
+    try:
+        agent_binder(function, "")[0].bind(())
+    except BindingError:
+        return False
+    return True
+
+
+async def run_function(call: Callable[[], Any], *, threaded: bool, name: str) -> Any:
+    """The result of an agent's function. What it yields is read to the end; if ``threaded``, in a thread."""
+    result = await asyncio.wrap_future(in_thread(lambda: _drained(call()), name=name)) if threaded else call()
+    while inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        return _whole([item async for item in result])
+    if isinstance(result, Iterator):
+        return await asyncio.wrap_future(in_thread(lambda: _drained(result), name=name))
+    return result
+
+
+def _drained(result: Any) -> Any:
+    return _whole(list(result)) if isinstance(result, Iterator) else result
+
+
+def _whole(items: list[Any]) -> Any:
+    """Pieces of text as one text; of anything else, such as the updates of a state, the last."""
+    texts = [_piece(item) for item in items]
+    if None in texts:
+        return next((item for item in reversed(items) if item is not None), "")
+    return "".join(text for text in texts if text)
+
+
+def _piece(item: Any) -> str | None:
+    """The text of a piece of a stream: of a string, or of a chunk of a message; None for anything else."""
+    if isinstance(item, str | bytes):
+        return item if isinstance(item, str) else item.decode("utf-8", "replace")
+    if choices := getattr(item, "choices", None):
+        item = getattr(choices[0], "delta", None)
+    found = getattr(item, "content", None) if "Chunk" in type(item).__name__ or choices else None
+    return found if isinstance(found, str) else "" if choices else None

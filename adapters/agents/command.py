@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question, ToolError
-from groundwire.adapters.unmodified.answers import judged_answer
-from groundwire.adapters.unmodified.drivers import agent_task
+from groundwire.adapters.agents.answers import judged_answer
+from groundwire.adapters.agents.drivers import agent_task
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from groundwire.adapters._failures import typed_failures
+from groundwire.adapters.agents.failures import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
 from groundwire.tools.daemon_threads import in_thread
 
