@@ -20,6 +20,6 @@ def register_backends(register: Callable[[str, str], None]) -> None:
     """The project's SQL agents, ``custom`` for any agent object or function, and ``command`` for any program."""
     register("command", "groundwire.adapters.agents.command:CommandBackend")
     register("custom", "groundwire.adapters.agents.backend:agent_backend")
-    register("langgraph", "groundwire.adapters.sql_agents.backend:langgraph")
-    register("mcp", "groundwire.adapters.sql_agents.backend:mcp")
-    register("openai-agents", "groundwire.adapters.sql_agents.backend:openai_agents")
+    register("langgraph", "groundwire.adapters.sql_agents.langgraph:backend")
+    register("mcp", "groundwire.adapters.sql_agents.mcp:backend")
+    register("openai-agents", "groundwire.adapters.sql_agents.openai_agents:backend")

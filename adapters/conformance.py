@@ -30,11 +30,10 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
-from groundwire.adapters._conformance_policy import GOLD, ConformancePolicy, sampled_ids
 from groundwire.adapters.tracing import LLMCall, trajectories
 from groundwire.adapters.tracing.calls import order_calls
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.answers import SQL
@@ -43,6 +42,10 @@ __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_i
 
 T = TypeVar("T")
 _CONCURRENT = 16
+_FIRST_LIMIT = 100
+"""The ``max_tokens`` of the first rollout; the next has one more. It identifies a rollout, and changes no prompt."""
+GOLD = "SELECT title FROM film WHERE year > 1990"
+_ROLE_IDS = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +69,17 @@ class Recording:
         return [i for t in merged for i, mask in zip(t.response_ids, t.loss_mask, strict=True) if mask]
 
 
+def sampled_ids(n: int) -> list[int]:
+    """The token ids of a rollout's ``n``-th reply, from 0. No text has these ids."""
+    return [1000 + 10 * n + i for i in range(5)]
+
+
 async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Recording]:
     """Run the conversation through ``backend``, ``rollouts`` times at once, traced by the proxy."""
-    policy, sink = ConformancePolicy(), _Calls()
+    policy, sink = _Policy(), _Calls()
 
     async def one(number: int, base_url: str) -> Answer:
-        endpoint = Endpoint(base_url=base_url, model="scripted", sampling=_sampling(number))
+        endpoint = Endpoint(base_url=base_url, model="scripted", sampling=_sampling(f"r{number}"))
         return await backend.run(_question(database), endpoint)
 
     async with (
@@ -110,8 +118,7 @@ class BackendConformance:
         loop = asyncio.new_event_loop()
         try:
             yield loop.run_until_complete
-            if isinstance(backend_under_test, adapters.Stoppable):
-                loop.run_until_complete(backend_under_test.stop())
+            loop.run_until_complete(backend_under_test.stop())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
@@ -165,8 +172,9 @@ class BackendConformance:
 
     def test_sampling_parameters_reach_every_call(self, recording: Recording) -> None:
         for request in recording.requests:
-            given = {**request, "max_tokens": request.get("max_tokens") or request.get("max_completion_tokens")}
-            assert {name: given.get(name) for name in _sampling(0)} == _sampling(0)
+            limit = request.get("max_tokens") or request.get("max_completion_tokens")
+            sampling = {"temperature": request["temperature"], "top_p": request["top_p"], "max_tokens": limit}
+            assert sampling == _sampling("r0")
 
     def test_concurrent_rollouts_equal_a_single_one(self, run: Any, backend_under_test: Backend, films: str) -> None:
         first, *others = run(play(backend_under_test, films, rollouts=1 + _CONCURRENT))
@@ -202,7 +210,7 @@ class BackendConformance:
     def test_a_cancelled_rollout_leaves_no_call_running(
         self, run: Any, backend_under_test: Backend, films: str
     ) -> None:
-        if getattr(backend_under_test, "threaded", False):
+        if backend_under_test.threaded:
             pytest.skip("the backend runs in threads, which cannot be interrupted")
 
         async def cancelled() -> int:
@@ -235,16 +243,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def load_backend(name: str) -> Backend:
     """The backend called ``name``: ``module:attribute`` (see the module's docstring), or a registered name."""
-    return adapters.agent_backend(name) if ":" in name else adapters.get(name)()
+    return adapters.agent_backend(name) if ":" in name else adapters.as_backend(adapters.get(name)())
 
 
 def _question(database: str) -> Question:
     return Question(id="0", text="Which films came out after 1990?", database=database, answers=SQL)
 
 
-def _sampling(rollout: int) -> dict[str, Any]:
-    """The seed identifies the rollout, since it is a parameter that changes no prompt."""
-    return {"temperature": 0.75, "top_p": 0.5, "max_tokens": 99, "seed": rollout}
+def _sampling(rollout_id: str) -> dict[str, Any]:
+    return {"temperature": 0.75, "top_p": 0.5, "max_tokens": _FIRST_LIMIT + int(rollout_id[1:])}
 
 
 def _reward(database: str, sql: str) -> float:
@@ -262,7 +269,7 @@ class _Calls:
         self._numbers = itertools.count(1)
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any]:
-        return {}
+        return _sampling(rollout_id)
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         return [next(self._numbers) for _ in attempts]
@@ -273,3 +280,60 @@ class _Calls:
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
         """No agent of the conversation emits any."""
+
+
+class _Policy:
+    """Answers the requests of several rollouts, which it identifies by their ``max_tokens``.
+
+    Its tokenizer maps every reply that it finds unchanged in a prompt to the ids that were sampled for it.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        """The bodies of each rollout's requests."""
+        self._sampled: dict[int, dict[str, list[int]]] = defaultdict(dict)
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        """The next reply: a call of the tool for queries if there is one, else a query in a fenced block."""
+        rollout = int(body.get("max_tokens") or body["max_completion_tokens"]) - _FIRST_LIMIT
+        n, sampled = len(self.requests[rollout]), self._sampled[rollout]
+        calls = _query_calls(body, n)
+        reply = Reply(
+            text="" if calls else f"```sql\n{GOLD} -- {n}\n```\nCORRECT",
+            tool_calls=calls,
+            prompt_ids=_prompt_ids(body["messages"], sampled),
+            token_ids=sampled_ids(n),
+            logprobs=[-0.5] * 5,
+        )
+        self.requests[rollout].append(body)
+        sampled[_content(reply.text, calls)] = sampled_ids(n)
+        return reply
+
+
+def _query_calls(body: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    """A call of the tool that runs queries, unless there is none or it has run already."""
+    if any(message["role"] == "tool" for message in body["messages"]):
+        return []
+    for tool in body.get("tools") or ():
+        function = tool["function"]
+        properties = function.get("parameters", {}).get("properties", {})
+        name = next((name for name in ("sql", "query") if name in properties), None)
+        if name is not None:
+            call = {"name": function["name"], "arguments": json.dumps({name: GOLD})}
+            return [{"id": f"call_{n}", "type": "function", "function": call}]
+    return []
+
+
+def _prompt_ids(messages: Sequence[dict[str, Any]], sampled: Mapping[str, list[int]]) -> list[int]:
+    ids: list[int] = []
+    for message in messages:
+        text = text_of(message)
+        reply = sampled.get(_content(text, message.get("tool_calls"))) if message["role"] == "assistant" else None
+        ids += [_ROLE_IDS[message["role"]], *(reply or [*encode(text), END])]
+    return [*ids, _ROLE_IDS["assistant"]]
+
+
+def _content(text: str, tool_calls: Sequence[Mapping[str, Any]] | None) -> str:
+    """A key of an assistant's message: its text and its tool calls."""
+    functions = [call["function"] for call in tool_calls or ()]
+    return json.dumps([text, [[function["name"], json.loads(function["arguments"])] for function in functions]])

@@ -26,7 +26,7 @@ client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeou
 async def answer(question: Question, endpoint: Endpoint) -> Answer:
     """Answer one question with a query."""
     steps: list[AgentStep] = []
-    system = prompts.system_message(table_info(question.database, example_values=0, show_keys=False).text)
+    system = prompts.write("system", table_info(question.database, example_values=0, show_keys=False).text)
 
     async def ask(agent: str, message: str) -> str:
         reply = await client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key).chat.completions.create(
@@ -39,7 +39,7 @@ async def answer(question: Question, endpoint: Endpoint) -> Answer:
         steps.append(AgentStep(agent=agent, kind="llm", input=message, output=text, ok=True))
         return prompts.extract_sql(text)
 
-    sql = await ask("write", prompts.write_message(question.text))
+    sql = await ask("write", prompts.write("write", question.text))
     try:
         result = await asyncio.to_thread(run_query, question.database, sql, max_rows=100)
         steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=render(result, max_chars=72), ok=True))
@@ -48,7 +48,7 @@ async def answer(question: Question, endpoint: Endpoint) -> Answer:
     except QueryError as error:
         failed = f"Error: {error}"[:72]
         steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=failed, ok=False))
-        sql = await ask("repair", prompts.rewrite_message(question.text, sql, failed, prompts.INCORRECT))
+        sql = await ask("repair", prompts.write("rewrite", question.text, sql, failed, prompts.INCORRECT))
     return Answer(text=sql, steps=steps)
 
 

@@ -13,14 +13,13 @@ import sys
 
 from langchain_openai import ChatOpenAI
 
-from groundwire.adapters.sql_agents.langgraph import SQLContext, build_sql_graph
+from groundwire.adapters.sql_agents.langgraph import build_sql_graph
 
 
 async def main(database: str, question: str) -> None:
     """Ask one question, and print the agent's steps and its final query."""
-    graph = build_sql_graph(max_turns=3)
-    context = SQLContext(model=ChatOpenAI(model=os.environ.get("MODEL", "gpt-5-mini")), database=database)
-    state = await graph.ainvoke({"question": question}, context=context)
+    graph = build_sql_graph(ChatOpenAI(model=os.environ.get("MODEL", "gpt-5-mini")), max_turns=3)
+    state = await graph.ainvoke({"question": question, "database": database})
     for step in state["steps"]:
         print(f"{step['agent']}: {step['output']}")
     print(f"\n{state['sql']}")

@@ -1,65 +1,51 @@
-"""Train the model behind your own LangGraph graph: a backend makes its input and reads the answer from its state.
+"""Train the model behind your own LangGraph graph, as it is: its own model, its own messages, options of its own.
 
+    groundwire run --agent examples/train_your_graph.py:make_graph --agent-option style="Write one SQLite query." --dev
     python examples/train_your_graph.py --ci-fast
 
-Your own package would register the backend through the entry-point group ``groundwire`` (CONTRIBUTING.md) and
-then use ``groundwire run --backend first_try``; here the file registers itself and calls the same program.
+A function without a task makes the agent. Its keyword arguments are options (``--agent-option``); the one named
+``prompts`` gets those of ``--prompts`` and ``--trainer gepa``, which begins with its default.
 """
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
+from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
-from groundwire.adapters import Answer, Endpoint, Question
-from groundwire.adapters.langgraph import LangGraphBackend
-from groundwire.adapters.sql_agents import prompts
-from groundwire.tools.plugins import hookimpl, plugin
-from groundwire.tools.schema import table_info
+PROMPTS = {"system": "You answer questions about a SQLite database. Write one query in a ```sql block."}
 
 
-class State(TypedDict, total=False):
+class Question(TypedDict):
+    """The graph's input: fields of the task."""
+
+    question: str
+    database: str
+
+
+class State(Question, total=False):
     """The graph's state."""
 
-    question: Question
-    model: Any
-    reply: str
+    answer: str
 
 
-async def answer(state: State) -> State:
-    """The graph's one node: one call of the model."""
-    question = state["question"]
-    info = table_info(question.database, example_values=0, show_keys=False)
-    messages = [("system", prompts.system_message(info.text)), ("user", prompts.write_message(question.text))]
-    return {"reply": (await state["model"].ainvoke(messages)).text}
+def make_graph(*, style: str = "Write the query.", prompts: Mapping[str, str] = PROMPTS) -> Any:
+    """The compiled graph."""
+    model = ChatOpenAI(model="gpt-5-mini", max_retries=0)
 
+    async def answer(state: State) -> dict[str, str]:
+        connection = sqlite3.connect(state["database"])
+        tables = "\n".join(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL"))
+        connection.close()
+        message = f"Tables:\n{tables}\nQuestion: {state['question']}\n{style}"
+        return {"answer": (await model.ainvoke([("system", prompts["system"]), ("user", message)])).text}
 
-graph = StateGraph(State).add_node("answer", answer).add_edge(START, "answer").add_edge("answer", END).compile()
-
-
-def make_input(question: Question, endpoint: Endpoint, model: Any) -> State:
-    """``model`` calls ``endpoint``, where every call is traced; the header names the node for ``--agent-match``."""
-    return {"question": question, "model": model.bind(extra_headers=endpoint.agent_headers("answer"))}
-
-
-def read_answer(question: Question, state: State) -> Answer:
-    """The query in the model's reply."""
-    return Answer(text=prompts.extract_sql(state["reply"]))
-
-
-def first_try() -> LangGraphBackend:
-    """The backend."""
-    return LangGraphBackend(graph, agents=("answer",), make_input=make_input, read_answer=read_answer)
-
-
-class Plugin:
-    """The plugin that a package's entry point would name."""
-
-    @hookimpl
-    def register_backends(self, register: Any) -> None:
-        """Add this file's backend."""
-        register("first_try", first_try)
+    graph = StateGraph(State, input_schema=Question).add_node("answer", answer)
+    return graph.add_edge(START, "answer").add_edge("answer", END).compile()
 
 
 if __name__ == "__main__":
@@ -67,5 +53,4 @@ if __name__ == "__main__":
 
     from groundwire.train.run import app
 
-    plugin(Plugin())
-    app(["--backend", "first_try", *sys.argv[1:]])
+    app(["--agent", f"{Path(__file__).resolve()}:make_graph", *sys.argv[1:]])

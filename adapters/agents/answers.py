@@ -52,7 +52,11 @@ def own_steps(result: Any) -> list[AgentStep]:
     """The steps that an agent returns itself, as a field ``steps`` of its result; empty if it has none like these."""
     steps = _read(result, "steps")
     known = AgentStep.__annotations__.keys()
-    return [*steps] if isinstance(steps, list) and all(isinstance(each, Mapping) and each.keys() >= known for each in steps) else []
+    return (
+        [*steps]
+        if isinstance(steps, list) and all(isinstance(each, Mapping) and each.keys() >= known for each in steps)
+        else []
+    )
 
 
 def lacks_answer(kind: Any, answers: AnswerKind) -> list[str]:

@@ -17,7 +17,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from groundwire.adapters._types import AgentError, Answer, Endpoint, Question, ToolError
+from groundwire.adapters._types import AgentError, Answer, Backend, Endpoint, Question, ToolError
 from groundwire.adapters.agents.answers import judged_answer
 from groundwire.adapters.agents.drivers import agent_task
 from groundwire.tools.daemon_threads import in_thread
@@ -31,10 +31,8 @@ _SHOWN = 1000
 """Characters of the last line of standard error in the message of a failure."""
 
 
-class CommandBackend:
+class CommandBackend(Backend):
     """Starts ``agent``, a command line, for each question. Raises ``ValueError`` if there is no such program."""
-
-    agents: tuple[str, ...] = ()
 
     def __init__(self, *, agent: str) -> None:
         try:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from groundwire.adapters._types import AgentError, Answer, Backend, Endpoint, Question
 from groundwire.adapters.agents.failures import typed_failures
-from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
 from groundwire.tools.daemon_threads import in_thread
 
 __all__ = ["LitAgentBackend", "is_lit_agent"]
@@ -23,13 +23,11 @@ def is_lit_agent(agent: Any) -> bool:
     return any(f"{each.__module__}.{each.__qualname__}" == _LIT_AGENT for each in classes)
 
 
-class LitAgentBackend:
+class LitAgentBackend(Backend):
     """Runs ``agent``, a ``LitAgent`` or a class of them that is made without arguments.
 
     The runner calls :meth:`rollout` in place of :meth:`run`. Raises ``ValueError`` if the class needs arguments.
     """
-
-    agents: tuple[str, ...] = ()
 
     def __init__(self, agent: Any) -> None:
         try:

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from groundwire.adapters.agents.drivers import takes_a_task
 from groundwire.tools.binding import is_async
 
-__all__ = ["Maker", "checked_options", "maker_of", "options_of"]
+__all__ = ["OF_THE_RUN", "Maker", "checked_options", "maker_of", "options_of"]
 
-_OF_THE_RUN = ("form", "prompts")
+OF_THE_RUN = ("form", "prompts")
 """Parameters that get the form of the answers, ``sql`` or ``prose``, and the named prompts of the run."""
 _KEPT = 8
 """Agents that are kept although no rollout runs them: each set of prompts has its own, with its connections."""
@@ -83,10 +83,10 @@ def maker_of(
                 f"{', '.join(options)}"
             )
         return None
-    known = options_of(function, (*required, *_OF_THE_RUN))
-    configs = [{"configurable": {}}] * len(required)
-    make = partial(function, *configs, **checked_options(function, name, options, known))
-    return Maker(make, name, {*_OF_THE_RUN} & {each.name for each in parameters}, finish)
+    known = options_of(function, (*required, *OF_THE_RUN))
+    config: list[Any] = [{"configurable": {}}] * len(required)
+    make = partial(function, *config, **checked_options(function, name, options, known))
+    return Maker(make, name, {*OF_THE_RUN} & {each.name for each in parameters}, finish)
 
 
 class Maker:

@@ -28,9 +28,9 @@ from opentelemetry import context
 from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
-from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.agents.conversation import Conversation
+from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 
 __all__ = ["AttemptCalls", "AttemptEndedError", "redirected"]
 

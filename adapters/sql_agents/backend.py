@@ -1,10 +1,10 @@
-"""The SQL agents as backends: they run as any agent does, and what is known of their first request is checked before."""
+"""The SQL agents as backends: they run as any agent does, but their first request is known, and checked, before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
+from functools import wraps
 from typing import Any
 
 from groundwire.adapters._types import Question
@@ -14,9 +14,19 @@ from groundwire.adapters.agents.making import maker_of
 from groundwire.adapters.sql_agents.prompts import PROFILES, texts, write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 
-__all__ = ["SQLAgentBackend", "langgraph", "mcp", "openai_agents"]
+__all__ = ["SQLAgentBackend", "sql_backend"]
 
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+def sql_backend(
+    make: Callable[..., Any], agents: tuple[str, ...], names: Mapping[str, tuple[str, ...]]
+) -> Callable[..., SQLAgentBackend]:
+    """What a backend is registered with: a function with the options of ``make``, which makes its agent."""
+
+    @wraps(make)
+    def backend(**options: Any) -> SQLAgentBackend:
+        return SQLAgentBackend(make, agents, names, options)
+
+    return backend
 
 
 class SQLAgentBackend(AgentBackend):
@@ -27,7 +37,11 @@ class SQLAgentBackend(AgentBackend):
     reads_only = True
 
     def __init__(
-        self, make: Callable[..., Any], agents: tuple[str, ...], names: Mapping[str, tuple[str, ...]], options: Any
+        self,
+        make: Callable[..., Any],
+        agents: tuple[str, ...],
+        names: Mapping[str, tuple[str, ...]],
+        options: Mapping[str, Any],
     ) -> None:
         name = make.__name__
         maker = maker_of(make, name, options, lambda made: driver_of(made, name))
@@ -56,25 +70,3 @@ class SQLAgentBackend(AgentBackend):
 
 def _answer(result: Mapping[str, Any]) -> str:
     return str(result["answer"] if "answer" in result else result["sql"])
-
-
-def langgraph(*, options: Mapping[str, Any] = _NO_OPTIONS) -> SQLAgentBackend:
-    """The backend ``langgraph``."""
-    from groundwire.adapters.sql_agents.langgraph import AGENTS, PROMPTS, sql_graph
-
-    return SQLAgentBackend(sql_graph, AGENTS, PROMPTS, options)
-
-
-def openai_agents(*, options: Mapping[str, Any] = _NO_OPTIONS) -> SQLAgentBackend:
-    """The backend ``openai-agents``."""
-    from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, sql_agent
-
-    return SQLAgentBackend(sql_agent, AGENTS, PROMPTS, options)
-
-
-def mcp(*, options: Mapping[str, Any] = _NO_OPTIONS) -> SQLAgentBackend:
-    """The backend ``mcp``."""
-    from groundwire.adapters.sql_agents.mcp import mcp_sql_agent
-    from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS
-
-    return SQLAgentBackend(mcp_sql_agent, AGENTS, PROMPTS, options)

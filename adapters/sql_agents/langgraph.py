@@ -24,15 +24,18 @@ from langgraph.pregel import Pregel
 from openai import DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.backend import sql_backend
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["AGENTS", "PROMPTS", "build_sql_graph", "sql_graph"]
+__all__ = ["AGENTS", "PROMPTS", "backend", "build_sql_graph", "sql_graph"]
 
 AGENTS = ("write_query", "check_query", "rewrite_query", "answer_question")
 """The nodes that ask the model."""
-PROMPTS = {form: ("system", "write", "check", "rewrite", *rest) for form, rest in {"sql": (), "prose": ("answer",)}.items()}
+PROMPTS = {
+    form: ("system", "write", "check", "rewrite", *rest) for form, rest in {"sql": (), "prose": ("answer",)}.items()
+}
 """The names of the prompts for each form of answers; the first two make the first request."""
 
 
@@ -148,6 +151,7 @@ async def sql_graph(
     example_values: int = 0,
     show_keys: bool = False,
     execution_truncate: int = 72,
+    query_timeout_s: float = 5.0,
     form: str = "sql",
     prompts: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
@@ -157,6 +161,7 @@ async def sql_graph(
         example_values=example_values,
         show_keys=show_keys,
         execution_truncate=execution_truncate,
+        query_timeout_s=query_timeout_s,
     )
     async with DefaultAioHttpClient() as connections:
         # A call that the client repeats by itself would be a sample without a reward.
@@ -170,3 +175,7 @@ async def sql_graph(
             form=form,
             texts=prompts,
         )
+
+
+backend = sql_backend(sql_graph, AGENTS, PROMPTS)
+"""The backend ``langgraph``."""

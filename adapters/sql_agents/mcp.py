@@ -28,13 +28,14 @@ from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 from openai import DefaultAioHttpClient
 
-from groundwire.adapters.sql_agents.openai_agents import answering
+from groundwire.adapters.sql_agents.backend import sql_backend
+from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, answering
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
 from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
 
-__all__ = ["McpQueries", "mcp_sql_agent"]
+__all__ = ["McpQueries", "backend", "mcp_sql_agent"]
 
 _MAX_CHARS = 100_000  # far more than an agent reads: the toolkit cuts the rows
 _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
@@ -56,6 +57,7 @@ async def mcp_sql_agent(
     example_values: int = 0,
     show_keys: bool = False,
     execution_truncate: int = 72,
+    query_timeout_s: float = 5.0,
     form: str = "sql",
     prompts: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
@@ -65,6 +67,7 @@ async def mcp_sql_agent(
         example_values=example_values,
         show_keys=show_keys,
         execution_truncate=execution_truncate,
+        query_timeout_s=query_timeout_s,
     )
     queries = McpQueries(toolkit)
     async with DefaultAioHttpClient() as connections:
@@ -80,6 +83,10 @@ async def mcp_sql_agent(
             )
         finally:
             await queries.stop()
+
+
+backend = sql_backend(mcp_sql_agent, AGENTS, PROMPTS)
+"""The backend ``mcp``."""
 
 
 class McpQueries:

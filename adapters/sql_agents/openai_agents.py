@@ -25,12 +25,13 @@ from agents.models.interface import Model
 from agents.tool_context import ToolContext
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
+from groundwire.adapters.sql_agents.backend import sql_backend
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL, texts, write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["AGENTS", "PROMPTS", "SQLRun", "answering", "build_sql_agent", "sql_agent"]
+__all__ = ["AGENTS", "PROMPTS", "SQLRun", "answering", "backend", "build_sql_agent", "sql_agent"]
 
 AGENTS = ("sql_agent",)
 PROMPTS = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
@@ -134,6 +135,7 @@ async def sql_agent(
     example_values: int = 0,
     show_keys: bool = False,
     execution_truncate: int = 72,
+    query_timeout_s: float = 5.0,
     form: str = "sql",
     prompts: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
@@ -143,8 +145,13 @@ async def sql_agent(
         example_values=example_values,
         show_keys=show_keys,
         execution_truncate=execution_truncate,
+        query_timeout_s=query_timeout_s,
     )
     async with DefaultAioHttpClient() as connections:
         yield answering(
             toolkit, connections, max_turns=max_turns, prompt_profile=prompt_profile, form=form, given=prompts
         )
+
+
+backend = sql_backend(sql_agent, AGENTS, PROMPTS)
+"""The backend ``openai-agents``."""

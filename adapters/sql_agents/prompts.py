@@ -60,10 +60,13 @@ them with :data:`QUERY_TOOL`. A tool's reply is the rendered rows or ``Error: ..
 _TITLES = {"table_info": "Tables", "question": "Question", "sql": "Query", "result": "Result", "feedback": "Check"}
 
 _FENCED = "```sql\n{sql}\n```"
-_TOOL_SYSTEM = "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer"
+_TOOL_SYSTEM = (
+    "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer the "
+    "question, then"
+)
 _PROSE_SYSTEM = (
-    f"{_TOOL_SYSTEM} the question, then answer it in whole sentences, in its own language, with nothing that the rows do "
-    "not say. Use only these tables:\n{table_info}"
+    f"{_TOOL_SYSTEM} answer it in whole sentences, in its own language, with nothing that the rows do not say. "
+    "Use only these tables:\n{table_info}"
 )
 _ANSWER = (
     f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\n"
@@ -82,8 +85,7 @@ SHORT: dict[str, str] = {
     ),
     "answer": _ANSWER,
     "tool_system": (
-        f"{_TOOL_SYSTEM} the question, then reply {DONE}: the last query is the answer. "
-        "Use only these tables:\n{table_info}"
+        f"{_TOOL_SYSTEM} reply {DONE}: the last query is the answer. Use only these tables:\n{{table_info}}"
     ),
     "prose_system": _PROSE_SYSTEM,
     "ask": "Question: {question}",

@@ -23,10 +23,10 @@ from agentlightning.store.memory import InMemoryLightningStore
 from benchmarks.frameworks._agents import AGENTS, Agent
 from benchmarks.frameworks._policy import GOLD, SQLPolicy
 from groundwire.adapters import Answer, Backend, BackendError, Endpoint, Question, agent_backend
+from groundwire.adapters.agents.command import CommandBackend
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.tools.sql.answers import SQL
 from groundwire.train.store.spans import LightningSpanSink
 

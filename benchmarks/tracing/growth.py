@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import cache
 from typing import Any
 
 import psutil
@@ -19,13 +20,11 @@ import psutil
 from benchmarks._processes import our_store, store_process
 from benchmarks._results import median_s, record
 from benchmarks.tracing._setup import load, started
-from groundwire.adapters._openai_client import Clients
 
 CALLS = (1_000, 10_000, 100_000)
 ROLLOUTS = (32, 320)
 SPANS = (6, 60, 600)
 PROMPTS = (1_024, 8_192)
-_clients = Clients(timeout_s=60)
 
 
 def proxy() -> None:
@@ -86,15 +85,24 @@ async def _run_rollouts(count: int) -> float:
             seconds = time.perf_counter() - started_s
             assert all(result.succeeded for result in results), results[0].outcome.message
             await pool.stop()
-            await _clients.close()
+            await _client().close()
+            _client.cache_clear()
     return seconds
+
+
+@cache
+def _client() -> Any:
+    import openai
+
+    return openai.AsyncOpenAI(api_key="none", max_retries=0, timeout=60, http_client=openai.DefaultAioHttpClient())
 
 
 async def three_calls(question: Any, endpoint: Any) -> str:
     """An agent that makes three calls of one conversation."""
     messages: list[Any] = [{"role": "user", "content": question.text}]
     for _ in range(3):
-        reply = await _clients.at(endpoint).chat.completions.create(model=endpoint.model, messages=messages)
+        client = _client().with_options(base_url=endpoint.base_url)
+        reply = await client.chat.completions.create(model=endpoint.model, messages=messages)
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         messages.append({"role": "user", "content": "Go on."})
     return str(messages[-2]["content"])

@@ -10,12 +10,14 @@ import random
 import zlib
 from typing import Any
 
+import openai
+
 from groundwire.adapters import Endpoint, Question
-from groundwire.adapters._openai_client import Clients
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 
-_clients = Clients(timeout_s=600)
+_client = openai.AsyncOpenAI(api_key="none", max_retries=0, timeout=600, http_client=openai.DefaultAioHttpClient())
+"""One for all rollouts: a new one costs more than a call."""
 
 
 def sql_messages(question: str, database: str, *, full: bool = False) -> list[dict[str, str]]:
@@ -24,8 +26,8 @@ def sql_messages(question: str, database: str, *, full: bool = False) -> list[di
         database, max_chars=6000 if full else 1500, example_values=2 if full else 0, show_keys=full
     ).text
     return [
-        {"role": "system", "content": prompts.system_message(schema)},
-        {"role": "user", "content": prompts.write_message(question)},
+        {"role": "system", "content": prompts.write("system", schema)},
+        {"role": "user", "content": prompts.write("write", question)},
     ]
 
 
@@ -55,7 +57,11 @@ _TOOL = {"type": "function", "function": {"name": "run_sql", "parameters": _SCHE
 
 async def constrained(question: Question, endpoint: Endpoint) -> str:
     """A free reply, one with a JSON schema and one with a required tool. Raises if a complete one has another form."""
-    client, model, headers = _clients.at(endpoint), endpoint.model, endpoint.agent_headers("solo")
+    client, model, headers = (
+        _client.with_options(base_url=endpoint.base_url),
+        endpoint.model,
+        endpoint.agent_headers("solo"),
+    )
     messages: Any = sql_messages(question.text, question.database)
     formats: list[dict[str, Any]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}},
@@ -81,7 +87,7 @@ async def coin(task: Any, answer: str, steps: Any) -> float:
 
 
 async def _ask(endpoint: Endpoint, messages: list[Any]) -> str:
-    reply = await _clients.at(endpoint).chat.completions.create(
+    reply = await _client.with_options(base_url=endpoint.base_url).chat.completions.create(
         model=endpoint.model, messages=messages, extra_headers=endpoint.agent_headers("solo"), **endpoint.sampling
     )
     return reply.choices[0].message.content or ""

@@ -86,7 +86,7 @@ def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
 
 def prompt(schema: str, user: str) -> tuple[str, str]:
     """The chat template's text of one turn, as the system message's prefix and the rest."""
-    return system_turn(prompts.system_message(schema)), user_turn(user)
+    return system_turn(prompts.write("system", schema)), user_turn(user)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
@@ -114,18 +114,18 @@ def _graph_dialogues(rng: random.Random, stage: Stage, database: Database, path:
     turns = []
     for _ in range(stage.writes):
         question = _question(rng, stage, database)
-        turns.append((prompts.write_message(question.text), prompts.fence(question.sql)))
+        turns.append((prompts.write("write", question.text), prompts.fence(question.sql)))
     for _ in range(stage.checks):
         question = _question(rng, stage, database)
         sql = first_query(rng, database, question.sql)
         verdict = prompts.CORRECT if sql == question.sql else prompts.INCORRECT
-        turns.append((prompts.check_message(question.text, sql, query_result(path, sql)), verdict))
+        turns.append((prompts.write("check", question.text, sql, query_result(path, sql)), verdict))
     for _ in range(stage.rewrites):
         question = _question(rng, stage, database)
         sql = corrupt(rng, database, question.sql)
-        message = prompts.rewrite_message(question.text, sql, query_result(path, sql), prompts.INCORRECT)
+        message = prompts.write("rewrite", question.text, sql, query_result(path, sql), prompts.INCORRECT)
         turns.append((message, prompts.fence(question.sql)))
-    prefix = system_turn(prompts.system_message(schema_text(database)))
+    prefix = system_turn(prompts.write("system", schema_text(database)))
     return Dialogues(prefix, [[(user_turn(user), False), reply(text)] for user, text in turns])
 
 
@@ -138,7 +138,7 @@ def _tool_dialogues(rng: random.Random, stage: Stage, database: Database, path: 
     items: list[list[Segment]] = []
     for number in range(stage.writes + stage.rewrites):
         question = _question(rng, stage, database)
-        start = (user_turn(prompts.write_message(question.text)), False)
+        start = (user_turn(prompts.write("write", question.text)), False)
         if number < stage.writes:
             items.append([start, call(question.sql)])
             continue
@@ -147,7 +147,7 @@ def _tool_dialogues(rng: random.Random, stage: Stage, database: Database, path: 
         if first != question.sql:
             item += [call(question.sql), tool_turn(query_result(path, question.sql))]
         items.append([*item, reply(prompts.DONE)])
-    return Dialogues(system_turn(prompts.tool_system_message(schema_text(database)), [prompts.QUERY_TOOL]), items)
+    return Dialogues(system_turn(prompts.write("tool_system", schema_text(database)), [prompts.QUERY_TOOL]), items)
 
 
 def _question(rng: random.Random, stage: Stage, database: Database) -> GeneratedQuestion:

@@ -25,7 +25,7 @@ from dev.pretrain.tokenizer import train_tokenizer
 from dev.pretrain.turns import Dialogues
 from dev.pretrain.wording import vocabulary
 from dev.spider_data.lexicon import words
-from groundwire.adapters.sql_agents.prompts import extract_sql, write_message
+from groundwire.adapters.sql_agents.prompts import extract_sql, write
 from groundwire.domains import Task
 from groundwire.rewards.spider import execution_match
 from groundwire.tools.schema import table_info
@@ -116,7 +116,7 @@ def accuracy(
     futures = []
     for number, task in enumerate(tasks):
         schema = table_info(task["db_path"], example_values=0, show_keys=False).text
-        prefix, question = tokenizer(list(prompt(schema, write_message(task["question"]))))["input_ids"]
+        prefix, question = tokenizer(list(prompt(schema, write("write", task["question"]))))["input_ids"]
         sampling = Sampling(temperature=temperature, max_tokens=64, seed=number)
         futures.append((task, engine.submit(prefix + question, sampling)))
     scores: dict[str, list[float]] = {}

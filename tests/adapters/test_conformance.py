@@ -27,8 +27,8 @@ async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
             )
             return reply.choices[0].message.content or ""
 
-        sql = prompts.extract_sql(await ask("writer", prompts.write_message(question.text)))
-        await ask("checker", prompts.check_message(question.text, sql, "[]"))
+        sql = prompts.extract_sql(await ask("writer", prompts.write("write", question.text)))
+        await ask("checker", prompts.write("check", question.text, sql, "[]"))
         return sql
 
 
@@ -45,8 +45,8 @@ def asks_and_checks_in_a_thread(question: Question, endpoint: Endpoint) -> str:
             )
             return reply.choices[0].message.content or ""
 
-        sql = prompts.extract_sql(ask("writer", prompts.write_message(question.text)))
-        ask("checker", prompts.check_message(question.text, sql, "[]"))
+        sql = prompts.extract_sql(ask("writer", prompts.write("write", question.text)))
+        ask("checker", prompts.write("check", question.text, sql, "[]"))
         return sql
 
 
@@ -73,9 +73,7 @@ class TestStreamed(BackendConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def backend_under_test(cls) -> Backend:
-        from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
-
-        return OpenAIAgentsSQLBackend(stream=True)
+        return load_backend("streamed_sql_agent:streamed")
 
 
 class TestExample(BackendConformance):

@@ -49,7 +49,7 @@ def test_its_check_keeps_right_queries_and_rejects_those_that_fail(policy):
     for task in get("spider").load().validation[:20]:
         schema = table_info(task["db_path"], example_values=0, show_keys=False).text
         for sql in (task["query"], task["query"].replace("SELECT ", "SELECT nothing", 1)):
-            message = prompts.check_message(task["question"], sql, query_result(task["db_path"], sql))
+            message = prompts.write("check", task["question"], sql, query_result(task["db_path"], sql))
             ids = tokenizer("".join(prompt(schema, message)))["input_ids"]
             replies.append(engine.submit(ids, Sampling(temperature=0.0, max_tokens=8, seed=0)))
     verdicts = [prompts.is_correct(reply.result().text) for reply in replies]

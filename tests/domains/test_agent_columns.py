@@ -15,9 +15,9 @@ import pytest
 
 from groundwire import rewards
 from groundwire.adapters import Question
+from groundwire.adapters.agents.drivers import agent_task
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.adapters.unmodified.drivers import agent_task
 from groundwire.domains import DataError, gold_answer, task_list, visible_columns
 from groundwire.rewards import JudgeSettings, names_read, reward_function, with_time_limit
 from groundwire.train import evaluate

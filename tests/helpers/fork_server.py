@@ -44,7 +44,7 @@ MODULES = (
     "groundwire.train.verl.launch",
     "groundwire.train.report.charts",
     "groundwire.tools.mcp_sql.server",
-    "groundwire.adapters.unmodified.redirection",
+    "groundwire.adapters.agents.redirection",
     "agents.mcp",
     "fastmcp.client",
     "hypothesis",

@@ -14,7 +14,7 @@ from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
 from programs import ROOT
 
-from groundwire.adapters import Stoppable, agent_backend
+from groundwire.adapters import agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
 from groundwire.train import evaluate, fit, serve
 from groundwire.train.config.__main__ import tables
@@ -62,7 +62,7 @@ def test_what_is_shown_first_is_the_example(page: str, example: str) -> None:
     assert shown in (ROOT / "examples" / example).read_text()
 
 
-@pytest.mark.parametrize(("place", "calls"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("place", "calls"), [(2, 1), (4, 2)])
 async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
     exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
@@ -71,8 +71,7 @@ async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tm
         conn.executescript("CREATE TABLE film (title TEXT, year INTEGER); INSERT INTO film VALUES ('Dusk', 1994);")
     conn.close()
     [recording] = await play(backend, str(tmp_path / "films.sqlite"))
-    if isinstance(backend, Stoppable):
-        await backend.stop()
+    await backend.stop()
     assert recording.reward == 1.0
     assert recording.response_ids == [sampled_ids(n) for n in range(calls)]
     assert {call.agent for call in recording.calls} == set(backend.agents)

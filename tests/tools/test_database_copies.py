@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from no_data import NoData
 
+from groundwire import adapters
 from groundwire.adapters import Answer, Endpoint, Question, agent_backend
-from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import Task
@@ -206,7 +206,7 @@ def test_a_copy_whose_agent_may_still_run_serves_no_other_rollout(task: Task) ->
 
 
 async def test_reference_agents_read_the_database_itself(task: Task) -> None:
-    agent = RolloutAgent(backend=LangGraphSQLBackend(), domain=NoData(), reward=_reward)
+    agent = RolloutAgent(backend=adapters.get("langgraph")(), domain=NoData(), reward=_reward)
     async with agent._private(dict(task)) as (private, database):
         assert private == task
         assert database == task["db_path"]

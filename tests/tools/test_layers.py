@@ -116,8 +116,8 @@ def test_tools_rewards_adapters_and_the_mcp_server_work_with_the_base(base: dict
 import sqlite3
 sqlite3.connect("a.sqlite").executescript("CREATE TABLE t (n int); INSERT INTO t VALUES (3);")
 import groundwire.adapters, groundwire.domains, groundwire.rewards, groundwire.tools.mcp_sql.server
-import groundwire.adapters.tracing.proxy, groundwire.adapters.unmodified.redirection
-from groundwire.adapters.unmodified.backend import agent_backend
+import groundwire.adapters.tracing.proxy, groundwire.adapters.agents.redirection
+from groundwire.adapters.agents.backend import agent_backend
 from groundwire.rewards import get
 from groundwire.tools.schema import table_info
 from groundwire.rewards.spider import execution_match

@@ -35,7 +35,6 @@ from groundwire.train.gepa import PROMPTS
 from groundwire.train.gepa.adapter import Journal, PromptAdapter
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
 from groundwire.train.job.job import Job
-from groundwire.train.job.prepare import default_prompts
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
 
@@ -51,7 +50,7 @@ class PromptTrainer:
 
     def __init__(self, job: Job, *, run: RunDir, callback: ProgressCallback) -> None:
         self.config, self.data, self.run, self.callback = job.config, job.data, run, callback
-        self._seed = {**default_prompts(job.backend, job.view.answers.name), **job.config.prompts}
+        self._seed = {**job.backend.default_prompts(job.view.answers.name), **job.config.prompts}
         if not self._seed:
             raise ConfigError(
                 "the agent has no named prompts: give them with --prompts FILE, and read them in the agent from "

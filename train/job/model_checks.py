@@ -37,12 +37,12 @@ def check_model(
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         return []  # a tokenizer of another kind, with a template of its own
-    first_prompt: FirstPrompt | None = getattr(backend, "first_prompt", None)
+    first_prompt = backend.first_prompt
     template = read_chat_template(folder)
     if not template and first_prompt is not None:
         raise ConfigError(f"{config.model} has no chat template: use an instruct model, or set its chat_template")
     _check_template(config.model, folder)
-    if template and "tools" not in template and getattr(backend, "calls_tools", False):
+    if template and "tools" not in template and backend.calls_tools:
         raise ConfigError(
             f"the chat template of {config.model} has no tools, so the model would never see the agent's: use a model "
             "whose template has tools, or an agent without them, such as --backend langgraph"

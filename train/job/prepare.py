@@ -170,15 +170,9 @@ def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Bac
 
 def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> None:
     """Raise :class:`ConfigError` for a prompt that the agent has not, if it says which it has."""
-    known = default_prompts(backend, form)
+    known = backend.default_prompts(form)
     if known and (unknown := sorted(config.prompts.keys() - known.keys())):
         raise ConfigError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(known)}")
-
-
-def default_prompts(backend: adapters.Backend, form: str) -> dict[str, str]:
-    """The named prompts of an agent, which a run can replace; empty if it names none."""
-    named = getattr(backend, "default_prompts", None)
-    return dict(named(form)) if named is not None else {}
 
 
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:

@@ -46,7 +46,7 @@ def call_notes(
 
 
 def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
-    agent = _first(getattr(backend, "describe_call", lambda _: ""), questions)
+    agent = _first(backend.describe_call, questions)
     function = _first(lambda task: rewards.describe_call(reward, task), tasks)
     return [f"{part}: called as {call}" for part, call in (("agent", agent), ("reward", function)) if call]
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from groundwire import adapters, rewards
-from groundwire.adapters.unmodified.functions import checked_options, options_of
+from groundwire.adapters.agents.making import OF_THE_RUN, checked_options, options_of
 from groundwire.domains import Domain
 from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
@@ -36,10 +36,8 @@ _PACKAGES = {"agents": "openai-agents"}
 """Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""
 
 
-class BackendElsewhere:
+class BackendElsewhere(adapters.Backend):
     """The backend of a trainer whose agents run in another environment: it is never run, and imports no agent."""
-
-    agents: tuple[str, ...] = ()
 
     async def run(self, question: adapters.Question, endpoint: adapters.Endpoint) -> adapters.Answer:
         """Always raises :class:`adapters.AgentError`."""
@@ -69,8 +67,9 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
         if "options" in parameters:
             options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
             return factory(**given, options=options)
-        known = options_of(factory, without=_OPTIONS)
-        return factory(**given, **checked_options(factory, settings.backend, _applicable(settings, known), known))
+        known = options_of(factory, without=(*_OPTIONS, *OF_THE_RUN))
+        checked = checked_options(factory, settings.backend, _applicable(settings, known), known)
+        return adapters.as_backend(factory(**given, **checked))
     except MissingPackageError as error:
         remedy = "; if the agent has an environment of its own, give --runner-python PYTHON"
         raise ConfigError(f"{error}{remedy if isinstance(settings, RunConfig) else ''}") from error

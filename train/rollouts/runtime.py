@@ -183,8 +183,7 @@ class RolloutRuntime:
         self._parts.callback(self._agent.close)
         proxy = self._proxy(store)
         await self._start_part(proxy)
-        if isinstance(self._agent.backend, adapters.Stoppable):
-            self._parts.push_async_callback(self._agent.backend.stop)
+        self._parts.push_async_callback(self._agent.backend.stop)
         runners: RunnerPool | RunnerProcesses
         if isinstance(store, LightningStore):
             runners = self._processes = RunnerProcesses(store, config, bundled=self._bundled)

@@ -25,9 +25,9 @@ import requests
 from no_data import NoData
 
 from groundwire.adapters import agent_backend
+from groundwire.adapters.agents.command import CommandBackend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.tools.infrastructure import infrastructure_errors, named_resources
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores

@@ -13,10 +13,10 @@ import agentlightning.emitter as agl
 import openai
 import pytest
 from agentlightning.tracer.base import get_active_tracer
+from clients import Clients
 from no_data import NoData
 
-from groundwire.adapters import Answer, Endpoint, Question, agent_backend
-from groundwire.adapters._openai_client import Clients
+from groundwire.adapters import Answer, Backend, Endpoint, Question, agent_backend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError
@@ -44,7 +44,7 @@ class _SlowStore(MemoryStore):
         return await super().reserve_sequence_ids(attempts)
 
 
-class _Agent:
+class _Agent(Backend):
     """``work`` is what it does; ``ours`` says with whose client."""
 
     agents = ("solo",)
@@ -167,7 +167,7 @@ async def test_parallel_tasks_reward_their_own_calls() -> None:
 
 
 async def test_an_unmodified_agent_rewards_its_own_calls_too() -> None:
-    [ended] = await _outcomes(agent_backend("unmodified_agents:graded"))
+    [ended] = await _outcomes(agent_backend("own_agents:graded"))
     rewards = {call.messages[0]["content"]: call.reward for call in ended.calls}
     assert rewards == {f"branch {number}": number / 4 for number in range(3)}
 

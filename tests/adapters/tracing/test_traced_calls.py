@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from clients import Clients
 from no_data import NoData
 
-from groundwire.adapters import Answer, Endpoint, Question
-from groundwire.adapters._failures import typed_failures
-from groundwire.adapters._openai_client import Clients
+from groundwire.adapters import Answer, Backend, Endpoint, Question, agent_backend
+from groundwire.adapters.agents.failures import typed_failures
 from groundwire.adapters.conformance import load_backend, play, sampled_ids
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -43,9 +43,7 @@ def task(tmp_path: Path) -> Task:
 
 
 def _streaming() -> Any:
-    from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
-
-    return OpenAIAgentsSQLBackend(stream=True)
+    return agent_backend("streamed_sql_agent:streamed")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ async def test_triplets_and_trajectories_are_those_of_the_matching_agents(
         assert sorted(trained) == sorted(token for ids in sampled for token in ids)
 
 
-class _Backend:
+class _Backend(Backend):
     """Calls as its function says, over the client that backends share."""
 
     agents = ("solo",)

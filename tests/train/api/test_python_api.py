@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import agents
+import own_agents
 import pandas as pd
 import pytest
-import unmodified_agents
 from programs import run as run_program
 
 from groundwire import domains, rewards
@@ -171,8 +171,8 @@ async def test_graphs_and_sdk_agents_are_given_as_objects(tmp_path: Path) -> Non
     async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:
         given = {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path, "quiet": True}
         for agent, settings, answer in (
-            (unmodified_agents.graph, {"agent_output": lambda state: state["query"]}, "yes"),
-            (unmodified_agents.graph, {"agent_output": lambda state: state["critique"] + "!"}, "yes!"),
+            (own_agents.graph, {"agent_output": lambda state: state["query"]}, "yes"),
+            (own_agents.graph, {"agent_output": lambda state: state["critique"] + "!"}, "yes!"),
             (sdk_agent, {"agent_input": lambda task: f"{task.question} Why?"}, "yes"),
         ):
             result = await asyncio.to_thread(evaluate, agent, TASKS[:2], always, **given, **settings)

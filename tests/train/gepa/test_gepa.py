@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from groundwire import adapters
 from groundwire.adapters import agent_backend
-from groundwire.adapters.sql_agents.named_prompts import Messages, default_prompts, fill
+from groundwire.adapters.sql_agents.prompts import FIELDS, PROFILES, fill
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import TaskData
 from groundwire.domains.task_list import task_list
@@ -257,20 +257,11 @@ def test_a_value_without_a_field_in_the_prompt_stands_at_its_end_and_fills_no_ot
     assert fill("Think.", values) == "Think.\nQuestion: How many {result}?\nResult: 3"
 
 
-def test_the_messages_of_the_sql_agents_are_their_default_prompts() -> None:
-    from groundwire.adapters.sql_agents import full_prompts, prompts
-
-    for profile in (prompts, full_prompts):
-        templates = default_prompts(profile, ("system", "write", "check", "rewrite", "answer", "tool_system"))
-        own, named = Messages(profile), Messages(profile, templates)
-        for name, values in {
-            "check": "qsr",
-            "rewrite": "qsrf",
-            "write": "q",
-            "system": "t",
-            "tool_system": "t",
-        }.items():
-            assert own.write(name, *values) == named.write(name, *values)
+def test_each_prompt_of_the_sql_agents_has_all_its_fields() -> None:
+    for texts in PROFILES.values():
+        assert texts.keys() == FIELDS.keys()
+        for name, fields in FIELDS.items():
+            assert all(f"{{{field}}}" in texts[name] for field in fields)
 
 
 @pytest.mark.parametrize("backend", ["langgraph", "openai-agents"])

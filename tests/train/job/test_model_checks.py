@@ -15,7 +15,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from groundwire import domains
-from groundwire.adapters.unmodified.backend import agent_backend
+from groundwire.adapters.agents.backend import agent_backend
 from groundwire.rewards.spider import spider_exec_match
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve

@@ -105,13 +105,13 @@ def test_auto_tokenizer_reads_the_same_ids(tokenizer, checkpoint):
 def test_the_template_writes_the_text_of_pretraining(tokenizer, checkpoint):
     _, loaded = load_policy(checkpoint)
     messages = [
-        {"role": "system", "content": prompts.system_message("CREATE TABLE singer ( id int )")},
-        {"role": "user", "content": prompts.write_message("How many singers are there?")},
+        {"role": "system", "content": prompts.write("system", "CREATE TABLE singer ( id int )")},
+        {"role": "user", "content": prompts.write("write", "How many singers are there?")},
     ]
-    whole = "".join(prompt("CREATE TABLE singer ( id int )", prompts.write_message("How many singers are there?")))
+    whole = "".join(prompt("CREATE TABLE singer ( id int )", prompts.write("write", "How many singers are there?")))
     assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == whole
     reply = prompts.fence("SELECT count(*) FROM singer")
-    parts = [*prompt("CREATE TABLE singer ( id int )", prompts.write_message("How many singers are there?")), reply]
+    parts = [*prompt("CREATE TABLE singer ( id int )", prompts.write("write", "How many singers are there?")), reply]
     assert [i for part in parts for i in ids(loaded, part)] == ids(loaded, whole + reply)
 
 

@@ -196,7 +196,7 @@ async def test_no_rollout_is_lost_when_the_store_is_killed_and_restarted(pieces:
 
 async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Pieces, task: Task, tmp_path: Path) -> None:
     pieces.store()
-    pieces.runner(agent="unmodified_agents:blocking")  # its client knows no address
+    pieces.runner(agent="own_agents:blocking")  # its client knows no address
     result = tmp_path / "result"
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=300)) as policy:
         first = pieces.start(processes.trainer, pieces.address, policy.base_url, task, 6, str(result))

@@ -10,7 +10,7 @@ import pytest
 from bandits import Choose, evaluate, rollouts, train
 
 from groundwire.adapters import AgentError
-from groundwire.adapters._failures import agent_failure
+from groundwire.adapters.agents.failures import agent_failure
 from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import given_settings

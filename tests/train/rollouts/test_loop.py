@@ -127,8 +127,8 @@ def synchronous(question: Any, endpoint: Any) -> str:
     schema = table_info(question.database, example_values=0, show_keys=False).text
     with openai.OpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
         messages: Any = [
-            {"role": "system", "content": prompts.system_message(schema)},
-            {"role": "user", "content": prompts.write_message(question.text)},
+            {"role": "system", "content": prompts.write("system", schema)},
+            {"role": "user", "content": prompts.write("write", question.text)},
         ]
         reply = client.chat.completions.create(model=endpoint.model, messages=messages, **endpoint.sampling)
     return prompts.extract_sql(reply.choices[0].message.content or "")

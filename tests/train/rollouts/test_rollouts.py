@@ -17,6 +17,7 @@ import openai
 import pytest
 from no_data import NoData
 
+from groundwire import adapters
 from groundwire.adapters import (
     AgentError,
     Answer,
@@ -28,7 +29,6 @@ from groundwire.adapters import (
     ToolError,
     TurnLimitError,
 )
-from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.tracing import trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -394,7 +394,7 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
     def reply(body: dict[str, Any]) -> str:
         return "CORRECT" if "Result:" in body["messages"][-1]["content"] else "```sql\nSELECT name FROM singer\n```"
 
-    backend = LangGraphSQLBackend()
+    backend = adapters.get("langgraph")()
     async with ScriptedPolicyServer(replies=reply) as server, _collector(server, backend) as collector:
         [ended] = await collector.run(_jobs(task, 1), deadline_s=30)
         await backend.stop()

@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from programs import ROOT
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from groundwire import adapters
 from groundwire.adapters import Endpoint, Question
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Domain, TaskData, get
 from groundwire.tools.errors import CommandError
@@ -129,11 +128,11 @@ def test_the_first_turn_is_the_agents_prompt(pets: _Domain) -> None:
     text, tools = write_turns(question, settings)
     schema = table_info(pets.path, max_chars=4000, example_values=0, show_keys=False).text
     assert [each["content"] for each in text.messages] == [
-        prompts.system_message(schema),
-        prompts.write_message(question.question),
+        prompts.write("system", schema),
+        prompts.write("write", question.question),
     ]
     assert prompts.extract_sql(text.reply["content"]) == question.gold
-    assert tools.messages[0]["content"] == prompts.tool_system_message(schema)
+    assert tools.messages[0]["content"] == prompts.write("tool_system", schema)
     assert json.loads(tools.reply["tool_calls"][0]["function"]["arguments"]) == {"sql": question.gold}
     assert tools.tools[0]["function"] == prompts.QUERY_TOOL
 
@@ -188,7 +187,7 @@ async def test_each_turn_on_the_way_to_an_answer_in_prose_is_learned(
         return Reply(text=used[-1]["content"], tool_calls=used[-1].get("tool_calls") or ())
 
     given = {"example_values": 0, "show_keys": False, "max_turns": 3, "prompt_profile": profile}
-    agent = (LangGraphSQLBackend if backend == "langgraph" else OpenAIAgentsSQLBackend)(**given)
+    agent = adapters.get(backend)(**given)
     async with ScriptedPolicyServer(replies=reply) as server:
         asked = Question(id="1", text=task["question"], database=domain.database(task), answers=TEXT)
         answer = await agent.run(asked, Endpoint(base_url=server.base_url, model=server.model))

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
-from groundwire.adapters._failures import agent_failure
+from groundwire.adapters.agents.failures import agent_failure
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, PrivateTasks, Task
 from groundwire.tools.errors import UserError
@@ -71,7 +71,8 @@ class RolloutAgent:
         private: PrivateTasks | None = None,
     ) -> None:
         self._private_tasks = private or domain.private_tasks()
-        self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
+        self.backend = adapters.as_backend(backend)
+        self.domain, self.reward, self.timeout_s = domain, reward, timeout_s
         self.view = AgentView.of(domain, reward, agent_columns)
         self._check, self._final = check, _NEVER_RETRIED | failure_scores(failures).keys()
         self._least_reward, self._has_scored = rewards.declared_range(reward)[0], False
@@ -131,7 +132,7 @@ class RolloutAgent:
     @asynccontextmanager
     async def _private(self, task: Task) -> AsyncIterator[tuple[dict[str, Any], str]]:
         """The task with a copy in place of its database, and the copy's path."""
-        if getattr(self.backend, "reads_only", False):
+        if self.backend.reads_only:
             yield dict(task), self.domain.database(task)
             return
         async with AsyncExitStack() as stack:
@@ -248,8 +249,7 @@ class RemoteRolloutAgent:
     async def stop(self) -> None:
         """Close the connections and processes of the backends, and check that the databases are unchanged."""
         for agent in self._agents.values():
-            if isinstance(agent.backend, adapters.Stoppable):
-                await agent.backend.stop()
+            await agent.backend.stop()
         self._private_tasks.close()
         if warning := self._private_tasks.warning():
             _log.warning("%s", warning)

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import RewardError
@@ -195,27 +195,28 @@ def _turns(rng: random.Random, question: Question, variant: SchemaVariant, setti
 def _toolkit(settings: SFTSettings) -> SQLToolkit:
     """What the agents show. Raises :class:`ConfigError` for an option that none of them has."""
     known = {field.name for field in fields(SQLToolkit)}
-    if unknown := sorted(settings.agent_options.keys() - known - {"max_turns", "check_last"}):
-        raise ConfigError(
-            f"agent_options: the SQL agents have no option {unknown[0]!r:.60}; they have {', '.join(known)}"
-        )
+    if unknown := sorted(settings.agent_options.keys() - known - {"max_turns", "check_last", "prompt_profile"}):
+        raise ConfigError(f"agent_options: no SQL agent has {unknown[0]!r:.60}; they have {', '.join(sorted(known))}")
     try:
         return SQLToolkit(**{name: value for name, value in settings.agent_options.items() if name in known})
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"agent_options: {error}") from error
 
 
-def _messages(settings: SFTSettings) -> Messages:
-    return Messages(_toolkit(settings).prompts)
+def _writer(settings: SFTSettings) -> Callable[..., str]:
+    profile = settings.agent_options.get("prompt_profile", "short")
+    if profile not in prompts.PROFILES:
+        raise ConfigError(f"agent_options: prompt_profile is {profile!r}; it is one of {', '.join(prompts.PROFILES)}")
+    return partial(prompts.write, own=prompts.PROFILES[profile])
 
 
 def _write(question: Question, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
-    messages = _messages(settings)
+    write = _writer(settings)
     if backend == "langgraph":
-        start = [_system(messages.write("system", variant.text)), _user(messages.write("write", question.question))]
+        start = [_system(write("system", variant.text)), _user(write("write", question.question))]
         return Turn(start, _reply(prompts.fence(variant.rename(question.gold))))
     names = ("prose_system", "ask") if question.answer else ("tool_system", "write")
-    start = [_system(messages.write(names[0], variant.text)), _user(messages.write(names[1], question.question))]
+    start = [_system(write(names[0], variant.text)), _user(write(names[1], question.question))]
     return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
 
 
@@ -223,22 +224,22 @@ def _answer(question: Question, query: Query, variant: SchemaVariant, backend: s
     """The answer in prose after a query's result."""
     if backend == "openai-agents":
         return _after_call(question, query, variant, _reply(question.answer), settings)
-    messages = _messages(settings)
+    write = _writer(settings)
     shown = question.question, variant.rename(query.sql), query.result
-    system, user = messages.write("system", variant.text), messages.write("answer", *shown)
+    system, user = write("system", variant.text), write("answer", *shown)
     return Turn([_system(system), _user(user)], _reply(question.answer))
 
 
 def _text_turns(question: Question, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     """The check of an executed query, and if it is wrong its rewrite."""
-    messages = _messages(settings)
-    system = _system(messages.write("system", variant.text))
+    write = _writer(settings)
+    system = _system(write("system", variant.text))
     shown = question.question, variant.rename(query.sql), _shown_result(query, variant)
     verdict = prompts.CORRECT if query.right else prompts.INCORRECT
     verdict = f"VERDICT: {verdict}" if settings.agent_options.get("prompt_profile") == "full" else verdict
-    yield Turn([system, _user(messages.write("check", *shown))], _reply(verdict))
+    yield Turn([system, _user(write("check", *shown))], _reply(verdict))
     if not query.right:
-        message = messages.write("rewrite", *shown, verdict)
+        message = write("rewrite", *shown, verdict)
         yield Turn([system, _user(message)], _reply(prompts.fence(variant.rename(question.gold))))
 
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.runtime import Runtime
 
 from groundwire import adapters
 from groundwire.adapters import Endpoint, EndpointError, Question, ToolError
-from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend, SQLContext, build_sql_graph
+from groundwire.adapters.sql_agents.langgraph import build_sql_graph
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT
@@ -33,14 +30,14 @@ def database(tmp_path: Path) -> str:
 
 
 def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
-    return Endpoint(base_url=server.base_url, model=server.model, sampling={"temperature": 0.5, "max_tokens": 9})
+    return Endpoint(base_url=server.base_url, model=server.model)
 
 
 async def _run(
     replies: list[str | Reply], database: str, max_turns: int = 3, **options: Any
 ) -> tuple[adapters.Answer, list[dict]]:
     async with ScriptedPolicyServer(replies=replies) as server:
-        backend = LangGraphSQLBackend(max_turns=max_turns, **options)
+        backend = adapters.get("langgraph")(max_turns=max_turns, **options)
         try:
             answer = await backend.run(
                 Question(id="1", text="Which singers?", database=database, answers=SQL), _endpoint(server)
@@ -127,31 +124,26 @@ async def test_the_full_prompts_name_the_dialect_and_the_mistakes_and_the_feedba
     assert "Do not write a corrected query" in check
     assert "VERDICT: CORRECT, or VERDICT: INCORRECT" in check
     assert feedback in rewrite
-    with pytest.raises(ValueError, match="prompt_profile is 'long'"):
-        await _run([], database, prompt_profile="long")
 
 
 @pytest.mark.parametrize("turns", [1, 2])
 async def test_a_prose_question_is_answered_from_the_rows_of_the_last_query(database: str, turns: int) -> None:
     replies = [RIGHT, *["CORRECT"] * (turns - 1), "\nAnn and Bob sing."]
     async with ScriptedPolicyServer(replies=replies) as server:
-        backend = LangGraphSQLBackend(max_turns=turns)
+        backend = adapters.get("langgraph")(max_turns=turns)
         question = Question(id="1", text="谁唱歌？", database=database, answers=TEXT)
         answer = await backend.run(question, _endpoint(server))
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
     assert answer.steps[-1]["agent"] == "answer_question"
-    assert server.requests[-1]["messages"][-1]["content"] == prompts.answer_message(
-        "谁唱歌？", "SELECT name FROM singer", "[('Ann',), ('Bob',)]"
+    assert server.requests[-1]["messages"][-1]["content"] == prompts.write(
+        "answer", "谁唱歌？", "SELECT name FROM singer", "[('Ann',), ('Bob',)]"
     )
 
 
-async def test_the_schema_and_the_sampling_parameters_reach_the_model(database: str) -> None:
+async def test_the_schema_reaches_the_model(database: str) -> None:
     _, requests = await _run([RIGHT, "CORRECT"], database)
-    for request in requests:
-        assert "singer" in request["messages"][0]["content"]
-        assert request["temperature"] == 0.5
-        assert request.get("max_tokens", request.get("max_completion_tokens")) == 9
+    assert all("singer" in request["messages"][0]["content"] for request in requests)
 
 
 async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(database: str) -> None:
@@ -162,7 +154,7 @@ async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(dat
 
 async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
-    backend = LangGraphSQLBackend()
+    backend = adapters.get("langgraph")()
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
         await backend.run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
     await backend.stop()
@@ -176,27 +168,21 @@ async def test_a_missing_database_is_a_tool_error(tmp_path: Path) -> None:
 async def test_the_graph_works_without_training(database: str) -> None:
     async with ScriptedPolicyServer(replies=[RIGHT, "CORRECT"]) as server:
         model = ChatOpenAI(model="scripted", base_url=server.base_url, api_key="none")
-        context = SQLContext(model=model, database=database)
-        state = await build_sql_graph().ainvoke({"question": "Which singers?"}, context=context)
+        state = await build_sql_graph(model).ainvoke({"question": "Which singers?", "database": database})
     assert state["sql"] == "SELECT name FROM singer"
 
 
-async def test_any_graph_over_messages_is_a_backend(database: str) -> None:
-    async def think(state: MessagesState, runtime: Runtime[ChatOpenAI]) -> dict[str, list]:
-        return {"messages": [await runtime.context.ainvoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState, ChatOpenAI).add_node("think", think).add_edge(START, "think").compile()
-    async with ScriptedPolicyServer(replies=["Two."]) as server:
-        backend = LangGraphBackend(graph, make_context=lambda question, endpoint, model: model)
-        answer = await backend.run(
-            Question(id="1", text="How many?", database=database, answers=SQL), _endpoint(server)
-        )
-        await backend.stop()
-    assert answer.text == "Two."
-    assert server.requests[0]["messages"] == [{"content": "How many?", "role": "user"}]
-    assert server.requests[0]["temperature"] == 0.5
-
-
-def test_a_turn_limit_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_turns is 0"):
-        build_sql_graph(max_turns=0)
+def test_a_wrong_option_is_refused() -> None:
+    make = adapters.get("langgraph")
+    for options, message in (
+        ({"max_turns": 0}, "max_turns is 0, but an agent needs at least one turn"),
+        ({"table_info_truncate": -5}, "table_info_truncate is -5; it must be at least 1"),
+        ({"execution_truncate": -1}, "execution_truncate is -1; it must be at least 0"),
+        (
+            {"prompt_profile": "long"},
+            "prompt_profile of agent 'sql_graph' is 'long'; it must be 'short' or 'full'",
+        ),
+        ({"turns": 1}, "agent 'sql_graph' has no option 'turns'; it has max_turns, check_last, prompt_profile, "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**options)

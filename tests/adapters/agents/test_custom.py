@@ -7,6 +7,8 @@ import functools
 import re
 import threading
 import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ import openai
 import pytest
 
 from groundwire import adapters
-from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError, agent_backend
+from groundwire.adapters import AgentError, Answer, Backend, Endpoint, Question, ToolError, agent_backend
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
@@ -227,11 +229,57 @@ def test_an_unusable_agent_has_a_one_line_error(
     assert "\n" not in str(caught.value)
 
 
-def test_a_backend_gets_the_options_that_its_constructor_names() -> None:
-    backend: Any = make_backend(
-        resolve("fast", backend="openai-agents", agent_options={"max_turns": 5, "execution_truncate": 99})
-    )
-    assert (backend.max_turns, backend.execution_truncate, backend.show_keys) == (5, 99, False)
+def test_a_backend_gets_the_options_that_its_constructor_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(kw_only=True)
+    class Lengthy(Backend):
+        max_turns: int = 3
+        lines: int = 1
+
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            return Answer(text="x" * self.lines)
+
+    monkeypatch.setattr(factory.adapters, "get", lambda name: Lengthy)
+    backend: Any = make_backend(resolve("fast", agent_options={"lines": 5}))
+    assert (backend.max_turns, backend.lines) == (2, 5)  # of the preset, and given
+
+
+def test_a_function_that_makes_the_agent_gets_its_options_and_the_runs_prompts() -> None:
+    def make(*, style: str = "short", limit: int = 3, prompts: Mapping[str, str] = {"rule": "Be brief."}) -> Any:
+        return lambda question: f"{style} {limit} {prompts['rule']}"
+
+    async def answer(backend: Backend, **prompts: str) -> str:
+        endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m", prompts=prompts)
+        return (await backend.run(Question(id="1", text="?", database=""), endpoint)).text
+
+    backend = agent_backend(make, options={"style": "long", "limit": 5})
+    assert backend.default_prompts("prose") == {"rule": "Be brief."}
+    assert asyncio.run(answer(backend)) == "long 5 Be brief."
+    assert asyncio.run(answer(backend, rule="Be exact.")) == "long 5 Be exact."
+    with pytest.raises(ValueError, match=r"has no option 'styl'; it has style, limit$"):
+        agent_backend(make, options={"styl": "long"})
+    with pytest.raises(ValueError, match="the option limit of agent 'make' is 'x'; it must be a valid integer"):
+        agent_backend(make, options={"limit": "x"})
+
+
+async def test_an_agent_of_earlier_prompts_is_left_when_many_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.adapters.agents.making._KEPT", 2)
+    left: list[str] = []
+
+    @asynccontextmanager
+    async def make(*, prompts: Mapping[str, str] | None = None) -> AsyncIterator[Any]:
+        name = (prompts or {"rule": "own"})["rule"]
+        try:
+            yield lambda question: name
+        finally:
+            left.append(name)
+
+    backend = agent_backend(make)
+    for name in "abac":
+        endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m", prompts={"rule": name})
+        assert (await backend.run(Question(id="1", text="?", database=""), endpoint)).text == name
+    assert left == ["b"]
+    await backend.stop()
+    assert sorted(left) == ["a", "b", "c"]
 
 
 def test_a_set_option_without_effect_is_refused() -> None:
@@ -240,7 +288,7 @@ def test_a_set_option_without_effect_is_refused() -> None:
     make_backend(resolve("hf", **custom))
     with pytest.raises(ConfigError, match="is no function that makes an agent, so it has no options: leave out max_t"):
         make_backend(resolve("fast", **custom, agent_options={"max_turns": 7}))
-    with pytest.raises(ConfigError, match=r"agent 'mcp' has no option 'check_last'; it has .*, max_turns"):
+    with pytest.raises(ConfigError, match=r"agent 'mcp' has no option 'check_last'; it has max_turns, prompt"):
         make_backend(resolve("fast", backend="mcp", agent_options={"check_last": True}))
     make_backend(resolve("qwen", trainer="verl", backend="mcp"))  # the preset's check_last is for another agent
     with pytest.raises(ConfigError, match="--agent means nothing to backend 'mcp'"):

@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from pydantic import BaseModel
 from rich.console import Console
-from test_unmodified_agents import traced
+from test_agents import traced
 
 from groundwire.adapters import AgentSetupError, Endpoint, Question, agent_backend
 from groundwire.adapters.tracing import LLMCall

@@ -13,19 +13,26 @@ from typing import Any
 import agents
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
-from agents import Agent, RunContextWrapper
+from agents import Agent
 from agents.tracing import TracingProcessor, get_trace_provider
 
 from groundwire import adapters
-from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
-from groundwire.adapters.openai_agents import OpenAIAgentsBackend
+from groundwire.adapters import (
+    AgentError,
+    Answer,
+    Endpoint,
+    EndpointError,
+    PromptTooLongError,
+    Question,
+    ToolError,
+    agent_backend,
+)
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
-from groundwire.tools.types import TEXT, AgentStep
+from groundwire.tools.types import TEXT
 from groundwire.train.store.spans import LightningSpanSink
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
@@ -53,12 +60,14 @@ def database(tmp_path: Path) -> str:
     return str(path)
 
 
-async def _run(
-    replies: Script, database: str, backend: OpenAIAgentsBackend | None = None, **sampling: Any
-) -> tuple[Answer, list[dict[str, Any]]]:
+def _streamed(**options: Any) -> adapters.Backend:
+    return agent_backend("streamed_sql_agent:streamed", options=options)
+
+
+async def _run(replies: Script, database: str, backend: Any = None) -> tuple[Answer, list[dict[str, Any]]]:
     async with ScriptedPolicyServer(replies=replies) as server:
-        endpoint = Endpoint(base_url=server.base_url, model=server.model, sampling=sampling)
-        backend = backend or OpenAIAgentsSQLBackend()
+        endpoint = Endpoint(base_url=server.base_url, model=server.model)
+        backend = backend or adapters.get("openai-agents")()
         try:
             answer = await backend.run(
                 Question(id="1", text="Which singers?", database=database, answers=SQL), endpoint
@@ -68,7 +77,7 @@ async def _run(
         return answer, server.requests
 
 
-async def _traced(replies: Script, database: str, backend: OpenAIAgentsSQLBackend) -> tuple[Answer, list[LLMCall]]:
+async def _traced(replies: Script, database: str, backend: adapters.Backend) -> tuple[Answer, list[LLMCall]]:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
     ids = rollout.rollout_id, rollout.attempt.attempt_id
@@ -85,40 +94,40 @@ async def _traced(replies: Script, database: str, backend: OpenAIAgentsSQLBacken
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(database: str, stream: bool) -> None:
-    backend = OpenAIAgentsSQLBackend(stream=stream)
+    backend = _streamed() if stream else adapters.get("openai-agents")()
     replies = [_calls("SELECT id FROM singer"), f"```sql\nSELECT 1\n```\n{FENCED}"]
     answer, requests = await _run(replies, database, backend)
     assert answer.text == NAMES
     assert [bool(request.get("stream")) for request in requests] == [stream, stream]
     assert requests[1]["messages"][-1]["content"] == "[(1,), (2,)]"
-    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
+    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("tool", True)]
 
 
 async def test_the_messages_are_those_of_the_prompts_module(database: str) -> None:
-    backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
+    backend = adapters.get("openai-agents")(example_values=0, show_keys=False)
     _, [request, _] = await _run([_calls(NAMES), FENCED], database, backend)
     system, user = request["messages"]
-    assert system["content"] == prompts.tool_system_message("CREATE TABLE singer ( id int , name text )")
-    assert user["content"] == prompts.write_message("Which singers?")
+    assert system["content"] == prompts.write("tool_system", "CREATE TABLE singer ( id int , name text )")
+    assert user["content"] == prompts.write("write", "Which singers?")
     assert request["tools"] == [{"type": "function", "function": prompts.QUERY_TOOL}]
 
 
 async def test_a_prose_question_is_answered_with_the_final_reply(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
-        backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
+        backend = adapters.get("openai-agents")(example_values=0, show_keys=False)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, answers=TEXT), endpoint)
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
-    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
+    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("tool", True)]
     system, user = server.requests[0]["messages"]
-    assert system["content"] == prompts.prose_system_message("CREATE TABLE singer ( id int , name text )")
-    assert user["content"] == prompts.ask_message("谁唱歌？")
+    assert system["content"] == prompts.write("prose_system", "CREATE TABLE singer ( id int , name text )")
+    assert user["content"] == prompts.write("ask", "谁唱歌？")
 
 
 async def test_a_prose_question_has_no_answer_when_the_turns_run_out(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES)] * 2) as server:
-        backend = OpenAIAgentsSQLBackend(max_turns=1)
+        backend = adapters.get("openai-agents")(max_turns=1)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="Who sings?", database=database, answers=TEXT), endpoint)
         await backend.stop()
@@ -141,11 +150,11 @@ async def test_a_reply_without_a_block_answers_with_the_last_successful_query(da
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_running_out_of_turns_is_no_failure(database: str, stream: bool) -> None:
-    backend = OpenAIAgentsSQLBackend(max_turns=2, stream=stream)
+    backend = _streamed(max_turns=2) if stream else adapters.get("openai-agents")(max_turns=2)
     answer, requests = await _run([_calls(NAMES), *[_calls("SELECT nope")] * 2], database, backend)
     assert answer.text == NAMES
     assert len(requests) == 3
-    answer, _ = await _run([_calls("SELECT nope")] * 2, database, OpenAIAgentsSQLBackend(max_turns=1))
+    answer, _ = await _run([_calls("SELECT nope")] * 2, database, adapters.get("openai-agents")(max_turns=1))
     assert answer.text == ""
 
 
@@ -170,15 +179,9 @@ async def test_several_calls_in_one_reply_are_all_answered(database: str) -> Non
     assert [message["content"] for message in requests[1]["messages"][-2:]] == ["[(1,)]", "[(2,)]"]
 
 
-async def test_sampling_parameters_reach_the_model_also_those_unknown_to_the_sdk(database: str) -> None:
-    given = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "seed": 3, "stop": ["x"]}
-    _, [request] = await _run([FENCED], database, **given)
-    assert {name: request[name] for name in given} == given
-
-
 async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: str) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
-        endpoint, backend = Endpoint(base_url=server.base_url, model="m"), OpenAIAgentsSQLBackend()
+        endpoint, backend = Endpoint(base_url=server.base_url, model="m"), adapters.get("openai-agents")()
         with pytest.raises(EndpointError, match="out of cards") as caught:
             await backend.run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
         await backend.stop()
@@ -189,7 +192,7 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: 
 async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
-        await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
+        await adapters.get("openai-agents")().run(Question(id="1", text="?", database=database, answers=SQL), endpoint)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -199,7 +202,7 @@ async def test_a_broken_database_is_a_tool_error(database: str, stream: bool) ->
         return _calls(NAMES)
 
     with pytest.raises(ToolError, match=r"concerts\.sqlite"):
-        await _run(reply, database, OpenAIAgentsSQLBackend(stream=stream))
+        await _run(reply, database, _streamed() if stream else None)
     with pytest.raises(ToolError, match=r"concerts\.sqlite"):
         await _run([FENCED], database)
 
@@ -208,48 +211,15 @@ async def test_an_exception_in_the_agents_code_is_an_agent_error(database: str) 
     def instructions(context: Any, agent: Any) -> str:
         raise KeyError("a bug")
 
-    backend = OpenAIAgentsBackend(Agent(name="broken", instructions=instructions))
+    backend = agent_backend(Agent(name="broken", instructions=instructions))
     with pytest.raises(AgentError, match="KeyError: 'a bug'"):
         await _run([FENCED], database, backend)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_any_agent_is_a_backend_and_its_final_output_is_the_answer(database: str, stream: bool) -> None:
-    @agents.function_tool
-    def count_singers(context: RunContextWrapper[dict[str, Any]]) -> str:
-        """How many singers there are."""
-        context.context["steps"].append(AgentStep(agent="guide", kind="tool", input="", output="2", ok=True))
-        return "2"
-
-    backend = OpenAIAgentsBackend(
-        Agent(name="guide", instructions="Count.", tools=[count_singers]),
-        agents=("guide",),
-        make_input=lambda question: f"{question.text} Count them.",
-        make_context=lambda question, steps: {"steps": steps},
-        read_answer=lambda question, context, output: f"{output} ({len(context['steps'])} steps)",
-        stream=stream,
-    )
-    answer, requests = await _run([_calls(arguments="{}", name="count_singers"), "Two."], database, backend)
-    assert answer.text == "Two. (3 steps)"
-    assert [step["kind"] for step in answer.steps] == ["llm", "tool", "llm"]
-    assert requests[0]["messages"][-1]["content"] == "Which singers? Count them."
-    default = OpenAIAgentsBackend(Agent(name="guide"), max_turns=1)
-    assert (await _run(["Two."], database, default))[0].text == "Two."
-
-
-class _Triage(OpenAIAgentsSQLBackend):
-    """Two agents: one hands over to the other."""
-
-    agents = ("triage", "sql_agent")
-
-    def build(self) -> Agent[Any]:
-        return Agent(name="triage", instructions="Hand over.", handoffs=[super().build()])
-
-
-@pytest.mark.parametrize("stream", [False, True])
 async def test_each_call_has_the_name_of_its_agent_also_after_a_handoff(database: str, stream: bool) -> None:
     replies = [_calls(arguments="{}", name="transfer_to_sql_agent"), _calls(NAMES), FENCED]
-    answer, calls = await _traced(replies, database, _Triage(stream=stream))
+    answer, calls = await _traced(replies, database, _streamed(stream=stream, triage=True))
     assert answer.text == NAMES
     assert [call.agent for call in calls] == ["triage", "sql_agent", "sql_agent"]
     assert [call.agent for call in calls_of_agents(calls, "^sql")] == ["sql_agent", "sql_agent"]
@@ -260,7 +230,7 @@ async def test_concurrent_rollouts_do_not_mix_their_answers(database: str) -> No
         return f"```sql\nSELECT {body['messages'][-1]['content'].split()[1]}\n```"
 
     async with ScriptedPolicyServer(replies=reply) as server:
-        backend = OpenAIAgentsSQLBackend()
+        backend = adapters.get("openai-agents")()
         endpoint = Endpoint(base_url=server.base_url, model="m")
         questions = [Question(id=str(i), text=str(i), database=database, answers=SQL) for i in range(16)]
         answers = await asyncio.gather(*(backend.run(question, endpoint) for question in questions))
@@ -270,7 +240,7 @@ async def test_concurrent_rollouts_do_not_mix_their_answers(database: str) -> No
 
 async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     replies = [_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED]
-    _, calls = await _traced(replies, database, OpenAIAgentsSQLBackend())
+    _, calls = await _traced(replies, database, adapters.get("openai-agents")())
     [trajectory] = trajectories(calls)
     assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.calls]
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
@@ -318,7 +288,6 @@ async def test_a_too_long_prompt_has_its_own_error_type(database: str) -> None:
         await _run([Reply(status=400, text="9 tokens too many", code="context_length_exceeded")], database)
 
 
-def test_the_backend_has_its_name_and_refuses_a_turn_limit_below_one() -> None:
-    assert adapters.get("openai-agents") is OpenAIAgentsSQLBackend
+def test_a_turn_limit_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="max_turns is 0"):
-        OpenAIAgentsSQLBackend(max_turns=0)
+        adapters.get("openai-agents")(max_turns=0)

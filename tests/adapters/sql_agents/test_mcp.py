@@ -18,8 +18,7 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Endpoint, Question, ToolError
-from groundwire.adapters.sql_agents.mcp import McpSQLBackend
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
+from groundwire.adapters.sql_agents import mcp
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 
@@ -44,6 +43,20 @@ def databases(tmp_path: Path) -> list[str]:
             conn.executemany("INSERT INTO t VALUES (?, 'many')", [(i,) for i in range(200)])
         conn.close()
     return list(map(str, paths))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The objects that started servers."""
+    made: list[Any] = []
+
+    class Noted(mcp.McpQueries):
+        def __init__(self, toolkit: Any) -> None:
+            super().__init__(toolkit)
+            made.append(self)
+
+    monkeypatch.setattr(mcp, "McpQueries", Noted)
+    return made
 
 
 @asynccontextmanager
@@ -88,32 +101,33 @@ QUERIES = [
 async def test_the_model_reads_the_same_as_with_the_tool_in_process(databases: list[str]) -> None:
     options: dict[str, Any] = {"max_turns": len(QUERIES), "execution_truncate": 72}
     seen = []
-    for backend in (OpenAIAgentsSQLBackend(**options), McpSQLBackend(**options)):
+    for backend in (adapters.get("openai-agents")(**options), adapters.get("mcp")(**options)):
         async with _stopped(backend):
             replies = [*map(_call, QUERIES), "```sql\nSELECT 1\n```"]
             for reply, number in zip(replies, itertools.count(), strict=False):
                 if isinstance(reply, Reply):
                     reply.tool_calls[0]["id"] = f"call_{number}"  # type: ignore[index]
             answer, requests = await _run(backend, replies, databases[0])
-            seen.append((answer, requests))
+            read = [(request["messages"], request["tools"]) for request in requests]
+            seen.append((answer.text, answer.steps, read))
     assert seen[0] == seen[1]
 
 
 @pytest.mark.usefixtures("forked_python")
 async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
-    databases: list[str],
+    databases: list[str], started: list[Any]
 ) -> None:
     def reply(body: dict[str, Any]) -> Reply | str:
         last = body["messages"][-1]
         return f"```sql\n{last['content']}\n```" if last["role"] == "tool" else _call("SELECT id FROM t LIMIT 1")
 
-    async with _stopped(McpSQLBackend()) as backend, ScriptedPolicyServer(replies=reply) as server:
+    async with _stopped(adapters.get("mcp")()) as backend, ScriptedPolicyServer(replies=reply) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m")
         answers = await asyncio.gather(
             *(backend.run(Question(id="", text="?", database=path, answers=SQL), endpoint) for path in databases * 4)
         )
         assert [answer.text for answer in answers] == ["[(0,)]", "[(1,)]", "[(2,)]"] * 4
-        processes = [running.result()._process for running in backend._servers.values()]
+        processes = [running.result()._process for running in started[0]._servers.values()]
         assert [process.poll() for process in processes] == [None, None]
     assert None not in [process.poll() for process in processes]
 
@@ -121,7 +135,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
 @pytest.mark.usefixtures("forked_python")
 async def test_a_slow_query_delays_no_other_rollout(databases: list[str]) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    async with _stopped(McpSQLBackend(query_timeout_s=1.5)) as backend:
+    async with _stopped(adapters.get("mcp")(query_timeout_s=1.5)) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         slow_one = asyncio.create_task(_run(backend, [_call(slow), "x"], databases[0]))
         await asyncio.sleep(0.2)
@@ -132,10 +146,12 @@ async def test_a_slow_query_delays_no_other_rollout(databases: list[str]) -> Non
 
 
 @pytest.mark.usefixtures("forked_python")
-async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another(databases: list[str]) -> None:
-    async with _stopped(McpSQLBackend()) as backend:
+async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another(
+    databases: list[str], started: list[Any]
+) -> None:
+    async with _stopped(adapters.get("mcp")()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
-        [running] = backend._servers.values()
+        [running] = started[0]._servers.values()
         os.kill(running.result()._process.pid, signal.SIGKILL)
         await _until_refused(running.result()._client.transport.url)
         with pytest.raises(ToolError, match=r"the MCP server for .*many"):
@@ -145,10 +161,12 @@ async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another
 
 
 @pytest.mark.usefixtures("forked_python")
-async def test_a_broken_database_is_a_tool_error_and_the_server_continues(databases: list[str]) -> None:
-    async with _stopped(McpSQLBackend()) as backend:
+async def test_a_broken_database_is_a_tool_error_and_the_server_continues(
+    databases: list[str], started: list[Any]
+) -> None:
+    async with _stopped(adapters.get("mcp")()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
-        [running] = backend._servers.values()
+        [running] = started[0]._servers.values()
 
         def reply(_: Any) -> Reply:
             Path(databases[0]).write_bytes(b"no database at all" * 100)
@@ -156,8 +174,4 @@ async def test_a_broken_database_is_a_tool_error_and_the_server_continues(databa
 
         with pytest.raises(ToolError):
             await _run(backend, reply, databases[0])
-        assert list(backend._servers.values()) == [running]
-
-
-def test_the_backend_has_its_name() -> None:
-    assert adapters.get("mcp") is McpSQLBackend
+        assert list(started[0]._servers.values()) == [running]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import own_agents
 import pytest
-import unmodified_agents
 from agentlightning.store.memory import InMemoryLightningStore
 from programs import ROOT
 
@@ -27,11 +27,11 @@ from groundwire.adapters import (
     TurnLimitError,
     agent_backend,
 )
+from groundwire.adapters.agents.command import CommandBackend
+from groundwire.adapters.agents.conversation import Conversation
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.adapters.unmodified.command import CommandBackend
-from groundwire.adapters.unmodified.conversation import Conversation
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentResult
 from groundwire.train.store.spans import LightningSpanSink
@@ -69,7 +69,7 @@ async def traced(replies: Script) -> AsyncIterator[Traced]:
 
 
 def backend_of(name: str, **options: Any) -> Any:
-    return agent_backend(f"unmodified_agents:{name}", **options)
+    return agent_backend(f"own_agents:{name}", **options)
 
 
 async def test_calls_of_a_graph_with_its_own_model_belong_to_their_rollout_and_node() -> None:
@@ -203,8 +203,8 @@ async def test_a_reply_that_the_agent_cannot_use_is_a_failure_that_the_policy_ca
 
 
 async def test_input_and_output_can_be_set() -> None:
-    module = Path(unmodified_agents.__file__)
-    own = {"agent_input": "test_unmodified_agents:shout", "agent_output": "test_unmodified_agents:short"}
+    module = Path(own_agents.__file__)
+    own = {"agent_input": "test_agents:shout", "agent_output": "test_agents:short"}
     async with traced(lambda _: FENCED) as policy:
         answer, [call] = await policy.run(agent_backend(f"{module}:blocking", **own))
     assert (answer.text, call.messages[0]["content"]) == ("```sql", "WHICH SINGERS?")
