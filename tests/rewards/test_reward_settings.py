@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.evaluation.metrics import component_means
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
@@ -118,9 +120,10 @@ def test_wrong_judge_settings_are_a_config_error() -> None:
 
 
 def test_a_step_logs_the_mean_of_each_component() -> None:
-    from groundwire.train.local.trainer import _means
-
-    assert _means([{"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1}]) == {
-        "executes": 0.0667,
-        "judge": 0.75,
-    }
+    judged = ({"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1})
+    rollouts = [
+        SimpleNamespace(outcome=SimpleNamespace(reward_components=components), succeeded=True) for components in judged
+    ]
+    failed = SimpleNamespace(outcome=SimpleNamespace(reward_components={"judge": 0.0}), succeeded=False)
+    means: Any = component_means([*rollouts, failed])  # type: ignore[list-item]
+    assert means == {"executes": 0.0667, "judge": 0.75}
