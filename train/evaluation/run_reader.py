@@ -33,7 +33,7 @@ _PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward", "turn_s
 
 
 def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
-    """A run as a row of :func:`groundwire.train.evaluation.table.table`.
+    """A run as a row of :func:`groundwire.train.evaluate.table`.
 
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
     temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Their calls are

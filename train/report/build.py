@@ -1,28 +1,49 @@
-"""Builds a run's report: one HTML page that loads nothing, which a content security policy enforces."""
+"""Builds a run's report: one HTML page that loads nothing, which a content security policy enforces.
+
+The run is read twice, one step at a time. The first pass leaves a short note on every rollout, from which those are
+chosen that the page shows; the second pass reads these, and shortens their texts, so the page stays small for any run.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from groundwire.adapters.tracing import calls_of_agents, trajectories
+from groundwire.domains import gold_answer
+from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.evaluation.diagnosis import KINDS
+from groundwire.train.evaluation.diagnosis import KINDS, credit_lines, diagnose
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts, css_class, svg
-from groundwire.train.report.rollout_browser import choose, read_notes, rollout_data
-from groundwire.train.report.token_text import token_decoder
+from groundwire.train.report.token_text import TokenDecoder, token_decoder
+from groundwire.train.store.rollout import Rollout
 
 _FOLDER = Path(__file__).parent
+# They limit a page to about 540 rollouts with about 20 kB of text and 3,000 tokens each.
+MAX_QUESTIONS = 150  # validation questions, before and after; those with a changed reward come first
+MAX_STEPS = 30  # training steps, evenly spaced, with one group each: if possible one with unequal rewards
+MAX_GROUP = 8  # rollouts per group
+MAX_FAILURES = 10  # training rollouts per type of failure
+MAX_CHARACTERS = 4000  # per text
+MAX_TOKENS = 1500  # per trajectory, of its beginning and its end
+MAX_TRAJECTORIES = 6  # per rollout
+MAX_TURNS = 24  # per rollout
+
+_CUT = " … "
+_MAX_BADGE = 40  # characters of a task's column that is shown as a badge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +129,211 @@ def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What is known of a rollout after the first pass. ``place`` is its batch, and its index in it."""
+
+    place: tuple[int, int]
+    step: int
+    mode: str
+    temperature: float
+    group: str
+    task: str
+    failure: str
+    reward: float | None
+    why: str
+    credit: list[str]
+
+
+@dataclass
+class RunNotes:
+    """The result of the first pass. ``lengths`` has the mean tokens of a step's replies and prompts."""
+
+    rollouts: list[Note] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Rollouts per kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
+    lengths: dict[int, dict[str, float]] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def read_notes(run: RunDir) -> RunNotes:
+    """Read the whole run once."""
+    notes = RunNotes()
+    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable)):
+        for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
+            notes.reasons[reason.kind] += 1
+            notes.rollouts.append(
+                Note(
+                    place=(batch_index, index),
+                    step=rollout.step,
+                    mode=str(rollout.mode),
+                    temperature=rollout.sampling["temperature"],
+                    group=rollout.group,
+                    task=str(rollout.task["id"]),
+                    failure=rollout.outcome.failure,
+                    reward=rollout.outcome.reward,
+                    why=reason.text,
+                    credit=list(credit_lines(rollout)),
+                )
+            )
+        if calls := [call for rollout in batch if rollout.mode == "train" for call in rollout.trainable_calls]:
+            notes.lengths[batch[0].step] = {
+                "reply": fmean(len(call.response_ids) for call in calls),
+                "prompt": fmean(len(call.prompt_ids) for call in calls),
+            }
+    return notes
+
+
+def choose(notes: Sequence[Note]) -> list[Note]:
+    """The notes of the shown rollouts, in the order of the run."""
+    chosen = {note.place: note for note in (*_validation(notes), *_training(notes))}
+    return [chosen[place] for place in sorted(chosen)]
+
+
+def rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> dict[str, Any]:
+    """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
+    notes = {note.place: note for note in chosen}
+    tasks: dict[str, dict[str, Any]] = {}
+    rollouts: list[dict[str, Any]] = []
+    words: dict[tuple[int, str], int] = {}
+    for batch_index, batch in enumerate(run.rollout_batches(None, [])):  # a resumed run may have repeated a step since
+        for index, rollout in enumerate(batch):
+            if note := notes.get((batch_index, index)):
+                tasks.setdefault(note.task, _task(rollout.task))
+                spans = _token_spans(rollout, run.config(rollout.step).get("agent_match"))
+                tokens = [_with_words(span, decoder, words) for span in spans]
+                rollouts.append(_rollout(rollout, note) | {"tokens": tokens})
+    return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
+
+
+def _training(notes: Sequence[Note]) -> Iterator[Note]:
+    by_step: dict[int, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
+    failures: Counter[str] = Counter()
+    for note in notes:
+        if note.mode != "train":
+            continue
+        by_step[note.step][note.group].append(note)
+        if note.failure:
+            failures[note.failure] += 1
+            if failures[note.failure] <= MAX_FAILURES:
+                yield note
+    for step in _evenly_spaced(sorted(by_step), MAX_STEPS):
+        groups = list(by_step[step].values())
+        unequal = [group for group in groups if len({note.reward for note in group}) > 1]
+        yield from (unequal or groups)[0][:MAX_GROUP]
+
+
+def _validation(notes: Sequence[Note]) -> Iterator[Note]:
+    """The same questions before and after training, at the lowest temperature."""
+    validation = [note for note in notes if note.mode == "val"]
+    if not validation:
+        return
+    lowest = min(note.temperature for note in validation)
+    by_step: dict[int, dict[str, Note]] = defaultdict(dict)
+    for note in validation:
+        if note.temperature == lowest:
+            by_step[note.step][note.task] = note
+    before, after = by_step[min(by_step)], by_step[max(by_step)]
+    changed = [task for task in before if task in after and before[task].reward != after[task].reward]
+    others = [task for task in before if task not in set(changed)]
+    free = max(0, MAX_QUESTIONS - len(changed))
+    for task in [*changed[:MAX_QUESTIONS], *_evenly_spaced(others, free)]:
+        yield before[task]
+        if task in after:
+            yield after[task]
+
+
+def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
+    if len(values) <= count:
+        return list(values)
+    if count < 2:
+        return list(values[:count])
+    return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
+
+
+def _task(task: Mapping[str, Any]) -> dict[str, Any]:
+    gold = gold_answer(task)
+    texts = {name: value for name, value in task.items() if name not in ("id", "question") and value != gold}
+    badges = {
+        name: value
+        for name, value in texts.items()
+        if isinstance(value, str) and 0 < len(value) <= _MAX_BADGE and not Path(value).is_absolute()
+    }
+    return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": badges}
+
+
+def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
+    outcome = rollout.outcome
+    return {
+        "id": rollout.rollout_id,
+        "task": note.task,
+        "step": rollout.step,
+        "mode": rollout.mode,
+        "temperature": note.temperature,
+        "status": outcome.status,
+        "reward": outcome.reward,
+        "message": _shorten(outcome.message),
+        "reward_components": dict(outcome.reward_components),
+        "why": "" if rollout.mode == "val" and not outcome.failure else note.why,
+        "credit": note.credit,
+        "seconds": round(rollout.seconds, 2),
+        "answer": _shorten(outcome.answer),
+        "input": _shorten(outcome.input),
+        "judged_field": outcome.judged_field,
+        "turns": [
+            {
+                **{name: step[name] for name in ("agent", "kind", "ok")},
+                "input": _shorten(step["input"]),
+                "output": _shorten(step["output"]),
+            }
+            for step in outcome.steps[:MAX_TURNS]
+        ],
+    }
+
+
+def _token_spans(rollout: Rollout, agent_match: str | None) -> list[list[Any]]:
+    """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0); in validation, sampled or not.
+
+    ``[-1, [n]]`` stands for n tokens that are left out.
+    """
+    calls = rollout.trainable_calls
+    shown = trajectories(calls_of_agents(calls, agent_match))[:MAX_TRAJECTORIES]
+    credits = {(call.sequence, call.choice): call.credit for call in calls if call.credit}
+    spans = []
+    for trajectory in shown:
+        mask = token_credit(trajectory, credits)[0] if credits else trajectory.loss_mask
+        ids = trajectory.prompt_ids + trajectory.response_ids
+        spans.append(_spans(ids, [0] * len(trajectory.prompt_ids) + mask))
+    return spans
+
+
+def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple[int, str], int]) -> list[list[Any]]:
+    """``spans`` with each token id replaced by its index in ``words``, to which new ones are added."""
+    ids = [token_id for mask, part in spans if mask >= 0 for token_id in part]
+    indices = iter([words.setdefault(pair, len(words)) for pair in zip(ids, decoder.pieces(ids), strict=True)])
+    return [[mask, part if mask < 0 else [next(indices) for _ in part]] for mask, part in spans]
+
+
+def _spans(ids: Sequence[int], mask: Sequence[int]) -> list[list[Any]]:
+    left_out = max(0, len(ids) - MAX_TOKENS)
+    head = MAX_TOKENS // 4 if left_out else len(ids)
+    spans: list[list[Any]] = []
+    for index, (token_id, in_loss) in enumerate(zip(ids, mask, strict=True)):
+        if head <= index < head + left_out:
+            if index == head:
+                spans.append([-1, [left_out]])
+            continue
+        if not spans or spans[-1][0] != in_loss:
+            spans.append([in_loss, []])
+        spans[-1][1].append(token_id)
+    return spans
+
+
+def _shorten(text: str) -> str:
+    """The beginning and the end of a text."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]}{_CUT}({len(text) - 2 * half:,} characters){_CUT}{text[-half:]}"

@@ -25,9 +25,9 @@ from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import show_summary
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluate import details
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.run_reader import paired_changes
-from groundwire.train.evaluation.table import details
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row
 

@@ -24,12 +24,11 @@ from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluate import app
+from groundwire.train.evaluate import app, comparison, details, speed_table, table
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.run_reader import read_speed
-from groundwire.train.evaluation.table import comparison, details, speed_table, table
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
 from groundwire.train.policy import STARTER

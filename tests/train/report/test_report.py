@@ -25,12 +25,20 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.report import rollout_browser
 from groundwire.train.report.__main__ import app
-from groundwire.train.report.build import build
+from groundwire.train.report.build import (
+    MAX_CHARACTERS,
+    MAX_GROUP,
+    MAX_QUESTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
+    MAX_TURNS,
+    Note,
+    build,
+    choose,
+)
 from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
 from groundwire.train.report.live import make_server
-from groundwire.train.report.rollout_browser import Note, choose
 from groundwire.train.report.token_text import token_decoder
 from groundwire.train.why import app as why_app
 
@@ -295,7 +303,7 @@ def note(step: int, number: int, *, mode: str, reward: float) -> Note:
 def test_the_number_of_shown_rollouts_is_limited() -> None:
     made = [note(step, number, mode="train", reward=float(number == 0)) for step in range(500) for number in range(20)]
     chosen = choose(made)
-    assert len(chosen) == rollout_browser.MAX_STEPS * rollout_browser.MAX_GROUP
+    assert len(chosen) == MAX_STEPS * MAX_GROUP
     assert {chosen[0].step, chosen[-1].step} == {0, 499}
 
 
@@ -305,7 +313,7 @@ def test_validation_questions_with_a_changed_reward_come_first() -> None:
         for number in range(1000):
             made.append(note(step, number, mode="val", reward=float(number >= 990 and step == 9)))
     chosen = choose(made)
-    assert len(chosen) == 2 * rollout_browser.MAX_QUESTIONS
+    assert len(chosen) == 2 * MAX_QUESTIONS
     assert {str(number) for number in range(990, 1000)} <= {shown.task for shown in chosen}
 
 
@@ -315,11 +323,11 @@ def test_long_texts_and_prompts_are_cut_in_the_middle_with_a_note(tmp_path: Path
     run = new_run(tmp_path)
     run.write_rows(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
     [shown] = read(run).data["rollouts"]
-    assert len(shown["turns"]) == rollout_browser.MAX_TURNS
-    assert len(shown["turns"][0]["input"]) < rollout_browser.MAX_CHARACTERS + 60
+    assert len(shown["turns"]) == MAX_TURNS
+    assert len(shown["turns"][0]["input"]) < MAX_CHARACTERS + 60
     assert "46,000 characters" in shown["turns"][0]["input"]
     _, left_out, _, (sampled, tokens) = shown["tokens"][0]
-    assert left_out == [-1, [9000 + len(call["response_ids"]) - rollout_browser.MAX_TOKENS]]
+    assert left_out == [-1, [9000 + len(call["response_ids"]) - MAX_TOKENS]]
     assert (sampled, len(tokens)) == (1, len(call["response_ids"]))
 
 
