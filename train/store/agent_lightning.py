@@ -27,26 +27,6 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
 
-__all__ = [
-    "ATTEMPT_FIELDS",
-    "Config",
-    "Request",
-    "ResourcesFields",
-    "RolloutFields",
-    "SpanFields",
-    "attempt_json",
-    "outcome_spans",
-    "read_record",
-    "read_request",
-    "read_resources",
-    "read_rollout",
-    "read_span",
-    "request_json",
-    "resources_json",
-    "rollout_json",
-    "span_json",
-]
-
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 _METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None}

@@ -17,8 +17,6 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.secrets import masked_values
 from groundwire.train.store.rollout import ENDED, TRANSITIONS, Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 
-__all__ = ["RolloutStore", "StateMachine", "attempt_of", "without_secrets"]
-
 T = TypeVar("T", bound=LLMCall | SpanRecord | Outcome)
 _QUEUED, _OPEN = ("queuing", "requeuing"), ("preparing", "running")
 _TEXTS: Mapping[type, Sequence[str]] = {

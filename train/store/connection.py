@@ -29,8 +29,6 @@ from groundwire.tools.http.access_token import token_for
 from groundwire.train.store.errors import DAMAGED, StoreFailedError, StoreGoneError
 from groundwire.train.store.health import API, check_store
 
-__all__ = ["MAX_BATCH_BYTES", "RequestBatcher", "Response", "StoreConnection"]
-
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500

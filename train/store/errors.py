@@ -14,16 +14,6 @@ from __future__ import annotations
 from groundwire.adapters.tracing.spans import SinkRefusedError
 from groundwire.tools.errors import UserError
 
-__all__ = [
-    "DAMAGED",
-    "MongoStoreError",
-    "StoreAddressError",
-    "StoreFailedError",
-    "StoreFileError",
-    "StoreGoneError",
-    "StoreLostDataError",
-]
-
 DAMAGED = "StoreFileError"
 """The ``error_type`` of a response whose request will fail again, because the store's file is damaged."""
 

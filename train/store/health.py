@@ -12,7 +12,6 @@ from groundwire.train.store.errors import StoreAddressError
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["API", "HEALTH", "check_store"]
 
 API = "/v1/agl"
 """The path prefix of agentlightning 0.3's API."""

@@ -42,8 +42,6 @@ from groundwire.train.store.limits import (
 )
 from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters, checks_items
 
-__all__ = ["application", "bind", "serve"]
-
 _log = logging.getLogger(__name__)
 _SHUTDOWN_S = 2.0
 _MAX_BATCH = 64  # requests in one; our client sends 32

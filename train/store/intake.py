@@ -20,8 +20,6 @@ from groundwire.train.store.limits import (
     first_problem,
 )
 
-__all__ = ["SpanIntake"]
-
 _PART = 200
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")
 _NANO = 1_000_000_000

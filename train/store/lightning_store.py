@@ -27,8 +27,6 @@ from groundwire.train.store.base import attempt_of
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Rollout
 from groundwire.train.store.sqlite import ROLLOUT_COLUMNS, SqliteStore
 
-__all__ = ["FIELDS", "LightningStore"]
-
 Json = dict[str, Any]
 _PAGE_SIZE = 16 << 20
 """Characters after which a page ends, although its limit would allow more items."""

@@ -15,18 +15,6 @@ from typing import Any
 from agentlightning.types import Span
 from pydantic import BaseModel, ValidationError
 
-__all__ = [
-    "MAX_ITEMS",
-    "MAX_REQUEST_BYTES",
-    "CheckedSpan",
-    "RefusedValueError",
-    "check_id",
-    "check_json_size",
-    "check_request",
-    "decompress",
-    "first_problem",
-]
-
 MAX_REQUEST_BYTES = 16 << 20
 """A call of a million tokens is about 10 MB of JSON."""
 MAX_ITEMS = 10_000

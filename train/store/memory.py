@@ -18,8 +18,6 @@ from groundwire.train.store.base import StateMachine, attempt_of, without_secret
 from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
 
-__all__ = ["MemoryStore"]
-
 _MAX_BYTES = 4 << 30
 _OBJECT_BYTES, _ITEM_BYTES = 2048, 32
 _SCAN_S = 0.1

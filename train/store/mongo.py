@@ -17,8 +17,6 @@ from pymongo.errors import PyMongoError
 
 from groundwire.train.store.errors import MongoStoreError
 
-__all__ = ["MongoStore"]
-
 _TIMEOUT_MS = 2000
 _DATABASE, _PARTITION = "agentlightning", "groundwire"
 

@@ -34,8 +34,6 @@ from groundwire.train.store.connection import MAX_BATCH_BYTES, StoreConnection
 from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Outcome, Rollout, RolloutStatus
 
-__all__ = ["RemoteStore"]
-
 _MAX_ITEMS = 1000
 _UNFINISHED = ("queuing", "requeuing", "preparing", "running")
 

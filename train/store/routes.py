@@ -17,8 +17,6 @@ from groundwire.train.store.lightning_store import FIELDS
 from groundwire.train.store.limits import MAX_ITEMS, RefusedValueError
 from groundwire.train.store.rollout import AttemptStatus, RolloutStatus
 
-__all__ = ["NOT_BATCHED", "ROUTES", "Call", "PathParameters", "checks_items"]
-
 _MAX_PAGE = 1000  # items of a list; "total" says how many there are
 _NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_stats")
 

@@ -41,8 +41,6 @@ from groundwire.train.store.base import StateMachine, attempt_of
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.rollout import TRANSITIONS, Attempt, Outcome, Rollout
 
-__all__ = ["MEMORY", "SqliteStore"]
-
 MEMORY = ":memory:"
 """The path of a store without a file."""
 _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
