@@ -19,14 +19,16 @@ from typing import Any, NoReturn
 from groundwire.tools.secrets import mask_secrets
 
 _EXTRAS = {
+    "agentlightning": "agentlightning",
     "agents": "openai-agents",
     "langchain_core": "langgraph",
     "langchain_openai": "langgraph",
     "langgraph": "langgraph",
+    "litellm": "judge",
     **dict.fromkeys(
         (
-            "agentlightning", "httpx_aiohttp", "jinja2", "litellm", "llguidance", "matplotlib", "numpy", "openai",
-            "pandas", "pyarrow", "safetensors", "tokenizers", "torch", "transformers",
+            "httpx_aiohttp", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
+            "safetensors", "tokenizers", "torch", "transformers",
         ),
         "train",
     ),
@@ -47,8 +49,8 @@ def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> st
 
 def check_trainer() -> None:
     """Raise ``ModuleNotFoundError`` if only the base is installed, so that no other error is reported first."""
-    if find_spec("agentlightning") is None:
-        raise ModuleNotFoundError("No module named 'agentlightning'", name="agentlightning")
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 _USER_ERRNOS = {

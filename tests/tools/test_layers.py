@@ -237,5 +237,5 @@ def test_an_interpreter_without_the_base_is_refused_with_the_command_that_instal
 
 def test_a_function_of_python_names_the_missing_layer(base: dict[str, str]) -> None:
     done = _python("-c", "from groundwire.train import fit; fit(print, 'spider')", base=base)
-    message = "CommandError: this needs agentlightning, which is not installed: pip install 'groundwire[train]'"
+    message = "CommandError: this needs torch, which is not installed: pip install 'groundwire[train]'"
     assert done.stderr.splitlines()[-1].endswith(message)

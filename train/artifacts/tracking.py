@@ -50,7 +50,7 @@ def check_otlp(url: str) -> None:
             "OTEL_EXPORTER_OTLP_HEADERS"
         )
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ConfigError("--otlp: its package is not installed: pip install opentelemetry-exporter-otlp-proto-http")
+        raise ConfigError("--otlp: its package is not installed: pip install 'groundwire[otlp]'")
     try:
         httpx.get(url, timeout=_OTLP_S)
     except httpx.HTTPError as error:

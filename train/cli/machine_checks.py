@@ -38,7 +38,6 @@ VERSION_SETS = {
         "transformers": "5.23.0",
         "tokenizers": "0.23.3",
         "llguidance": "1.9.1",
-        "litellm": "1.106.2",
         "langgraph": "1.2.22",
         "openai-agents": "0.20.0",
     },
@@ -77,18 +76,17 @@ def check_python() -> Iterator[Check]:
 
 
 def check_packages() -> Iterator[Check]:
-    """Agent Lightning, OpenTelemetry, and how this laptop's versions differ from those that were tested."""
-    found = installed_version("agentlightning")
-    if found is None:
-        yield Check(
-            "failure", "agentlightning is not installed, so nothing can be trained", "pip install 'groundwire[train]'"
-        )
+    """PyTorch, Agent Lightning, and how this laptop's versions differ from those that were tested."""
+    if installed_version("torch") is None:
+        yield Check("failure", "torch is not installed, so nothing can be trained", "pip install 'groundwire[train]'")
         return
-    level = "ok" if found == _AGENTLIGHTNING else "warning"
-    yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
-    found = installed_version("opentelemetry-sdk")
-    if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
-        yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
+    if (lightning := installed_version("agentlightning")) is not None:
+        level = "ok" if lightning == _AGENTLIGHTNING else "warning"
+        yield Check(level, f"agentlightning {lightning} (known good: {_AGENTLIGHTNING})")
+        tracing = installed_version("opentelemetry-sdk")
+        if tracing is not None and tuple(int(part) for part in tracing.split(".")[:2]) >= _OTEL_LIMIT:
+            remedy = "pip install 'opentelemetry-sdk<1.45'"
+            yield Check("failure", f"opentelemetry-sdk {tracing} loses the spans of agentlightning", remedy)
     if installed_version("verl") is not None:
         return  # compared with verl's set
     known = VERSION_SETS["laptop"]
