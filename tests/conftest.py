@@ -22,8 +22,6 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
-
 # Importing torch, transformers and the agent frameworks makes a million objects that stay: looking through all of them
 # for garbage, again and again, is a fifth of the time that collecting the tests takes.
 gc.set_threshold(100_000, 50, 50)

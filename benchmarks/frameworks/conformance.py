@@ -18,17 +18,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from agentlightning.store.memory import InMemoryLightningStore
-
 from benchmarks.frameworks._agents import AGENTS, Agent
 from benchmarks.frameworks._policy import GOLD, SQLPolicy
 from groundwire.adapters import Answer, Backend, BackendError, Endpoint, Question, agent_backend
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajectories
+from groundwire.adapters.tracing import LLMCall, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.rollout import Rollout
 
 _AT_ONCE = 8
 _ERROR = 400
@@ -43,15 +42,16 @@ async def check(agent: Agent) -> dict[str, Any]:
             db.executescript(
                 "CREATE TABLE film (title TEXT, year INT); INSERT INTO film VALUES ('Heat', 1995), ('Alien', 1979);"
             )
-        policy, store = SQLPolicy(database), InMemoryLightningStore()
+        policy, store = SQLPolicy(database), MemoryStore()
         async with (
             ScriptedPolicyServer(replies=policy.reply) as server,
-            LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+            LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
         ):
 
             async def rollout(number: int) -> tuple[Answer | BackendError, list[LLMCall]]:
-                started = await store.start_rollout(input={})
-                ids = started.rollout_id, started.attempt.attempt_id
+                await store.enqueue([Rollout(task={})])
+                [started] = await store.dequeue(1)
+                ids = started.rollout_id, started.attempts[-1].attempt_id
                 question = Question(
                     id=str(number),
                     text=f"Which films came out after 1990? This is request {number}.",
@@ -64,7 +64,8 @@ async def check(agent: Agent) -> dict[str, Any]:
                 except BackendError as error:
                     answer = error
                 await proxy.flush()
-                return answer, all_calls_from_spans(await store.query_spans(*ids))
+                await store.get(started.rollout_id)
+                return answer, started.calls
 
             results = [await rollout(0), *await asyncio.gather(*(rollout(n + 1) for n in range(_AT_ONCE)))]
     return {**_result(policy, results), "problems": list(_problems(agent, policy, results))}

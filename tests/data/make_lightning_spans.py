@@ -26,7 +26,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.memory import MemoryStore
 
 PATH = Path(__file__).with_name("lightning_spans.json")
 KEPT = ("openai.chat.completion", "agentlightning.annotation", "raw_gen_ai_request", "litellm_request")
@@ -51,7 +51,7 @@ async def agent(task: Any, llm: agl.ProxyLLM, rollout: Any) -> float:
 
 
 async def by_runner(url: str, store: Any) -> None:
-    async with LLMProxy(upstreams=[url], sink=LightningSpanSink(InMemoryLightningStore())) as proxy:
+    async with LLMProxy(upstreams=[url], sink=MemoryStore()) as proxy:
         model = agl.ProxyLLM(endpoint=f"http://127.0.0.1:{proxy.port}/v1", model="m")
         runner: Any = agl.LitAgentRunner(tracer=AgentOpsTracer())
         with runner.run_context(agent=agent, store=store):

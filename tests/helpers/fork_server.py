@@ -39,7 +39,7 @@ MODULES = (
     "groundwire.train.evaluate",
     "groundwire.train.report.__main__",
     "groundwire.train.local.trainer",
-    "groundwire.train.rollouts.runner.lightning_agents",
+    "groundwire.train.rollouts.runner.pool",
     "groundwire.train.store.__main__",
     "groundwire.train.verl.launch",
     "groundwire.train.report.charts",

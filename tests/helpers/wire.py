@@ -6,15 +6,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
+from open_rollouts import OpenRollouts
 
-from groundwire.adapters.tracing import LLMCall, Trajectory, all_calls_from_spans, trajectories
+from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
-from groundwire.train.store.spans import LightningSpanSink
 
 ARGUMENTS = '{"sql": "SELECT 1"}'
 PARAMETERS = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
@@ -33,7 +32,7 @@ class Bench:
 
     async def calls(self) -> list[LLMCall]:
         await self.proxy.flush()
-        return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
+        return await self.store.calls(self.rollout_id)
 
     async def trajectories(self) -> list[Trajectory]:
         return trajectories(await self.calls())
@@ -45,13 +44,13 @@ async def bench(request: Any) -> AsyncIterator[Any]:
     closing: list[Any] = []
 
     async def make(*replies: Any) -> Bench:
-        store, server = InMemoryLightningStore(), ScriptedPolicyServer(replies)
+        store, server = OpenRollouts(), ScriptedPolicyServer(replies)
         await server.start()
         policy: Any = {"policy": server} if request.param == "in process" else {"upstreams": [server.base_url]}
-        proxy = LLMProxy(sink=LightningSpanSink(store), **policy)
+        proxy = LLMProxy(sink=store, **policy)
         await proxy.start()
         closing.extend([proxy.stop, server.stop])
-        return Bench(server, proxy, store, await store.start_rollout(input={}))
+        return Bench(server, proxy, store, await store.start())
 
     yield make
     for close in closing:
@@ -62,13 +61,13 @@ async def bench(request: Any) -> AsyncIterator[Any]:
 async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Any]:
     """A bench with a small random model, its ``engine`` and ``tokenizer``."""
     engine = LocalEngine(*tiny_policy, max_model_len=400)
-    store, server = InMemoryLightningStore(), PolicyServer(engine)
+    store, server = OpenRollouts(), PolicyServer(engine)
     await server.start()
     options: dict[str, Any] = {"policy": server}
     if request.param == "behind HTTP":
         options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
-    async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
-        b: Any = Bench(server, proxy, store, await store.start_rollout(input={}))  # type: ignore[arg-type]
+    async with LLMProxy(sink=store, **options) as proxy:
+        b: Any = Bench(server, proxy, store, await store.start())  # type: ignore[arg-type]
         b.engine, b.tokenizer = engine, engine.tokenizer
         yield b
     await server.stop()

@@ -20,7 +20,7 @@ _TIMEOUT_S = 60.0
 _IMPORTS_S = 300.0
 """Of an agent or a reward."""
 _PROBE = """
-import groundwire.train.store.runner_client
+import groundwire.train.store.remote
 from groundwire.tools.terminal import version
 print(version())
 """

@@ -19,8 +19,8 @@ from pathlib import Path
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.startup import child_python_path
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.store.http_server import bind, serve
 from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.server import bind, serve
 
 __all__ = ["RunnerProcesses"]
 

@@ -1,3 +1,1 @@
-"""The Lightning store: backends, server and client."""
-
-import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
+"""The store of rollouts: in memory, in SQLite, behind HTTP; its edge speaks Agent Lightning 0.3."""

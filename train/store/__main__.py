@@ -59,7 +59,7 @@ def main(
             raise CommandError("--keep works with --path and --memory only; let MongoDB's own tools delete old data")
         check_listen(host, given_token(token_file))
         token = access_token(token_file)
-        from groundwire.train.store.http_server import bind
+        from groundwire.train.store.server import bind
 
         listener = bind(host, port)
         asyncio.run(_serve(_open_store(path, mongo), listener, token, keep))
@@ -81,7 +81,7 @@ def _open_store(path: Path | None, mongo: str | None) -> Any:
 
 
 async def _serve(store: Any, listener: socket.socket, token: str, keep: float | None = None) -> None:
-    from groundwire.train.store.http_server import serve
+    from groundwire.train.store.server import serve
 
     stopped = asyncio.Event()
     try:

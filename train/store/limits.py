@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentlightning.types import Span
 from pydantic import BaseModel, ValidationError
 
 MAX_REQUEST_BYTES = 16 << 20
@@ -32,16 +31,6 @@ _MAX_NUMBERS = 1 << 20  # token ids in a list
 _MAX_BRACKETS = 1 << 19  # a list takes 60 bytes and a microsecond
 _END = object()
 _ANY_JSON = ("input", "metadata", "heartbeat_stats")
-
-
-class CheckedSpan(Span):
-    """A span whose attributes are checked by :func:`check_request`.
-
-    Agent Lightning declares their values as a union of eight types. For a list of numbers pydantic tries one after the
-    other, and keeps an error of 400 bytes for each number.
-    """
-
-    attributes: dict[str, Any]
 
 
 class RefusedValueError(ValueError):
@@ -87,7 +76,7 @@ def _check_tree(body: Any) -> None:
 
 def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, BaseModel):
-        for field, item in vars(value).items():  # Agent Lightning logs a warning when a ProxyLLM's endpoint is read
+        for field, item in vars(value).items():
             if field == "attributes":
                 _check_attributes(item)
             else:
@@ -102,7 +91,7 @@ def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_attributes(attributes: Mapping[str, Any] | None) -> None:
-    """Check what :class:`CheckedSpan` does not: that each value is a number, text, or a list of either."""
+    """Check that each value is a number, text, or a list of either."""
     for name, value in (attributes or {}).items():
         kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
         if not (kinds <= {str} or kinds <= {bool, int, float}):

@@ -1,9 +1,7 @@
-"""Serves any store of Agent Lightning over the HTTP API of its store server (0.3).
+"""Serves a store over the HTTP API of Agent Lightning's store server (0.3).
 
-Agent Lightning's own server spends most of a request in middlewares, validation of the response and a parser in Python.
-Here a route is an entry of a table: the status, the model of the request, the store's method. ``LightningStoreClient``
-and the OTLP exporter work unchanged. Three routes are added, for our client: ``/spans/batch``, ``/spans/next/batch``,
-and ``/batch`` for any requests. A request that would fail again has a 4xx status, so clients do not repeat it.
+Agent Lightning's ``LightningStoreClient`` and the OTLP exporter work unchanged. ``/batch`` takes any requests. One that
+would fail again has a 4xx status, so clients do not repeat it.
 """
 
 from __future__ import annotations
@@ -18,13 +16,10 @@ import sqlite3
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import pydantic
 import pydantic_core
-from agentlightning.store import client_server as wire
-from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, Span, Worker
 from aiohttp import web
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -35,65 +30,34 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from groundwire.tools.http.guard import Guard, middleware
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
-from groundwire.train.store.health import API, HEALTH
+from groundwire.train.store.health import API
+from groundwire.train.store.intake import SpanIntake
 from groundwire.train.store.limits import (
-    MAX_ITEMS,
     MAX_REQUEST_BYTES,
-    CheckedSpan,
     RefusedValueError,
     check_json_size,
     check_request,
     decompress,
     first_problem,
 )
-from groundwire.train.store.span_intake import SpanIntake
-
-__all__ = ["application", "bind", "serve"]
+from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters, checks_items
 
 _log = logging.getLogger(__name__)
 _SHUTDOWN_S = 2.0
-_MAX_PAGE = 1000  # items of a list; "total" says how many there are
 _MAX_BATCH = 64  # requests in one; our client sends 32
 _BACKLOG = 1024  # a hundred runners connect at the same moment
 _TRACES = "/v1/traces"
 _PROTOBUF = "application/x-protobuf"
 _ENCODING, _ENCODINGS = "Content-Encoding", ("identity", "gzip", "deflate")
 _BODY_S = 60.0
-_NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_stats")
-_QUERIED_MODELS: dict[str, type[pydantic.BaseModel]] = {
-    "query_rollouts": Rollout,
-    "query_attempts": Attempt,
-    "query_resources": ResourcesUpdate,
-    "query_spans": Span,
-    "query_workers": Worker,
-}
 _LARGE_BYTES = 256 << 10
-# A batch of lists would hold up all other clients, and its answer would have no limit.
-_NOT_BATCHED = (
-    *(wire.QueryRolloutsRequest, wire.QueryAttemptsRequest, wire.QueryResourcesRequest, wire.QuerySpansRequest),
-    *(wire.QueryWorkersRequest, wire.WaitForRolloutsRequest),
-)
 _LIST_PARAMETERS = ("status_in", "rollout_id_in")
 
-_PathParameters = Mapping[str, str]
-_Call = Callable[[LightningStore, _PathParameters, Any], Awaitable[Any]]
-_Endpoint = Callable[[_PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
-
-
-_T = TypeVar("_T")
-_Items = Annotated[list[_T], pydantic.Field(max_length=MAX_ITEMS)]
-
-
-class _EnqueueRequest(wire.EnqueueManyRolloutsRequest):
-    rollouts: _Items[EnqueueRolloutRequest]
+_Endpoint = Callable[[PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
 
 
 class _UnreadableError(Exception):
     """The body cannot be read; with the status and the reason."""
-
-
-class _BadRequestError(Exception):
-    """The request can never be served."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -113,7 +77,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serve(store: LightningStore, listener: socket.socket, *, token: str) -> AsyncIterator[str]:
+async def serve(store: Any, listener: socket.socket, *, token: str) -> AsyncIterator[str]:
     """Serve ``store`` to clients with ``token``, on the running event loop and the socket of :func:`bind`.
 
     Yields the server's URL.
@@ -129,12 +93,15 @@ async def serve(store: LightningStore, listener: socket.socket, *, token: str) -
             await runner.cleanup()
 
 
-def application(store: LightningStore, token: str) -> web.Application:
-    """The API over ``store``, for one event loop. All requests but the health check need ``token``."""
+def application(store: Any, token: str) -> web.Application:
+    """The API over ``store``, for one event loop. All requests but the health check need ``token``.
+
+    ``store`` is a :class:`.lightning_store.LightningStore`, or has its methods, as Agent Lightning's stores have.
+    """
     guard = Guard(token=token, public=[f"{API}/health"], protobuf=[_TRACES])
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard), _report_unreadable])
     app.router.add_post(_TRACES, _otlp_handler(store))
-    endpoints = {route: _endpoint(store, route) for route in _ROUTES}
+    endpoints = {route: _endpoint(store, route) for route in ROUTES}
     for route, endpoint in endpoints.items():
         method, path = route.split()
         app.router.add_route(method, API + path, _handler(endpoint))
@@ -143,116 +110,20 @@ def application(store: LightningStore, token: str) -> web.Application:
     return app
 
 
-def _with_fields(method: str) -> _Call:
-    """Call the store's method with the fields that the request sets."""
-
-    async def call(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-        fields = {name: getattr(body, name) for name in body.model_fields_set} if body is not None else {}
-        if method in _QUERIED_MODELS:
-            _check_query(fields, _QUERIED_MODELS[method])
-            limit = fields.get("limit", -1)
-            fields["limit"] = _MAX_PAGE if limit == -1 else min(limit, _MAX_PAGE)
-        if method.startswith("update"):
-            for name in _NOT_NULL:
-                if name in fields and fields[name] is None:
-                    raise _BadRequestError(f"{name} is null; leave it out to keep its value")
-        return await getattr(store, method)(**path, **fields)
-
-    return call
-
-
-def _with_body(method: str) -> _Call:
-    """Call the store's method with the request's body as its last argument."""
-
-    async def call(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-        return await getattr(store, method)(*path.values(), body)
-
-    return call
-
-
-def _check_query(fields: Mapping[str, Any], model: type[pydantic.BaseModel]) -> None:
-    if (sort := fields.get("sort_by")) is not None and sort not in model.model_fields:
-        raise _BadRequestError(f"sort_by is {sort!r}; allowed: {', '.join(model.model_fields)}")
-    if (limit := fields.get("limit", -1)) < 1 and limit != -1:
-        raise _BadRequestError(f"limit is {limit}; it must be above 0, or -1 for no limit")
-    if fields.get("offset", 0) < 0:
-        raise _BadRequestError(f"offset is {fields['offset']}; it must not be negative")
-
-
-async def _health(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    return HEALTH
-
-
-async def _enqueue(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    return list(await store.enqueue_many_rollouts(body.rollouts)) if body.rollouts else []
-
-
-async def _dequeue(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    limit = min(body.limit, _MAX_PAGE)
-    return list(await store.dequeue_many_rollouts(limit=limit, worker_id=body.worker_id)) if limit > 0 else []
-
-
-async def _add_spans(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    intake = SpanIntake(store)
-    await intake.add_json(body)
-    if intake.refused:
-        raise _BadRequestError(intake.message())
-    return intake.new_ids  # the client has the rest
-
-
-async def _next_sequence_id(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    return {"sequence_id": await store.get_next_span_sequence_id(body.rollout_id, body.attempt_id)}
-
-
-_ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
-_ROUTES: dict[str, tuple[int, Any, _Call]] = {
-    "GET /health": (200, None, _health),
-    "POST /queues/rollouts/enqueue": (201, _EnqueueRequest, _enqueue),
-    "POST /queues/rollouts/dequeue": (200, wire.DequeueManyRolloutsRequest, _dequeue),
-    "POST /rollouts": (201, wire.RolloutRequest, _with_fields("start_rollout")),
-    "GET /rollouts": (200, wire.QueryRolloutsRequest, _with_fields("query_rollouts")),
-    "POST /rollouts/search": (200, wire.QueryRolloutsRequest, _with_fields("query_rollouts")),
-    f"GET {_ROLLOUT}": (200, None, _with_fields("get_rollout_by_id")),
-    f"POST {_ROLLOUT}": (200, wire.UpdateRolloutRequest, _with_fields("update_rollout")),
-    f"GET {_ATTEMPTS}": (200, wire.QueryAttemptsRequest, _with_fields("query_attempts")),
-    f"POST {_ATTEMPTS}": (201, wire.StartAttemptRequest, _with_fields("start_attempt")),
-    f"POST {_ATTEMPTS}/search": (200, wire.QueryAttemptsRequest, _with_fields("query_attempts")),
-    f"GET {_ATTEMPTS}/latest": (200, None, _with_fields("get_latest_attempt")),
-    f"POST {_ATTEMPTS}/{{attempt_id}}": (200, wire.UpdateAttemptRequest, _with_fields("update_attempt")),
-    "GET /workers": (200, wire.QueryWorkersRequest, _with_fields("query_workers")),
-    "POST /workers/search": (200, wire.QueryWorkersRequest, _with_fields("query_workers")),
-    "GET /workers/{worker_id}": (200, None, _with_fields("get_worker_by_id")),
-    "POST /workers/{worker_id}": (200, wire.UpdateWorkerRequest, _with_fields("update_worker")),
-    "GET /statistics": (200, None, _with_fields("statistics")),
-    "GET /resources": (200, wire.QueryResourcesRequest, _with_fields("query_resources")),
-    "POST /resources": (201, NamedResources, _with_body("add_resources")),
-    "GET /resources/latest": (200, None, _with_fields("get_latest_resources")),
-    "GET /resources/{resources_id}": (200, None, _with_fields("get_resources_by_id")),
-    "POST /resources/{resources_id}": (200, NamedResources, _with_body("update_resources")),
-    "GET /spans": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
-    "POST /spans": (201, CheckedSpan, _with_body("add_span")),
-    "POST /spans/batch": (201, _Items[Any], _add_spans),
-    "POST /spans/search": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
-    "POST /spans/next": (200, wire.NextSequenceIdRequest, _next_sequence_id),
-    "POST /spans/next/batch": (200, _Items[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
-    "POST /waits/rollouts": (200, wire.WaitForRolloutsRequest, _with_fields("wait_for_rollouts")),
-}
-
-
-def _endpoint(store: LightningStore, route: str) -> _Endpoint:
+def _endpoint(store: Any, route: str) -> _Endpoint:
     """A function from a request's path parameters, query and body to the status and JSON body of the response."""
-    success, model, call = _ROUTES[route]
+    success, model, call = ROUTES[route]
     adapter = None if model is None else pydantic.TypeAdapter(model)
 
-    async def respond(path: _PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
+    async def respond(path: PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
         try:
             # The thread leaves the event loop to other clients, for most of the time.
-            parse = functools.partial(_parse_request, adapter, path, query, body, check=call is not _add_spans)
+            parse = functools.partial(_parse_request, adapter, path, query, body, check=not checks_items(route))
             request = await asyncio.to_thread(parse) if len(body) > _LARGE_BYTES else parse()
             return success, pydantic_core.to_json(await call(store, path, request))
         except pydantic.ValidationError as error:
             status, detail = 422, first_problem(error)
-        except (_BadRequestError, RefusedValueError) as error:
+        except RefusedValueError as error:
             status, detail = 400, str(error)
         except ValueError as error:  # raised by the stores for an unknown rollout or attempt
             status, detail = 404, str(error)
@@ -281,7 +152,7 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
     routes = [
         (re.compile(route.replace("{", "(?P<").replace("}", ">[^/]+)")), endpoint)
         for route, endpoint in endpoints.items()
-        if _ROUTES[route][1] not in _NOT_BATCHED
+        if route not in NOT_BATCHED
     ]
 
     async def respond(method: str, path: str, body: str) -> tuple[int, str]:
@@ -308,7 +179,7 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
 
 
 def _parse_request(
-    adapter: pydantic.TypeAdapter[Any] | None, path: _PathParameters, query: Any, body: bytes, *, check: bool
+    adapter: pydantic.TypeAdapter[Any] | None, path: PathParameters, query: Any, body: bytes, *, check: bool
 ) -> Any:
     request = None
     if adapter is not None and query is not None:
@@ -359,7 +230,7 @@ def _no_route(method: str, path: str) -> str:
     return f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3"
 
 
-def _otlp_handler(store: LightningStore) -> Any:
+def _otlp_handler(store: Any) -> Any:
     """OTLP over HTTP, as the OpenTelemetry exporter of Agent Lightning's tracer sends it."""
 
     async def handle(request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import own_agents
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
+from open_rollouts import OpenRollouts
 from programs import ROOT
 
 from groundwire.adapters import (
@@ -29,12 +29,11 @@ from groundwire.adapters import (
 )
 from groundwire.adapters.agents.command import CommandBackend
 from groundwire.adapters.agents.conversation import Conversation
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentResult
-from groundwire.train.store.spans import LightningSpanSink
 
 Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
 FENCED = "```sql\nSELECT name FROM singer\n```"
@@ -49,21 +48,21 @@ class Traced:
     async def run(
         self, backend: Any, question: str = "Which singers?", database: str = "x.sqlite", **columns: Any
     ) -> tuple[Answer, list[LLMCall]]:
-        rollout = await self._store.start_rollout(input={})
+        rollout = await self._store.start()
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         endpoint = Endpoint(base_url=self.proxy.base_url(*ids), model="policy", api_key="of-the-run")
         asked = Question(id="1", text=question, database=database, answers=SQL, columns=columns)
         answer = await backend.run(asked, endpoint)
         await self.proxy.flush()
-        return answer, all_calls_from_spans(await self._store.query_spans(*ids))
+        return answer, await self._store.calls(ids[0])
 
 
 @asynccontextmanager
 async def traced(replies: Script) -> AsyncIterator[Traced]:
-    store = InMemoryLightningStore()
+    store = OpenRollouts()
     async with (
         ScriptedPolicyServer(replies=replies) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
         yield Traced(server, proxy, store)
 
@@ -133,10 +132,10 @@ async def test_the_author_s_key_is_not_sent_to_the_policy() -> None:
             seen.append(dict(request.headers))
             return await super()._chat(request)
 
-    store = InMemoryLightningStore()
+    store = OpenRollouts()
     async with (
         Recording(replies=lambda _: FENCED) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
         await Traced(server, proxy, store).run(backend_of("many_clients"))
     assert len(seen) == 5

@@ -12,9 +12,9 @@ from typing import Any
 
 import agents
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from agents import Agent
 from agents.tracing import TracingProcessor, get_trace_provider
+from open_rollouts import OpenRollouts
 
 from groundwire import adapters
 from groundwire.adapters import (
@@ -28,12 +28,11 @@ from groundwire.adapters import (
     agent_backend,
 )
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT
-from groundwire.train.store.spans import LightningSpanSink
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
 _ids = itertools.count()
@@ -78,18 +77,18 @@ async def _run(replies: Script, database: str, backend: Any = None) -> tuple[Ans
 
 
 async def _traced(replies: Script, database: str, backend: adapters.Backend) -> tuple[Answer, list[LLMCall]]:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout(input={})
+    store = OpenRollouts()
+    rollout = await store.start()
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     async with (
         ScriptedPolicyServer(replies=replies) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
         endpoint = Endpoint(base_url=proxy.base_url(*ids), model=server.model)
         answer = await backend.run(Question(id="1", text="Which singers?", database=database, answers=SQL), endpoint)
         await backend.stop()
         await proxy.flush()
-    return answer, calls_from_spans(await store.query_spans(*ids))
+    return answer, await store.calls(ids[0])
 
 
 @pytest.mark.parametrize("stream", [False, True])

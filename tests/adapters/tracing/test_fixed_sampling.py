@@ -8,12 +8,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
+from open_rollouts import OpenRollouts
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.train.store.spans import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "hello"}]
 TRAINERS = {"temperature": 1.0, "seed": 7, "max_tokens": 64}
@@ -23,16 +22,16 @@ SENT = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens")
 @pytest.fixture(params=["in process", "behind HTTP"])
 async def ask(request: Any) -> AsyncIterator[Any]:
     """Sends an agent's request in a rollout with given parameters; returns those that the policy got."""
-    store, server = InMemoryLightningStore(), ScriptedPolicyServer(lambda _: "x")
+    store, server = OpenRollouts(), ScriptedPolicyServer(lambda _: "x")
     await server.start()
     policy: Any = {"policy": server} if request.param == "in process" else {"upstreams": [server.base_url]}
     proxies: dict[bool, LLMProxy] = {}
     for enforces in (True, False):
-        proxies[enforces] = LLMProxy(sink=LightningSpanSink(store), fixed_sampling=enforces, **policy)
+        proxies[enforces] = LLMProxy(sink=store, fixed_sampling=enforces, **policy)
         await proxies[enforces].start()
 
     async def send(trainers: Any, *requests: Any, api: str = "chat/completions", enforces: bool = True) -> list[Any]:
-        rollout = await store.start_rollout(input={}, metadata={"sampling": trainers} if trainers else None)
+        rollout = await store.start(sampling=trainers or {})
         url = proxies[enforces].base_url(rollout.rollout_id, rollout.attempt.attempt_id)
         async with aiohttp.ClientSession() as session:
             for body in requests:

@@ -9,15 +9,14 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout
 from chaos.mutations import gzip_bomb
+from open_rollouts import OpenRollouts
 
 from groundwire.adapters import AGENT_HEADER
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, open_attempts
+from groundwire.adapters.tracing import LLMCall, open_attempts
 from groundwire.adapters.tracing.proxy import CallsNotStoredError, HostUnusableError, LLMProxy, PortInUseError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.rollout import Rollout
 
 HELLO = [{"role": "user", "content": "héllo"}]
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}
@@ -26,9 +25,9 @@ TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "ar
 class Bench:
     """A store with one rollout, and a proxy before a scripted policy."""
 
-    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any, rollout: AttemptedRollout) -> None:
+    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any, rollout: Rollout) -> None:
         self.server, self.proxy, self.store = server, proxy, store
-        self.rollout_id, self.attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        self.rollout_id, self.attempt_id = rollout.rollout_id, rollout.attempts[-1].attempt_id
         self.url = proxy.base_url(self.rollout_id, self.attempt_id)
         self.client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
 
@@ -41,20 +40,20 @@ class Bench:
 
 
 async def stored(store: Any, rollout_id: str) -> list[LLMCall]:
-    return all_calls_from_spans(await store.query_spans(rollout_id))
+    return await store.calls(rollout_id)
 
 
-class SlowStore(InMemoryLightningStore):
+class SlowStore(OpenRollouts):
     """Takes its time, and fails the first ``failures`` writes."""
 
     failures = 0
 
-    async def add_many_spans(self, spans: Any) -> Any:
+    async def add_calls(self, calls: Any) -> None:
         await asyncio.sleep(0.2)
         if self.failures:
             self.failures -= 1
             raise ConnectionError("the store is away")
-        return await super().add_many_spans(spans)
+        await super().add_calls(calls)
 
 
 @pytest.fixture
@@ -63,12 +62,12 @@ async def bench() -> AsyncIterator[Any]:
     closing: list[Any] = []
 
     async def make(replies: Any, *, store: Any = None, **options: Any) -> Bench:
-        store = store or InMemoryLightningStore()
+        store = store or OpenRollouts()
         server = ScriptedPolicyServer(replies=replies)
         await server.start()
-        proxy = LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store), **options)
+        proxy = LLMProxy(upstreams=[server.base_url], sink=store, **options)
         await proxy.start()
-        made = Bench(server, proxy, store, await store.start_rollout(input={}))
+        made = Bench(server, proxy, store, await store.start(max_attempts=2))
         closing.extend([made.client.close, proxy.stop, server.stop])
         return made
 
@@ -155,7 +154,7 @@ async def test_calls_are_numbered_by_arrival(bench: Any) -> None:
 async def test_a_reward_emitted_after_a_reply_has_a_higher_number_than_the_call(bench: Any) -> None:
     b = await bench(["x"])
     await b.ask()
-    later = await b.store.get_next_span_sequence_id(b.rollout_id, b.attempt_id)
+    [later] = await b.store.reserve_sequence_ids([(b.rollout_id, b.attempt_id)])
     (call,) = await b.calls()
     assert call.sequence < later
 
@@ -296,13 +295,13 @@ async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: An
 async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
     b = await bench([])
     with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
-        await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), port=b.proxy.port).start()
+        await LLMProxy(upstreams=[b.server.base_url], sink=b.store, port=b.proxy.port).start()
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 async def test_an_address_of_another_machine_is_a_clear_error(bench: Any, host: str) -> None:
     b = await bench([])
-    proxy = LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), host=host, token="x" * 20)
+    proxy = LLMProxy(upstreams=[b.server.base_url], sink=b.store, host=host, token="x" * 20)
     with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
         await proxy.start()
 
@@ -370,7 +369,7 @@ async def _is_gone(url: str) -> None:
 
 async def test_nothing_is_sampled_or_recorded_for_an_unknown_attempt(bench: Any) -> None:
     b = await bench(["x", "y"])
-    other = await b.store.start_rollout(input={})
+    other = await b.store.start()
     await b.ask()
     for rollout_id, attempt_id in [
         ("nobody", "none"),
@@ -388,7 +387,10 @@ async def test_nothing_is_sampled_or_recorded_for_an_unknown_attempt(bench: Any)
 async def test_nothing_is_sampled_for_an_attempt_that_has_ended(bench: Any, status: str) -> None:
     b = await bench(["x", "y"])
     await b.ask()
-    await b.store.update_attempt(b.rollout_id, b.attempt_id, status=status)
+    if status == "timeout":
+        (await b.store.get(b.rollout_id)).attempt.status = status
+    else:
+        await b.store.end_attempt(b.rollout_id, b.attempt_id, None, failed=status == "failed")
     b.proxy.attempt_ended(b.rollout_id)
     await _is_gone(b.url)
     assert len(b.server.requests) == 1
@@ -397,25 +399,26 @@ async def test_nothing_is_sampled_for_an_attempt_that_has_ended(bench: Any, stat
 async def test_an_attempt_that_runs_again_replaces_the_one_before(bench: Any) -> None:
     b = await bench(["x", "y"])
     await b.ask()
-    again = await b.store.start_attempt(b.rollout_id)
+    await b.store.end_attempt(b.rollout_id, b.attempt_id, None, failed=True)
+    [again] = await b.store.dequeue(1)
     async with openai.AsyncOpenAI(base_url=b.proxy.base_url(b.rollout_id, again.attempt.attempt_id), api_key="-") as c:
         await c.chat.completions.create(model="any", messages=HELLO)
     await _is_gone(b.url)
 
 
 async def test_a_store_that_is_away_stops_no_attempt_that_was_running(bench: Any, monkeypatch: Any) -> None:
-    class Away(InMemoryLightningStore):
+    class Away(OpenRollouts):
         away = False
 
-        async def get_rollout_by_id(self, rollout_id: str) -> Any:
+        async def sampling_of(self, rollout_id: str, attempt_id: str) -> Any:
             await asyncio.sleep(3600 if self.away else 0)
-            return await super().get_rollout_by_id(rollout_id)
+            return await super().sampling_of(rollout_id, attempt_id)
 
     monkeypatch.setattr(open_attempts, "_FRESH_S", 0.0)
     monkeypatch.setattr(open_attempts, "_LOOKUP_S", 0.1)
     monkeypatch.setattr(open_attempts, "_FIRST_LOOKUP_S", 0.1)
     b = await bench(["x", "y"], store=Away())
-    other = await b.store.start_rollout(input={})
+    other = await b.store.start()
     await b.ask()
     b.store.away = True
     await b.ask()
@@ -425,20 +428,20 @@ async def test_a_store_that_is_away_stops_no_attempt_that_was_running(bench: Any
             await unknown.chat.completions.create(model="any", messages=HELLO)
 
 
-class PoisonedStore(InMemoryLightningStore):
+class PoisonedStore(OpenRollouts):
     """Fails at every request that names the rollout ``poisoned``, as a store does whose data of it is damaged."""
 
     poisoned = ""
 
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
-        if any(rollout_id == self.poisoned for rollout_id, _ in rollout_attempt_ids):
+    async def reserve_sequence_ids(self, attempts: Any) -> Any:
+        if any(rollout_id == self.poisoned for rollout_id, _ in attempts):
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
-        return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+        return await super().reserve_sequence_ids(attempts)
 
 
 async def test_a_rollout_that_cannot_be_numbered_delays_no_other_and_flush_keeps_its_limit(bench: Any) -> None:
     b = await bench(["x", "y", "z"], store=PoisonedStore())
-    other = await b.store.start_rollout(input={})
+    other = await b.store.start()
     b.store.poisoned = other.rollout_id
     url = b.proxy.base_url(other.rollout_id, other.attempt.attempt_id)
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:

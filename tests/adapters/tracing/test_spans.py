@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +19,10 @@ from groundwire.adapters.tracing import LLMCall, call_writer, from_span, to_span
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
 from groundwire.adapters.tracing.spans import SinkRefusedError
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
-from groundwire.train.store.agent_lightning import span_json
+from groundwire.train.store.agent_lightning import SpanFields, span_json
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.sqlite import MEMORY, SqliteStore
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 ANYTHING = st.recursive(
@@ -56,7 +54,7 @@ CALLS = st.builds(
 @given(CALLS)
 def test_a_call_survives_its_span_and_the_stores_json(call: LLMCall) -> None:
     assert from_span(to_span(call)) == call
-    assert from_span(Span.model_validate_json(json.dumps(span_json(to_span(call))))) == call
+    assert from_span(SpanFields.model_validate_json(json.dumps(span_json(to_span(call))))) == call
 
 
 def test_a_call_takes_at_most_12_kb() -> None:
@@ -100,8 +98,8 @@ def test_any_request_and_reply_become_a_span_that_stores_accept(value: Any) -> N
                 body=(f"data: {text}\n\n" if streamed else text).encode(),
                 streamed=streamed,
             )
-            span = Span.model_validate(span_json(to_span(read_exchange(exchange, 0, 1))))
-            assert Span.model_validate_json(span.model_dump_json()) == span
+            span = SpanFields.model_validate(span_json(to_span(read_exchange(exchange, 0, 1))))
+            assert SpanFields.model_validate_json(span.model_dump_json()) == span
             for attribute in span.attributes.values():
                 assert isinstance(attribute, str | int) or all(isinstance(item, str) for item in attribute)
 
@@ -113,11 +111,12 @@ def test_float32_logprobs_are_stored_exactly() -> None:
 
 
 async def test_a_stored_call_is_read_back_unchanged() -> None:
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout(input={})
+    store = SqliteStore(MEMORY)
+    await store.enqueue([Rollout(task={})])
+    [rollout] = await store.dequeue(1)
     call = LLMCall(
         rollout_id=rollout.rollout_id,
-        attempt_id=rollout.attempt.attempt_id,
+        attempt_id=rollout.attempts[-1].attempt_id,
         sequence=1,
         prompt_ids=[5],
         response_ids=[6],
@@ -125,9 +124,11 @@ async def test_a_stored_call_is_read_back_unchanged() -> None:
         wire_api="responses",
         tools_json='[{"type":"function"}]',
     )
-    await LightningSpanSink(store).add_calls([call])
-    (span,) = await store.query_spans(rollout.rollout_id)
-    assert from_span(span) == call
+    await store.add_calls([call])
+    found = await store.get(rollout.rollout_id)
+    assert found is not None
+    assert found.calls == [call]
+    store.close()
 
 
 def test_the_request_asks_for_ids_and_logprobs_and_keeps_the_rest() -> None:

@@ -8,7 +8,6 @@ import openai
 import pytest
 from wire import Bench, bench, policy
 
-from groundwire.adapters.tracing import all_calls_from_spans
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode
 
 __all__ = ["bench", "policy"]
@@ -68,7 +67,7 @@ async def test_the_embedded_policy_samples_a_text_and_its_ids_alike(policy: Any,
     texts = [(await ask(policy, stream, prompt=each, seed=3, max_tokens=8))[0] for each in ("select the name", ids)]
     assert texts[0] == texts[1]
     await policy.proxy.flush()
-    first, second = all_calls_from_spans(await policy.store.query_spans(policy.rollout_id))
+    first, second = await policy.store.calls(policy.rollout_id)
     assert first.prompt_ids == second.prompt_ids == ids
     assert first.response_ids == second.response_ids
     assert first.untrainable_reason == second.untrainable_reason == ""

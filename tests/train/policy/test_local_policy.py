@@ -11,15 +11,14 @@ from typing import Any
 
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
+from open_rollouts import OpenRollouts
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, Sampling
-from groundwire.train.store.spans import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
@@ -77,7 +76,7 @@ class _Agent:
         deadline = asyncio.get_running_loop().time() + 10
         while True:
             await self._proxy.flush(self.rollout_id)
-            calls = all_calls_from_spans(await self._store.query_spans(self.rollout_id))
+            calls = await self._store.calls(self.rollout_id)
             if calls:
                 return replace(calls[0], rollout_id="", attempt_id="", started=0.0, ended=0.0)
             assert asyncio.get_running_loop().time() < deadline, "no call was traced"
@@ -90,14 +89,14 @@ async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
     made, closing = [], list[Any]()
     for local in (True, False):
         engine: Any = _Engine(tiny_policy[1])
-        server, store = PolicyServer(engine), InMemoryLightningStore()
+        server, store = PolicyServer(engine), OpenRollouts()
         await server.start()
         model: dict[str, Any] = {"policy": server}
         if not local:
             model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name, "api_key": access_token()}
-        proxy = LLMProxy(**model, sink=LightningSpanSink(store))
+        proxy = LLMProxy(**model, sink=store)
         await proxy.start()
-        made.append(_Agent(engine, proxy, store, await store.start_rollout(input={})))
+        made.append(_Agent(engine, proxy, store, await store.start()))
         closing += [made[-1].client.close, proxy.stop, server.stop]
     yield made
     for close in closing:
@@ -227,9 +226,7 @@ async def test_an_unreadable_reply_is_a_failed_call(agents: list[_Agent]) -> Non
 async def test_a_local_policy_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:
     engine: Any = _Engine(tiny_policy[1])
     with pytest.raises(TypeError, match="not both"):
-        LLMProxy(
-            policy=PolicyServer(engine), upstreams=["http://a/v1"], sink=LightningSpanSink(InMemoryLightningStore())
-        )
+        LLMProxy(policy=PolicyServer(engine), upstreams=["http://a/v1"], sink=OpenRollouts())
 
 
 async def test_the_list_of_models_is_the_policys(agents: list[_Agent]) -> None:

@@ -31,10 +31,10 @@ from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
-from groundwire.train.store.http_server import bind, serve
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import ProxyLLM, Rollout
+from groundwire.train.store.server import bind, serve
 from groundwire.train.store.sqlite import MEMORY
 
 GOLD = "SELECT name FROM singer"

@@ -20,11 +20,11 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.connection import StoreConnection
-from groundwire.train.store.http_server import bind, serve
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import TRANSITIONS, Outcome, ProxyLLM, Rollout
+from groundwire.train.store.server import bind, serve
 
 KINDS = ["memory", "sqlite", "over HTTP", "over HTTP, MongoDB", "over HTTP, theirs"]
 THEIRS = ("over HTTP, MongoDB", "over HTTP, theirs")

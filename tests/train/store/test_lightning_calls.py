@@ -7,14 +7,14 @@ from typing import Any
 
 import openai
 import pytest
+from open_rollouts import OpenRollouts
 from programs import ROOT
 
-from groundwire.adapters.tracing import LLMCall, trajectories
+from groundwire.adapters.tracing import LLMCall, to_span, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.store.agent_lightning import read_record, read_span
-from groundwire.train.store.spans import LightningSpanSink
 
 # Written by tests/data/make_lightning_spans.py.
 RECORDED = json.loads((ROOT / "tests" / "data" / "lightning_spans.json").read_text())
@@ -30,15 +30,13 @@ def _calls(spans: list[SpanRecord]) -> list[LLMCall]:
 
 async def _proxied() -> list[SpanRecord]:
     """The spans of the recorded conversation, traced by our proxy."""
-    from agentlightning.store.memory import InMemoryLightningStore
-
-    store = InMemoryLightningStore()
-    rollout = await store.start_rollout(input={})
+    store = OpenRollouts()
+    rollout = await store.start()
     async with (
         ScriptedPolicyServer(replies=["hello", "world"]) as server,
-        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store) as proxy,
     ):
-        url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        url = proxy.base_url(rollout.rollout_id, rollout.attempts[-1].attempt_id)
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             messages: list[Any] = [{"role": "user", "content": "hi"}]
             for _ in range(2):
@@ -46,7 +44,7 @@ async def _proxied() -> list[SpanRecord]:
                 messages += [{"role": "assistant", "content": reply.choices[0].message.content}]
                 messages += [{"role": "user", "content": "Go on."}]
         await proxy.flush()
-    return [read_span(span.model_dump()) for span in await store.query_spans(rollout.rollout_id)]
+    return list(map(to_span, await store.calls(rollout.rollout_id)))
 
 
 def _tokens(calls: list[LLMCall]) -> list[Any]:

@@ -16,10 +16,10 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.store.errors import StoreLostDataError
-from groundwire.train.store.http_server import bind, serve
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.server import bind, serve
 from groundwire.train.store.sqlite import MEMORY
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}

@@ -32,10 +32,10 @@ from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.agent_lightning import span_json
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.http_server import application
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import ProxyLLM, Rollout
+from groundwire.train.store.server import application
 from groundwire.train.store.sqlite import MEMORY
 
 

@@ -28,11 +28,11 @@ from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.agent_lightning import Request, SpanFields, span_json
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
-from groundwire.train.store.http_server import application, bind, serve
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.routes import ROUTES
+from groundwire.train.store.server import application, bind, serve
 from groundwire.train.store.sqlite import MEMORY
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
@@ -262,7 +262,7 @@ async def test_bodies_that_cannot_be_read_are_refused_with_a_reason(monkeypatch:
         assert (status, reply["detail"]) == (413, "the request has more than 16 MiB")
         status, reply = await server.post("/spans", b"[" * (2 << 20))
         assert (status, reply["detail"].split(",")[0]) == (400, "the JSON of the request has 2097152 opening brackets")
-        monkeypatch.setattr("groundwire.train.store.http_server._BODY_S", 0.1)
+        monkeypatch.setattr("groundwire.train.store.server._BODY_S", 0.1)
 
         async def slow() -> AsyncIterator[bytes]:
             yield b"{"

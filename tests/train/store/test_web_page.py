@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from agentlightning.types import ProxyLLM
 from aiohttp import web
 from mcp_servers import http_server, make_database
 
@@ -27,9 +26,10 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.report.live import make_server
-from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.rollout import ProxyLLM, Rollout
 from groundwire.train.store.server import bind, serve
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.train.store.sqlite import MEMORY
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 EVIL_POLICY = {"policy": {"resource_type": "proxy_llm", "endpoint": "http://evil.example/v1", "model": "m"}}
@@ -46,38 +46,39 @@ Attack = tuple[str, str, Any]
 class _Servers:
     """All our servers, the attacks on them, and what they hold."""
 
-    def __init__(self, store: SqliteLightningStore, engine: LocalEngine, attacks: list[Attack]) -> None:
+    def __init__(self, store: LightningStore, engine: LocalEngine, attacks: list[Attack]) -> None:
         self.store, self.engine, self.attacks = store, engine, attacks
 
     async def check_untouched(self) -> None:
-        rollouts = await self.store.query_rollouts()
-        assert [rollout.input for rollout in rollouts] == [{"n": 1}]
-        [resources] = await self.store.query_resources()
-        assert resources.resources["policy"].endpoint == "http://127.0.0.1:1/v1"
-        assert not await self.store.query_spans(rollouts[0].rollout_id)
+        [rollout] = (await self.store.query_rollouts())["items"]
+        assert rollout["input"] == {"n": 1}
+        [resources] = (await self.store.query_resources())["items"]
+        assert resources["resources"]["policy"]["endpoint"] == "http://127.0.0.1:1/v1"
+        assert not (await self.store.query_spans(rollout["rollout_id"]))["items"]
         assert self.engine.generated_tokens == 0
 
 
 @pytest.fixture
 async def servers(tiny_policy: Any, tmp_path: Path) -> AsyncIterator[_Servers]:
-    store, engine = SqliteLightningStore(MEMORY), LocalEngine(*tiny_policy, max_model_len=400)
-    await store.add_resources({"policy": ProxyLLM(endpoint="http://127.0.0.1:1/v1", model="m")})
-    attempted = await store.start_rollout({"n": 1})
+    store, engine = LightningStore(MEMORY), LocalEngine(*tiny_policy, max_model_len=400)
+    await store.put_resources("run", {"policy": ProxyLLM(endpoint="http://127.0.0.1:1/v1", model="m")})
+    await store.enqueue([Rollout(task={"n": 1})])
+    [attempted] = await store.dequeue(1)
     run = RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=resolve("fast").to_dict())
     policy = PolicyServer(engine)
     async with (
         serve(store, bind("127.0.0.1", 0), token=access_token()) as store_url,
         policy,
-        LLMProxy(sink=LightningSpanSink(store), policy=policy) as proxy,
+        LLMProxy(sink=store, policy=policy) as proxy,
     ):
         with http_server(make_database(tmp_path / "singer.sqlite")) as (mcp_url, _), make_server(run) as report:
             thread = threading.Thread(target=report.serve_forever, args=(0.05,))
             thread.start()
             report_url, api = f"http://127.0.0.1:{report.server_port}", f"{store_url}/v1/agl"
-            attempt = proxy.base_url(attempted.rollout_id, attempted.attempt.attempt_id)
+            attempt = proxy.base_url(attempted.rollout_id, attempted.attempts[-1].attempt_id)
             attacks: list[Attack] = [
                 ("POST", f"{api}/resources", EVIL_POLICY),
-                ("POST", f"{api}/resources/{(await store.query_resources())[0].resources_id}", EVIL_POLICY),
+                ("POST", f"{api}/resources/run", EVIL_POLICY),
                 ("POST", f"{api}/queues/rollouts/enqueue", {"rollouts": [ROLLOUT]}),
                 ("POST", f"{api}/batch", [["POST", "/queues/rollouts/enqueue", json.dumps({"rollouts": [ROLLOUT]})]]),
                 ("GET", f"{api}/rollouts", None),

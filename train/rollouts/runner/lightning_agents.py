@@ -9,6 +9,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from agentlightning.runner.agent import LitAgentRunner
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import AttemptedRollout as LightningRollout
@@ -39,21 +42,14 @@ class EmissionTracer(Tracer):
     serves any number of rollouts: the attempt is known from the context of the calling task. The proxy traces calls.
     """
 
-    _users = 0
-    """The pools of this process that run rollouts. They share the first one's tracer."""
-
-    def start(self) -> None:
-        """Become the tracer of Agent Lightning's emitters, unless there is one."""
+    @classmethod
+    def serve(cls, *, running: bool) -> None:
+        """While pools are running, be the tracer of Agent Lightning's emitters, unless they have another."""
         with _lock:
-            EmissionTracer._users += 1
-            if get_active_tracer() is None:
-                set_active_tracer(self)
-
-    def stop(self) -> None:
-        """With the last pool, leave the emitters without a tracer."""
-        with _lock:
-            EmissionTracer._users -= 1
-            if not EmissionTracer._users and isinstance(get_active_tracer(), EmissionTracer):
+            tracer = get_active_tracer()
+            if running and tracer is None:
+                set_active_tracer(cls())
+            elif not running and isinstance(tracer, EmissionTracer):
                 clear_active_tracer()
 
     def create_span(
@@ -106,10 +102,6 @@ class LitAgents:
 
     def __init__(self, backend: LitAgentBackend, store: RolloutStore) -> None:
         self._backend = backend
-        from agentlightning.runner.agent import LitAgentRunner  # slow, and for such agents only
-        from agentlightning.store.client_server import LightningStoreClient
-        from agentlightning.store.memory import InMemoryLightningStore
-
         theirs: Any = InMemoryLightningStore()
         if isinstance(store, RemoteStore):
             address, token = store.connection.address, store.connection.token

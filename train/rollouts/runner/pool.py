@@ -6,10 +6,13 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+from wrapt import register_post_import_hook
 
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.attempts import OpenAttempts
@@ -45,15 +48,13 @@ class RunnerPool:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
         self._attempts = OpenAttempts(store)
-        self._emitters = _emission_tracer()
         self._rollouts: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start to take rollouts."""
         if self._n_runners:
-            if self._emitters is not None:
-                self._emitters.start()
+            _Emitters.count_pools(1)
             self._dispatcher = asyncio.create_task(self._dispatch(), name="runner-pool")
 
     def notify(self) -> None:
@@ -71,8 +72,7 @@ class RunnerPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._emitters is not None:
-                self._emitters.stop()
+            _Emitters.count_pools(-1)
         await self._attempts.close()
 
     async def _dispatch(self) -> None:
@@ -141,12 +141,26 @@ class RunnerPool:
                     return
 
 
-def _emission_tracer() -> Any:
-    """The tracer of Agent Lightning's emitters, which an agent may use where that is installed; else None."""
-    try:
-        from groundwire.train.rollouts.runner.lightning_agents import EmissionTracer
-    except ImportError as error:
-        if error.name != "agentlightning":  # it is installed, for example as version 1.0, which is another program
+class _Emitters:
+    """Agents may use Agent Lightning's emitters while a pool runs. Its import takes seconds, so it is left to them."""
+
+    _pools, _is_hooked = 0, False
+
+    @classmethod
+    def count_pools(cls, change: int) -> None:
+        """One more pool of this process runs, or one less."""
+        cls._pools += change
+        if not cls._is_hooked:
+            cls._is_hooked = True
+            register_post_import_hook(cls._serve, "agentlightning")  # calls it at once if it is imported
+        elif "agentlightning" in sys.modules:
+            cls._serve()
+
+    @classmethod
+    def _serve(cls, _: Any = None) -> None:
+        try:
+            from groundwire.train.rollouts.runner.lightning_agents import EmissionTracer
+        except ImportError as error:  # for example version 1.0, which is another program
             _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
-        return None
-    return EmissionTracer()
+        else:
+            EmissionTracer.serve(running=cls._pools > 0)
