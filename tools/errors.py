@@ -27,7 +27,7 @@ _EXTRAS = {
     "litellm": "judge",
     **dict.fromkeys(
         (
-            "httpx_aiohttp", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
+            "google", "httpx_aiohttp", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
             "safetensors", "tokenizers", "torch", "transformers",
         ),
         "train",
@@ -44,7 +44,8 @@ def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> st
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRAS:
         return ""
-    return f"this needs {module}, which is not installed: pip install 'groundwire[{extra or _EXTRAS[module]}]'"
+    needed = "protobuf" if module == "google" else module
+    return f"this needs {needed}, which is not installed: pip install 'groundwire[{extra or _EXTRAS[module]}]'"
 
 
 def check_trainer() -> None:
