@@ -25,8 +25,8 @@ from benchmarks.frameworks._agents import AGENTS, ROOT, Agent
 from benchmarks.frameworks._environments import InstallError, environment, make, overridden, versions
 from benchmarks.frameworks._table import write_pages
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.report.prefix_mismatch import find_mismatches
 from groundwire.train.report.token_text import token_decoder
+from groundwire.train.why import find_mismatches
 
 _RESULTS = ROOT / "docs" / "frameworks.json"
 _CHECK_S, _TRAINING_S = 120, 240

@@ -9,9 +9,9 @@ from programs import ROOT
 from tokenizers import Tokenizer
 
 from groundwire.adapters.tracing import LLMCall
-from groundwire.train.report.prefix_mismatch import CAUSES, PrefixMismatch, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder
 from groundwire.train.store.rows import from_row
+from groundwire.train.why import CAUSES, PrefixMismatch, find_mismatches
 
 DATA = ROOT / "tests" / "data"
 FILE = DATA / "rollouts-tokenizer.json"  # of the recorded rollouts: an earlier starter's
