@@ -24,6 +24,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
 from groundwire.tools.mcp_sql.databases import Databases
+from groundwire.tools.secrets import register_secret
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
@@ -63,6 +64,7 @@ def main(
             hint = f"set {_TOKEN} or give --token-file FILE instead"
             print(f"warning: all users of this machine see --token in its process list; {hint}", file=sys.stderr)
         token = (given_token(token_file) if token_file else token or os.environ.get(_TOKEN)) or None
+        register_secret(token)
         if http:
             check_listen(host, token, f"set {_TOKEN} or give --token-file FILE")
         try:
@@ -78,7 +80,7 @@ def main(
             from groundwire.tools.mcp_sql.server import Limits, sql_server
 
         limits = Limits(timeout_s=timeout, max_rows=max_rows, max_chars=max_chars)
-        server = sql_server(databases, limits=limits, token=token)
+        server = sql_server(databases, limits=limits)
         if listener is None:
             # A thread of the server reads stdin and cannot be interrupted; there is nothing to clean up.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

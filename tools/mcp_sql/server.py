@@ -10,7 +10,6 @@ protocol error. ``_meta`` has the kind, so that callers can separate a model's m
 
 from __future__ import annotations
 
-import hmac
 import math
 import sqlite3
 import sys
@@ -23,7 +22,6 @@ from urllib.parse import quote
 
 from fastmcp import FastMCP
 from fastmcp.exceptions import NotFoundError, ResourceError, ToolError
-from fastmcp.server.auth import AccessToken, TokenVerifier
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools import Tool, ToolResult
 from mcp_types import ToolAnnotations
@@ -31,7 +29,6 @@ from mcp_types import ToolAnnotations
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
 from groundwire.tools.mcp_sql.lanes import BusyError, Lanes
 from groundwire.tools.schema import describe_table, table_info
-from groundwire.tools.secrets import register_secret
 from groundwire.tools.sql import (
     DatabaseError,
     QueryError,
@@ -56,15 +53,14 @@ class Limits:
     max_chars: int = 2000
 
 
-def sql_server(databases: Databases, *, limits: Limits, token: str | None = None) -> FastMCP:
-    """A server to run: ``server.run(transport="stdio")``, or ``"http"``, where clients must send ``token`` if given."""
+def sql_server(databases: Databases, *, limits: Limits) -> FastMCP:
+    """A server to run: ``server.run(transport="stdio")``, or ``"http"``, behind a guard that checks the token."""
     functions = _Functions(databases, limits)
     server = _Server(
         _tools(functions),
         name="sql",
         instructions="Read-only SQL on SQLite. Look at the tables before you write a query.",
         version=version(),
-        auth=_TokenCheck(token) if token else None,
     )
     server.add_middleware(_ShortNames(limits.max_chars))
     _resources(functions, server)
@@ -86,18 +82,6 @@ class _Server(FastMCP):
 
     async def get_tool(self, name: str, version: Any = None) -> Tool | None:
         return self._fixed_tools.get(name)
-
-
-class _TokenCheck(TokenVerifier):
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        register_secret(token)
-        self._token = token.encode()
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        if not hmac.compare_digest(token.encode(), self._token):
-            return None
-        return AccessToken(token=token, client_id="client", scopes=[])
 
 
 class _ShortNames(Middleware):
