@@ -31,7 +31,7 @@ _Prompt = tuple[int, ...]
 
 
 @dataclass(eq=False, kw_only=True)
-class Request(Completion):
+class OpenReply(Completion):
     """A reply that is being sampled; the future's result is this object."""
 
     sampling: Sampling
@@ -71,7 +71,7 @@ class Batch:
         max_length: int,
         prefix_cache_tokens: int,
     ) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[OpenReply] = []
         self.prefixes = PrefixCache(prefix_cache_tokens)
         self._decoder, self._tokenizer, self._end_tokens = decoder, tokenizer, constraints.end_tokens
         self._constraints = constraints
@@ -86,12 +86,12 @@ class Batch:
         self._decoder.refresh()
         self.prefixes.clear()
 
-    def add(self, arrived: list[Request]) -> None:
+    def add(self, arrived: list[OpenReply]) -> None:
         """Read the prompts into the cache, each different one once, and sample each request's first token.
 
         If this fails, none of ``arrived`` is in the batch.
         """
-        by_prompt: dict[_Prompt, list[Request]] = {}
+        by_prompt: dict[_Prompt, list[OpenReply]] = {}
         for request in arrived:
             by_prompt.setdefault(request.prompt_ids, []).append(request)
         known = {prompt: self.prefixes.longest(prompt) for prompt in by_prompt}
@@ -136,7 +136,7 @@ class Batch:
         last = torch.zeros(len(requests), dtype=torch.long, device=device)
         self._sample(requests, self._decoder.logits(ids, positions, last, self._cache, first_row=0, span=span))
 
-    def remove_finished(self) -> list[Request]:
+    def remove_finished(self) -> list[OpenReply]:
         """Take finished and cancelled requests out of the batch; returns the finished ones."""
         requests = self.requests
         stay = [i for i, each in enumerate(requests) if not each.finish_reason and not each.answered]
@@ -177,7 +177,7 @@ class Batch:
                 self.prefixes.keep(prompt, self._cache[:, :, row, :, : len(prompt)])
         return logits
 
-    def _sample(self, requests: list[Request], logits: torch.Tensor) -> None:
+    def _sample(self, requests: list[OpenReply], logits: torch.Tensor) -> None:
         """Append a token, sampled from ``logits`` [requests, vocabulary], to each request."""
         device = logits.device
         constrained = [row for row, request in enumerate(requests) if request.constraint]
@@ -208,7 +208,7 @@ class Batch:
             if request.on_token is not None:
                 request.on_token(token, logprob)
 
-    def _reached_stop(self, request: Request, token: int) -> bool:
+    def _reached_stop(self, request: OpenReply, token: int) -> bool:
         if token in request.sampling.stop_token_ids:
             request.text = self._tokenizer.decode(request.token_ids[:-1], skip_special_tokens=True)
             request.stopped = True

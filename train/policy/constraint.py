@@ -35,7 +35,7 @@ _SPACE, _BYTE = "\u2581", re.compile("<0x[0-9A-F]{2}>")  # of SentencePiece
 class Constraint:
     """The state of one reply. ``start`` is where its allowed tokens are in the table."""
 
-    def __init__(self, tokens: _Tokens, matcher: Any) -> None:
+    def __init__(self, tokens: _TokenTable, matcher: Any) -> None:
         self._tokens, self.matcher, self.start = tokens, matcher, 0
 
     def consume(self, token: int) -> None:
@@ -112,11 +112,11 @@ class Constraints:
         return allowed
 
     @functools.cached_property
-    def _tokens(self) -> _Tokens:
-        return _Tokens(self._tokenizer, self.end_tokens)
+    def _tokens(self) -> _TokenTable:
+        return _TokenTable(self._tokenizer, self.end_tokens)
 
 
-class _Tokens:
+class _TokenTable:
     """The table of tokens that llguidance matches. Empty entries are never allowed."""
 
     def __init__(self, tokenizer: Any, end_tokens: frozenset[int]) -> None:
@@ -131,7 +131,7 @@ class _Tokens:
             self.table = [text.removesuffix(_GLUE) for text in self.table]
             self.table += [word if word[:1].isalpha() else b"" for word in words]
             self.table += [self.table[token] + bytes([letter]) for token in self.glued for letter in _LETTERS]
-        wrapper = TokenizerWrapper(_Table(self.table, end_tokens))
+        wrapper = TokenizerWrapper(_ForLLGuidance(self.table, end_tokens))
         self.lookup = LLTokenizer(wrapper, n_vocab=len(self.table), eos_token=sorted(end_tokens))
         self.executor = LLExecutor(1)
 
@@ -153,7 +153,7 @@ class _Tokens:
         return rows
 
 
-class _Table:
+class _ForLLGuidance:
     """What llguidance takes for a tokenizer. Special tokens are those without a text, and those that end a reply."""
 
     bos_token_id = None

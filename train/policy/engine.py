@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.policy.batch import Batch, Request
+from groundwire.train.policy.batch import Batch, OpenReply
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoding import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
@@ -117,7 +117,7 @@ class LocalEngine:
         self._gather_s = gather_s
         self._seeds = random.Random(0)
         self._timer = timer
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[OpenReply] = deque()
         self._update: tuple[int, Future[None]] | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -143,7 +143,7 @@ class LocalEngine:
         with self._changed:
             self._require_open()
             seed = self._seeds.random() if sampling.seed is None else sampling.seed
-            request = Request(
+            request = OpenReply(
                 prompt_ids=prompt,
                 sampling=sampling,
                 max_tokens=max_tokens,
@@ -236,9 +236,9 @@ class LocalEngine:
             self.generated_tokens += len(self._batch)
             self._answer_finished()
 
-    def _admissible(self) -> list[Request]:
+    def _admissible(self) -> list[OpenReply]:
         """The waiting requests to admit now: none before they are worth a prefill, or one of them has waited long."""
-        arrived: list[Request] = []
+        arrived: list[OpenReply] = []
         running = len(self._batch)
         with self._changed:
             if not self._waiting:
@@ -275,7 +275,7 @@ class LocalEngine:
                 request.future.set_result(request)
 
 
-def _fail(requests: Iterable[Request], error: EngineError) -> None:
+def _fail(requests: Iterable[OpenReply], error: EngineError) -> None:
     for request in requests:
         with suppress(InvalidStateError):
             request.future.set_exception(error)

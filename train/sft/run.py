@@ -32,7 +32,7 @@ from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
-from groundwire.train.sft.data.golds import Question, write_turns
+from groundwire.train.sft.data.golds import GoldQuestion, write_turns
 from groundwire.train.sft.data.load import Data, Groups, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
@@ -303,7 +303,7 @@ def _with_absolute_paths(settings: SFTSettings) -> SFTSettings:
 def _first_query_accuracy(
     model: Any,
     tokenizer: Any,
-    questions: Sequence[Question],
+    questions: Sequence[GoldQuestion],
     settings: SFTSettings,
     *,
     on_end: Callable[[], None] = lambda: None,

@@ -112,7 +112,7 @@ def _drop_nulls(fields: Any) -> Any:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-class _Object(BaseModel):
+class _JSONObject(BaseModel):
     """A JSON object; null is the same as a missing field."""
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -123,7 +123,7 @@ class _Object(BaseModel):
         return _drop_nulls(fields)
 
 
-class _Function(_Object):
+class _ToolFunction(_JSONObject):
     name: str
     arguments: Annotated[Any, BeforeValidator(_parse_arguments)] = Field(default_factory=dict)
 
@@ -132,13 +132,13 @@ class _Function(_Object):
         return {"name": self.name, "arguments": self.arguments}  # arguments may be null, and are never left out
 
 
-class _ToolCall(_Object):
+class _ToolCall(_JSONObject):
     id: str | None = None
     type: Literal["function"] = "function"
-    function: _Function
+    function: _ToolFunction
 
 
-class _Message(_Object):
+class _Message(_JSONObject):
     # Chat templates know OpenAI's newer role "developer" as "system".
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"],
@@ -161,12 +161,12 @@ class _Message(_Object):
         return fields
 
 
-class _JSONSchema(_Object):
+class _JSONSchema(_JSONObject):
     name: str = ""
     json_schema: Any = Field(default_factory=dict, alias="schema")
 
 
-class _ResponseFormat(_Object):
+class _ResponseFormat(_JSONObject):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JSONSchema | None = None
 
@@ -221,11 +221,11 @@ def _check_template_variables(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
-class _StreamOptions(_Object):
+class _StreamOptions(_JSONObject):
     include_usage: bool = False
 
 
-class ChatRequest(_Object):
+class ChatRequest(_JSONObject):
     """A checked request."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")

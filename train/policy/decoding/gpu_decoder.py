@@ -18,7 +18,7 @@ from groundwire.train.policy.decoding.kernels import add_and_normalize, cached_a
 
 
 @dataclass
-class _Step:
+class _RecordedStep:
     """A recorded decode step with its fixed inputs and its output. The graph reads and writes their memory."""
 
     ids: Tensor
@@ -35,7 +35,7 @@ class GPUDecoder(Decoder):
     prefix_cache_tokens = 131072
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, _RecordedStep] = {}
         self._recorded: tuple[int, torch.Size] | None = None  # the cache that the steps were recorded for
         super().__init__(model, max_positions=max_positions, bf16=bf16)
 
@@ -65,7 +65,7 @@ class GPUDecoder(Decoder):
         step = self._steps.get(size)
         if step is None:
             ids_of_step, positions_of_step = ids.new_zeros(2, size, 1)
-            step = self._steps[size] = _Step(ids_of_step, positions_of_step, last=ids.new_zeros(size))
+            step = self._steps[size] = _RecordedStep(ids_of_step, positions_of_step, last=ids.new_zeros(size))
         step.ids[:rows], step.positions[:rows] = ids, positions
         step.positions[rows:].zero_()
         if step.graph is None:
@@ -73,7 +73,7 @@ class GPUDecoder(Decoder):
         step.graph.replay()  # type: ignore[union-attr]
         return step.output[:rows]  # type: ignore[index]
 
-    def _record(self, step: _Step, cache: Tensor) -> None:
+    def _record(self, step: _RecordedStep, cache: Tensor) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and libraries loaded before a recording

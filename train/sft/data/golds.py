@@ -50,7 +50,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Question:
+class GoldQuestion:
     """A task with the text of its database's schema."""
 
     id: str
@@ -85,13 +85,13 @@ def check_golds(domain: Domain, data: TaskData) -> None:
 
 def make_questions(
     domain: Domain, tasks: Sequence[Task], settings: SFTSettings, *, wrong: bool, on_end: Callable[[], None]
-) -> list[Question]:
+) -> list[GoldQuestion]:
     """The tasks that have a gold query; with ``wrong`` they have executed queries, the gold and wrong ones."""
     golds: dict[str, list[str]] = {}
     for task in tasks:
         golds.setdefault(domain.database(task), []).append(_one_line(domain, task))
 
-    def make(numbered: tuple[int, Task]) -> Question | None:
+    def make(numbered: tuple[int, Task]) -> GoldQuestion | None:
         number, task = numbered
         database, gold = domain.database(task), _one_line(domain, task)
         on_end()
@@ -99,7 +99,7 @@ def make_questions(
             return None
         schema = _toolkit(settings).schema(database)
         answer = "" if gold_is_sql(domain) else str(task["answer"])
-        question = Question(str(task["id"]), database, task["question"], gold, schema, answer)
+        question = GoldQuestion(str(task["id"]), database, task["question"], gold, schema, answer)
         if wrong or answer:
             question.queries.append(Query(gold, _result(question, gold, settings), True))
         if wrong:
@@ -115,13 +115,13 @@ def make_questions(
 class GoldTurns:
     """The training data: in each epoch another order, other versions of the schemas, other turns after a query."""
 
-    questions: Sequence[Question]
+    questions: Sequence[GoldQuestion]
     settings: SFTSettings
 
-    def groups(self, epoch: int) -> list[list[Question]]:
+    def groups(self, epoch: int) -> list[list[GoldQuestion]]:
         """The questions in the order of an epoch, some of the same database together; always as many groups."""
         rng = random.Random(f"{self.settings.seed}-epoch-{epoch}")
-        databases: dict[str, list[Question]] = {}
+        databases: dict[str, list[GoldQuestion]] = {}
         for question in rng.sample(self.questions, len(self.questions)):
             databases.setdefault(question.database, []).append(question)
         size = QUESTIONS_PER_SCHEMA[bool(self.settings.augment)]
@@ -129,11 +129,11 @@ class GoldTurns:
         rng.shuffle(groups)
         return groups
 
-    def examples(self, tokenizer: Any, group: Sequence[Question], epoch: int) -> list[Example]:
+    def examples(self, tokenizer: Any, group: Sequence[GoldQuestion], epoch: int) -> list[Example]:
         """The examples of a group."""
         return encode(tokenizer, self.turns(group, epoch))
 
-    def turns(self, group: Sequence[Question], epoch: int) -> list[Turn]:
+    def turns(self, group: Sequence[GoldQuestion], epoch: int) -> list[Turn]:
         """The turns of a group, about one version of its schema."""
         rng = random.Random(f"{self.settings.seed}-{epoch}-{group[0].id}")
         used = [query.sql for each in group for query in each.queries] + [each.gold for each in group]
@@ -141,13 +141,13 @@ class GoldTurns:
         return [turn for question in group for turn in _turns(rng, question, variant, self.settings)]
 
 
-def write_turns(question: Question, settings: SFTSettings) -> list[Turn]:
+def write_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
     """The turns that write the gold query, one for each agent, in the schema itself."""
     variant = SchemaVariant(question.schema, {})
     return [_write(question, variant, backend, settings) for backend in settings.backend]
 
 
-def answer_turns(question: Question, settings: SFTSettings) -> list[Turn]:
+def answer_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
     """The turns that answer in prose from the gold query's rows, one for each agent; none without such an answer."""
     if not question.answer:
         return []
@@ -166,7 +166,9 @@ def _one_line(domain: Domain, task: Task) -> str:
     return " ".join(str(task.get(column) or "").split()).rstrip("; ")
 
 
-def _wrong_queries(rng: random.Random, question: Question, others: list[str], settings: SFTSettings) -> Iterator[Query]:
+def _wrong_queries(
+    rng: random.Random, question: GoldQuestion, others: list[str], settings: SFTSettings
+) -> Iterator[Query]:
     names = sorted(identifiers(question.schema))
     for sql in dict.fromkeys(wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)):
         try:
@@ -177,12 +179,12 @@ def _wrong_queries(rng: random.Random, question: Question, others: list[str], se
         yield Query(sql, _result(question, sql, settings), False)
 
 
-def _result(question: Question, sql: str, settings: SFTSettings) -> str:
+def _result(question: GoldQuestion, sql: str, settings: SFTSettings) -> str:
     """The rows or the error, as the agents show them."""
     return _toolkit(settings).result(question.database, sql)[0]
 
 
-def _turns(rng: random.Random, question: Question, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
+def _turns(rng: random.Random, question: GoldQuestion, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     for backend in settings.backend:
         yield _write(question, variant, backend, settings)
         if question.answer:
@@ -210,7 +212,7 @@ def _writer(settings: SFTSettings) -> Callable[..., str]:
     return partial(prompts.write, own=prompts.PROFILES[profile])
 
 
-def _write(question: Question, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
+def _write(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
     write = _writer(settings)
     if backend == "langgraph":
         start = [_system(write("system", variant.text)), _user(write("write", question.question))]
@@ -220,7 +222,7 @@ def _write(question: Question, variant: SchemaVariant, backend: str, settings: S
     return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
 
 
-def _answer(question: Question, query: Query, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
+def _answer(question: GoldQuestion, query: Query, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
     """The answer in prose after a query's result."""
     if backend == "openai-agents":
         return _after_call(question, query, variant, _reply(question.answer), settings)
@@ -230,7 +232,7 @@ def _answer(question: Question, query: Query, variant: SchemaVariant, backend: s
     return Turn([_system(system), _user(user)], _reply(question.answer))
 
 
-def _text_turns(question: Question, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
+def _text_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     """The check of an executed query, and if it is wrong its rewrite."""
     write = _writer(settings)
     system = _system(write("system", variant.text))
@@ -243,7 +245,7 @@ def _text_turns(question: Question, query: Query, variant: SchemaVariant, settin
         yield Turn([system, _user(message)], _reply(prompts.fence(variant.rename(question.gold))))
 
 
-def _tool_turns(question: Question, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
+def _tool_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     """The turn after a query's result: the end, or another query. A question in prose has its end already."""
     if not query.right:
         yield _after_call(question, query, variant, _call(variant.rename(question.gold)), settings)
@@ -252,7 +254,7 @@ def _tool_turns(question: Question, query: Query, variant: SchemaVariant, settin
 
 
 def _after_call(
-    question: Question, query: Query, variant: SchemaVariant, reply: Message, settings: SFTSettings
+    question: GoldQuestion, query: Query, variant: SchemaVariant, reply: Message, settings: SFTSettings
 ) -> Turn:
     first = _write(question, variant, "openai-agents", settings)
     tool = {"role": "tool", "tool_call_id": "call", "content": _shown_result(query, variant)}

@@ -20,8 +20,8 @@ from groundwire.train.policy.chat.template import has_tools
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import (
+    GoldQuestion,
     GoldTurns,
-    Question,
     answer_turns,
     check_golds,
     gold_is_sql,
@@ -47,7 +47,7 @@ class Data(NamedTuple):
     groups: Groups
     held_out: list[Example]
     """For the held-out loss."""
-    questions: list[Question]
+    questions: list[GoldQuestion]
     """For the accuracy of first queries."""
     size: str
     """What there is to learn, for the user."""
@@ -122,7 +122,7 @@ class _Rollouts:
         groups = _Shuffled(learned, self._settings.seed, lambda _, group: list(group))
         return Data(groups, examples, self._questions(tokenizer), size)
 
-    def _questions(self, tokenizer: Any) -> list[Question]:
+    def _questions(self, tokenizer: Any) -> list[GoldQuestion]:
         """Held-out questions with gold queries, if the run's agent is one whose first query can be judged."""
         config = self._run.config()
         if config.get("backend") not in FORMATS or "tasks" in config.get("objects", {}):
@@ -150,10 +150,10 @@ class _Shuffled:
         return self.encode(tokenizer, group)
 
 
-_ANY_QUESTION = Question("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )")
+_ANY_QUESTION = GoldQuestion("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )")
 
 
-def _held_out_questions(domain: domains.Domain, data: domains.TaskData, settings: SFTSettings) -> list[Question]:
+def _held_out_questions(domain: domains.Domain, data: domains.TaskData, settings: SFTSettings) -> list[GoldQuestion]:
     tasks = choose_tasks(list(data.validation), settings.val_tasks)
     with progress("Reading held-out questions", len(tasks)) as on_end:
         return make_questions(domain, tasks, settings, wrong=False, on_end=on_end)
