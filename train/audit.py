@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from groundwire.train.evaluation.run_reader import read_answers
 from groundwire.train.rollouts.agent_view import AgentView
 
 _EXAMPLES = 3
-_LOOKED_AT = 300
+_EXAMINED = 300
 """Tasks whose variants are made: each takes some hundredths of a second."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -75,49 +74,42 @@ def main(
         chosen = domains.get(domain)
         if rollouts is not None and suspects_file is None:
             raise CommandError("--rollouts needs --suspects: the file to write")
-        get = partial(get_reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-        function, notes = get(reward or chosen.default_reward)
+        name = reward or chosen.default_reward
+        function, notes = get_reward(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         data = chosen.load(data_dir)
         tasks = _sample([*data.train, *data.validation], limit)
         if not tasks:
             raise CommandError(f"{data.source}: there are no tasks to audit")
-        name, view = reward or chosen.default_reward, AgentView.of(chosen, function)
-        about_tasks: dict[str, Any] = {
-            "golds": list(map(view.gold, tasks)),
-            "database": chosen.database,
-            "answers": view.answers,
-        }
+        view = AgentView.of(chosen, function)
+        given: dict[str, Any] = {"golds": list(map(view.gold, tasks)), "answers": view.answers}
         with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
-            result = asyncio.run(audit(tasks, function, **about_tasks, on_end=on_end))
-        looked_at = _sample(tasks, _LOOKED_AT) if has_variants(function) else []
-        with progress("Making variants", len(looked_at)) as on_end:
-            alone = without_variants(looked_at, on_end=on_end)
+            result = asyncio.run(audit(tasks, function, **given, database=chosen.database, on_end=on_end))
+        examined = _sample(tasks, _EXAMINED) if has_variants(function) else []
+        with progress("Making variants", len(examined)) as on_end:
+            alone = without_variants(examined, on_end=on_end)
         unfit = _unfit_reason(result, allow)
         if json_file is not None:
-            about = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
-            write_json(json_file, {**about, **_shares(result), "without_variants": alone, **asdict(result)})
-        listed = _write_suspects(suspects_file, tasks, rollouts) if suspects_file is not None else ""
-    typer.echo(f"data: {data.source}")
-    for why, count in data.left_out.items():
-        typer.echo(f"      left out of training by the domain: {count} ({why})")
-    for note in notes:
-        typer.echo(f"note: {note}")
-    typer.echo("\n".join(_table(result, name)))
+            told: dict[str, Any] = {
+                "domain": domain,
+                "data": data.source,
+                "left_out": data.left_out,
+                "reward": name,
+                "unfit": unfit,
+            }
+            share = round(result.share_with_findings, 4)
+            told |= {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
+            write_json(json_file, {**told, "without_variants": alone, **asdict(result)})
+        listed = [_write_suspects(suspects_file, tasks, rollouts)] if suspects_file is not None else []
+    lines = [f"data: {data.source}"]
+    lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]
+    lines += [f"note: {note}" for note in notes] + _table(result, name)
     if alone:
-        typer.echo(f"without variants of the database: {len(alone):,} of {len(looked_at):,} tasks that were looked at")
-        for task, problem in list(alone.items())[:_EXAMPLES]:
-            typer.echo(f"    {task}: {problem}")
+        lines.append(f"without variants of the database: {len(alone):,} of {len(examined):,} tasks that were looked at")
+        lines += [f"    {task}: {problem}" for task, problem in list(alone.items())[:_EXAMPLES]]
     answers = sum(probe.judged + probe.failed for probe in result.probes)
-    typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
-    if listed:
-        typer.echo(listed)
-    typer.echo(f"not fit to train on: {unfit}" if unfit else "fit to train on")
+    lines += [f"{answers:,} answers in {time.monotonic() - started:.1f} s", *listed]
+    typer.echo("\n".join([*lines, f"not fit to train on: {unfit}" if unfit else "fit to train on"]))
     raise typer.Exit(1 if unfit else 0)
-
-
-def _shares(result: Audit) -> dict[str, Any]:
-    share = round(result.share_with_findings, 4)
-    return {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
 
 
 def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
@@ -131,9 +123,9 @@ def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
         raise CommandError(f"--rollouts {rollouts} has no answer to these tasks: name a run on this data")
     problems = check_golds(tasks)
     with progress("Looking for wrong golds", len(tasks)) as on_end:
-        found = suspects(tasks, problems, answers, on_end=on_end)
-    write_json(file, found)
-    return f"suspicious golds: {len(found):,} of {len(tasks):,}, listed in {file}"
+        suspicious = suspects(tasks, problems, answers, on_end=on_end)
+    write_json(file, suspicious)
+    return f"suspicious golds: {len(suspicious):,} of {len(tasks):,}, listed in {file}"
 
 
 def _sample(tasks: list[Any], limit: int) -> list[Any]:
@@ -166,9 +158,10 @@ def _table(result: Audit, name: str) -> list[str]:
         lines.append(f"{probe.name:<18}{probe.kind:<9}{probe.judged:>8,}{probe.failed:>8,}{mean:>8}{wins:>8}")
     for kind, count in sorted(result.tasks_by_finding.items()):
         lines += ["", f"{kind}: {count:,} tasks ({count / result.tasks:.1%})"]
-        first_of_task = {each.task: each for each in reversed(result.findings) if each.kind == kind}
-        for each in list(reversed(first_of_task.values()))[:_EXAMPLES]:
-            lines.append(f"    {each.task}, {each.probe}: {' '.join((each.message or each.answer).split())[:140]}")
+        first_of_task = {finding.task: finding for finding in reversed(result.findings) if finding.kind == kind}
+        for finding in list(reversed(first_of_task.values()))[:_EXAMPLES]:
+            text = " ".join((finding.message or finding.answer).split())[:140]
+            lines.append(f"    {finding.task}, {finding.probe}: {text}")
     return [*lines, ""]
 
 
