@@ -12,12 +12,12 @@ from groundwire.adapters.tracing.wire.responses_input import input_messages
 from groundwire.tools.sql.syntax import is_query
 from groundwire.tools.types import AgentStep
 
-__all__ = ["Conversation"]
+__all__ = ["ToolCalls"]
 
 _MAX_CALLS = 1000
 
 
-class Conversation:
+class ToolCalls:
     """The tool calls of one attempt, in the order in which the requests first show them."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
-from groundwire.adapters.agents.conversation import Conversation
+from groundwire.adapters.agents.conversation import ToolCalls
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 
 __all__ = ["AttemptCalls", "AttemptEndedError", "redirected"]
@@ -66,7 +66,7 @@ class AttemptCalls:
     """The model names of calls that were left to their own provider."""
     hosts: Counter[str] = field(default_factory=Counter)
     """The hosts of all other requests, the first 20."""
-    conversation: Conversation = field(default_factory=Conversation)
+    conversation: ToolCalls = field(default_factory=ToolCalls)
     ended: bool = False
     """Whether the attempt has ended: then a thread or task that it left behind has its context, which is void."""
     error: tuple[int | None, str, str] | None = None

@@ -28,7 +28,7 @@ from groundwire.adapters import (
     agent_backend,
 )
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.agents.conversation import Conversation
+from groundwire.adapters.agents.conversation import ToolCalls
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -350,7 +350,7 @@ _CUSTOM = {"type": "custom_tool_call", "call_id": "1", "name": "find", "input": 
     ],
 )
 def test_the_steps_of_an_agent_are_the_tool_calls_of_its_requests_in_any_api(path: str, request_: Any) -> None:
-    conversation = Conversation()
+    conversation = ToolCalls()
     for request in (request_, request_, {"messages": "odd", "input": 3}):
         conversation.add(path, request)
     assert conversation.steps() == [

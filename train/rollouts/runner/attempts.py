@@ -12,7 +12,7 @@ from groundwire.adapters.tracing.emitted_spans import Emissions
 from groundwire.adapters.tracing.spans import TraceSink
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["OpenAttempts", "PoolStoppedError"]
+__all__ = ["PoolStoppedError", "RunningAttempts"]
 
 _CLOSE_S = 5.0
 _FLUSH_S = 120.0
@@ -22,7 +22,7 @@ class PoolStoppedError(Exception):
     """The runner pool stops; another runner gets the rollout."""
 
 
-class OpenAttempts:
+class RunningAttempts:
     """The attempts that run on one event loop, and the writer of the spans that their agents emit."""
 
     def __init__(self, store: TraceSink) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
-from groundwire.train.rollouts.runner.attempts import OpenAttempts
+from groundwire.train.rollouts.runner.attempts import RunningAttempts
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -47,7 +47,7 @@ class RunnerPool:
     ) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
-        self._attempts = OpenAttempts(store)
+        self._attempts = RunningAttempts(store)
         self._rollouts: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
 
