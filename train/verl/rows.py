@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters.tracing import LLMCall
-from groundwire.train.algorithms.credit import TrainingGroup
-from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # verl's workers import this module and need none of these
     from torch import Tensor
+
+    from groundwire.adapters.tracing import LLMCall
+    from groundwire.train.algorithms.credit import TrainingGroup
+    from groundwire.train.store.rollout import Rollout
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
