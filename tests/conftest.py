@@ -131,9 +131,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_policy():
     """(model, tokenizer): the project's architecture with random weights, in the project's own chat format."""
     torch = pytest.importorskip("torch")
+    from dev.pretrain.model import new_policy
     from dev.pretrain.tokenizer import train_tokenizer
-
-    from groundwire.train.policy.model import new_policy
 
     torch.set_num_threads(1)
     tokenizer = train_tokenizer([WORDS] * 30, words=WORDS.split(), min_count=2)

@@ -45,17 +45,14 @@ def setting(
     metavar: str | None = None,
     flags: tuple[str, ...] = (),
     old_name: str | None = None,
-    hidden: bool = False,
     **field: Any,
 ) -> Any:
     """A field of :class:`Settings`. ``help`` describes it in ``--help`` and in the documentation.
 
     ``panel`` groups options in ``--help``, ``metavar`` and ``flags`` are those of the option, ``old_name`` is accepted
-    as well, and a ``hidden`` option is not shown. Everything else (``ge``, ``gt``, ``le``, ``strict``) goes to
-    pydantic's ``Field``.
+    as well. Everything else (``ge``, ``gt``, ``le``, ``strict``) goes to pydantic's ``Field``.
     """
-    extra: dict[str, Any] = {"panel": panel, "metavar": metavar, "flags": flags}
-    extra |= {"old_name": old_name, "hidden": hidden}
+    extra: dict[str, Any] = {"panel": panel, "metavar": metavar, "flags": flags, "old_name": old_name}
     field["default_factory" if callable(default) else "default"] = default
     return Field(description=help, json_schema_extra=extra, **field)
 
@@ -98,7 +95,7 @@ class Settings(BaseModel):
 
     @classmethod
     def option(cls, name: str) -> dict[str, Any]:
-        """The ``panel``, ``metavar``, ``flags``, ``old_name`` and ``hidden`` of a field."""
+        """The ``panel``, ``metavar``, ``flags`` and ``old_name`` of a field."""
         extra: Any = cls.model_fields[name].json_schema_extra
         return dict(extra)
 

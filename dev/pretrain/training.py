@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dev.pretrain.corpus import Stage, dialogues, encode, prompt
+from dev.pretrain.model import new_policy
 from dev.pretrain.tokenizer import train_tokenizer
 from dev.pretrain.turns import Dialogues
 from dev.pretrain.wording import vocabulary
@@ -31,7 +32,6 @@ from groundwire.rewards.spider import execution_match
 from groundwire.tools.schema import table_info
 from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import new_policy
 from groundwire.train.policy.types import Sampling
 
 __all__ = ["STEPS", "accuracy", "new_tokenizer", "pretrain"]

@@ -15,11 +15,11 @@ _WORDS = "database question query name select from where singer age count order 
 async def main() -> None:
     """Print the ports and the path of an attempt, then serve until SIGTERM."""
     import torch
+    from dev.pretrain.model import new_policy
     from dev.pretrain.tokenizer import train_tokenizer
 
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.train.policy.engine import LocalEngine
-    from groundwire.train.policy.model import new_policy
     from groundwire.train.policy.server import PolicyServer
     from groundwire.train.store.memory import MemoryStore
     from groundwire.train.store.rollout import Rollout

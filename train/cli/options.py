@@ -174,7 +174,6 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
         help=field.description,
         metavar=shown["metavar"],
         rich_help_panel=shown["panel"],
-        hidden=shown["hidden"],
         show_default=str(default) if default not in (None, False, "") else False,
     )
     return Annotated[kind | None, info]

@@ -6,12 +6,12 @@ import random
 
 import pytest
 import torch
+from dev.pretrain.model import new_policy
 from dev.pretrain.tokenizer import train_tokenizer
 from torch.nn import functional as F
 
 from groundwire.train.local.packing import pack, packed_hidden, packed_logits, tree_mask
 from groundwire.train.policy.attention import TREE
-from groundwire.train.policy.model import new_policy
 
 
 @pytest.fixture(scope="module")

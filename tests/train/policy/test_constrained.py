@@ -15,6 +15,7 @@ from training_groups import Sampled, training_groups
 
 torch = pytest.importorskip("torch")
 
+from dev.pretrain.model import new_policy  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
@@ -30,7 +31,6 @@ from groundwire.train.policy.constraint import Constraints  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.errors import ChatRequestError, EngineError  # noqa: E402
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, to_lark  # noqa: E402
-from groundwire.train.policy.model import new_policy  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Sampling  # noqa: E402
 

@@ -278,9 +278,8 @@ def test_a_too_long_prompt_is_refused_with_both_numbers(engine):
 
 
 def test_new_weights_change_replies_from_their_update_on():
+    from dev.pretrain.model import new_policy
     from dev.pretrain.tokenizer import train_tokenizer
-
-    from groundwire.train.policy.model import new_policy
 
     tokenizer = train_tokenizer(["a b c"] * 30, words=["a"], min_count=2)
     model = new_policy(tokenizer, width=32, layers=1, heads=2, intermediate=32, context=64)

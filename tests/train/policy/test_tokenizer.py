@@ -9,6 +9,7 @@ import re
 
 import pytest
 from dev.pretrain.corpus import Stage, dialogues, prompt
+from dev.pretrain.model import new_policy
 from dev.pretrain.training import new_tokenizer
 from dev.spider_data.lexicon import words
 from llguidance.hf import from_tokenizer
@@ -16,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 
 TEXTS = [

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dev.pretrain.model import new_policy
 from programs import ROOT
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -39,7 +40,7 @@ from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
-from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.sft import run as run_module
 from groundwire.train.sft import trainer as trainer_module
 from groundwire.train.sft.data import golds

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from dev.pretrain.model import new_policy
 from safetensors.torch import load_file, save_file
 
-from groundwire.train.policy.model import load_policy, new_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.verl.launch import link_newest_model, merge_adapters, peft_problem
 

@@ -215,34 +215,34 @@ def _writer(settings: SFTSettings) -> Callable[..., str]:
 def _write(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
     write = _writer(settings)
     if backend == "langgraph":
-        start = [_system(write("system", variant.text)), _user(write("write", question.question))]
-        return Turn(start, _reply(prompts.fence(variant.rename(question.gold))))
+        start = [_say("system", write("system", variant.text)), _say("user", write("write", question.question))]
+        return Turn(start, _say("assistant", prompts.fence(variant.rename(question.gold))))
     names = ("prose_system", "ask") if question.answer else ("tool_system", "write")
-    start = [_system(write(names[0], variant.text)), _user(write(names[1], question.question))]
+    start = [_say("system", write(names[0], variant.text)), _say("user", write(names[1], question.question))]
     return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
 
 
 def _answer(question: GoldQuestion, query: Query, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
     """The answer in prose after a query's result."""
     if backend == "openai-agents":
-        return _after_call(question, query, variant, _reply(question.answer), settings)
+        return _after_call(question, query, variant, _say("assistant", question.answer), settings)
     write = _writer(settings)
     shown = question.question, variant.rename(query.sql), query.result
     system, user = write("system", variant.text), write("answer", *shown)
-    return Turn([_system(system), _user(user)], _reply(question.answer))
+    return Turn([_say("system", system), _say("user", user)], _say("assistant", question.answer))
 
 
 def _text_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     """The check of an executed query, and if it is wrong its rewrite."""
     write = _writer(settings)
-    system = _system(write("system", variant.text))
+    system = _say("system", write("system", variant.text))
     shown = question.question, variant.rename(query.sql), _shown_result(query, variant)
     verdict = prompts.CORRECT if query.right else prompts.INCORRECT
     verdict = f"VERDICT: {verdict}" if settings.agent_options.get("prompt_profile") == "full" else verdict
-    yield Turn([system, _user(write("check", *shown))], _reply(verdict))
+    yield Turn([system, _say("user", write("check", *shown))], _say("assistant", verdict))
     if not query.right:
         message = write("rewrite", *shown, verdict)
-        yield Turn([system, _user(message)], _reply(prompts.fence(variant.rename(question.gold))))
+        yield Turn([system, _say("user", message)], _say("assistant", prompts.fence(variant.rename(question.gold))))
 
 
 def _tool_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
@@ -250,7 +250,7 @@ def _tool_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, se
     if not query.right:
         yield _after_call(question, query, variant, _call(variant.rename(question.gold)), settings)
     elif not question.answer:
-        yield _after_call(question, query, variant, _reply(prompts.DONE), settings)
+        yield _after_call(question, query, variant, _say("assistant", prompts.DONE), settings)
 
 
 def _after_call(
@@ -265,16 +265,8 @@ def _shown_result(query: Query, variant: SchemaVariant) -> str:
     return variant.rename(query.result) if query.failed else query.result
 
 
-def _system(text: str) -> Message:
-    return {"role": "system", "content": text}
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _reply(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+def _say(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
 
 
 def _call(sql: str) -> Message:
