@@ -161,7 +161,7 @@ def from_row(row: Mapping[str, Any]) -> Rollout:
     attempts = row.get("attempts", 0)
     return Rollout(
         rollout_id=rollout_id,
-        task=json.loads(row["task"]) if "task" in row else {"id": row.get("task_id", "")},
+        task={"id": row.get("task_id", ""), **json.loads(row.get("task") or "{}")},
         group=row.get("group", ""),
         mode=row.get("mode", "train"),
         step=row.get("step", 0),
@@ -186,6 +186,6 @@ def from_row(row: Mapping[str, Any]) -> Rollout:
 
 def _call(entry: Mapping[str, Any], place: int, rollout_id: str) -> LLMCall:
     fields = {name: entry[name] for name in _OF_CALL if entry.get(name) is not None}
-    trained = entry.get("weight") is not None
-    credit = CallCredit(**{name: entry[name] for name in _CREDIT}) if trained else None
+    trained: dict[str, Any] = {name: entry.get(name) for name in _CREDIT}
+    credit = None if None in trained.values() else CallCredit(**trained)
     return LLMCall(rollout_id=rollout_id, attempt_id="", credit=credit, **{"sequence": place, **fields})

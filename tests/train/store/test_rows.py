@@ -49,3 +49,10 @@ def test_a_failure_is_read_back_with_its_score() -> None:
 
 def test_a_row_may_lack_columns() -> None:
     assert from_row({"rollout_id": "r", "task_id": "t", "reward": None}).task == {"id": "t"}
+
+
+def test_a_row_that_somebody_else_wrote_has_a_task_and_no_half_of_a_credit() -> None:
+    call = {"agent": None, "prompt_ids": [1], "response_ids": [2], "logprobs": [0.0], "weight": 1.0, "returns": None}
+    read = from_row({"task_id": "t", "task": '{"question": "?"}', "calls": [call]})
+    assert read.task == {"id": "t", "question": "?"}
+    assert read.calls[0].credit is None
