@@ -139,9 +139,24 @@ class Domain:
     def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
         """The data without the tasks whose golds are probably wrong, by the setting ``gold_trust``, and a note.
 
-        Raises :class:`DataError`.
+        Raises :class:`DataError`, also for tasks without gold queries.
         """
-        raise DataError(f"gold_trust is for gold queries, and domain {self.name!r} has none: leave it out")
+        from groundwire.domains.text_to_sql.golds import with_gold_trust
+
+        if not any(map(_has_gold_query, data.train)):
+            raise DataError(f"gold_trust is for gold queries, and domain {self.name!r} has none: leave it out")
+        return with_gold_trust(data, file, seed=seed)
+
+    def suspects(self, tasks: Sequence[Task], answers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        """A row for each task whose gold is probably wrong; ``answers`` are sampled ones, by task id.
+
+        Raises :class:`DataError`, also for tasks without gold queries.
+        """
+        from groundwire.domains.text_to_sql.golds import check_suspects
+
+        if not all(map(_has_gold_query, tasks)):
+            raise DataError("--suspects is for domains whose golds are SQL queries")
+        return check_suspects(tasks, answers)
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write the ``answers``, by task id, as another evaluator of this domain reads them."""
@@ -149,6 +164,10 @@ class Domain:
     def prepare(self, source: Path, out: Path) -> dict[str, Any]:
         """Write a checked copy of ``source``, and return the report on it. Raises :class:`DataError`, ``OSError``."""
         raise DataError(f"domain {self.name!r} has nothing to prepare: give its folder as --data-dir.")
+
+
+def _has_gold_query(task: Task) -> bool:
+    return bool(task.get("query") and task.get("db_path"))
 
 
 HOOKS = frozenset(name for name in (*vars(Domain), *Domain.__annotations__) if not name.startswith("_"))

@@ -59,12 +59,6 @@ class TaskList(Domain):
         path = next((task[name] for name in _DATABASE if task.get(name)), "")
         return os.path.abspath(path) if path else ""
 
-    def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
-        """See :mod:`groundwire.domains.text_to_sql.golds`: the tasks may have gold queries."""
-        from groundwire.domains.text_to_sql.golds import with_gold_trust
-
-        return with_gold_trust(data, file, seed=seed)
-
 
 def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) -> TaskList:
     """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.

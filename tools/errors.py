@@ -76,6 +76,10 @@ class BrokenResourceError(Exception):
     """What a tool works on cannot be used (a database, an index): a failure of the infrastructure, of no agent."""
 
 
+class ShortenedWarning(UserWarning):
+    """What an agent is shown leaves something out."""
+
+
 class CommandError(UserError):
     """A command cannot continue. Exit code :attr:`INTERRUPTED` stands for an interrupt, which is no error."""
 

@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from groundwire.tools.errors import ShortenedWarning
 from groundwire.tools.sql import DatabaseError, QueryError, SqlError, connections, run_query
 
 __all__ = ["RESERVED", "CutSchemaWarning", "TableInfo", "describe_table", "table_info"]
@@ -50,7 +51,7 @@ _EXAMPLE_ROWS = 1000
 _EXAMPLE_CHARS = 30
 
 
-class CutSchemaWarning(UserWarning):
+class CutSchemaWarning(ShortenedWarning):
     """The text of a schema leaves out tables."""
 
 

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from groundwire import domains
-from groundwire.domains.text_to_sql.golds import check_golds
-from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.rewards import has_variants, in_training, without_variants
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.errors import CommandError, exit_on_user_error
@@ -99,7 +97,7 @@ def main(
             share = round(result.share_with_findings, 4)
             told |= {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
             write_json(json_file, {**told, "without_variants": alone, **asdict(result)})
-        listed = [_write_suspects(suspects_file, tasks, rollouts)] if suspects_file is not None else []
+        listed = [_write_suspects(suspects_file, chosen, tasks, rollouts)] if suspects_file is not None else []
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]
     lines += [f"note: {note}" for note in notes] + _table(result, name)
@@ -112,18 +110,14 @@ def main(
     raise typer.Exit(1 if unfit else 0)
 
 
-def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
+def _write_suspects(file: Path, domain: domains.Domain, tasks: list[Any], rollouts: str | None) -> str:
     """Write the suspicious golds of ``tasks``, also by the answers of a run; returns a line about them."""
-    if not all(task.get("query") and task.get("db_path") for task in tasks):
-        raise CommandError("--suspects is for domains whose golds are SQL queries")
     answers, unreadable = read_answers(RunDir.open(rollouts)) if rollouts is not None else ({}, [])
     for message in unreadable:
         typer.echo(f"warning: {message}", err=True)
     if rollouts is not None and not any(str(task["id"]) in answers for task in tasks):
         raise CommandError(f"--rollouts {rollouts} has no answer to these tasks: name a run on this data")
-    problems = check_golds(tasks)
-    with progress("Looking for wrong golds", len(tasks)) as on_end:
-        suspicious = suspects(tasks, problems, answers, on_end=on_end)
+    suspicious = domain.suspects(tasks, answers)
     write_json(file, suspicious)
     return f"suspicious golds: {len(suspicious):,} of {len(tasks):,}, listed in {file}"
 

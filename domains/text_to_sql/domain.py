@@ -15,7 +15,7 @@ from typing import Any
 
 from groundwire.domains._readers import first_names, given_folder
 from groundwire.domains._types import DataError, Domain, Task, TaskData
-from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out, with_gold_trust
+from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.predictions import write_spider_predictions
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.tools.files import shorten_repr
@@ -103,10 +103,6 @@ class SqlDomain(Domain):
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
-
-    def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
-        """See :mod:`groundwire.domains.text_to_sql.golds`."""
-        return with_gold_trust(data, file, seed=seed)
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write the files of Spider's official evaluator."""

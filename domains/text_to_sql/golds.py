@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -81,6 +81,16 @@ def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | No
     if result.truncated:
         return GoldProblem(LARGE, f"more than {MAX_JUDGED_ROWS:,} rows or {MAX_JUDGED_BYTES // 10**6} MB")
     return None if result.rows else GoldProblem(NO_ROWS)
+
+
+def check_suspects(tasks: Sequence[Task], answers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The rows of :func:`groundwire.domains.text_to_sql.suspects.suspects`, with progress bars on a terminal."""
+    from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
+    from groundwire.tools.terminal import progress
+
+    problems = check_golds(tasks)
+    with progress("Looking for wrong golds", len(tasks)) as on_end:
+        return suspects(tasks, problems, answers, on_end=on_end)
 
 
 def gold_error(where: str, db_id: str, problem: GoldProblem) -> str:

@@ -40,6 +40,8 @@ def test_an_object_without_the_base_class_is_a_domain_with_the_defaults(tmp_path
         load_split(domain, "test")
     with pytest.raises(DataError, match="'plain' has nothing to prepare"):
         domain.prepare(tmp_path, tmp_path / "out")
+    with pytest.raises(DataError, match="whose golds are SQL queries"):
+        domain.suspects(TASKS, {})
     with pytest.raises(DataError, match="'plain' has none"):
         domain.with_gold_trust(domain.load(), tmp_path / "suspects.json")
 

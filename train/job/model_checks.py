@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from groundwire import adapters, domains
-from groundwire.tools.errors import BrokenResourceError
-from groundwire.tools.schema import CutSchemaWarning
+from groundwire.tools.errors import BrokenResourceError, ShortenedWarning
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
@@ -53,10 +52,10 @@ def check_model(
     if first_prompt is None or not tasks:
         return []
     with warnings.catch_warnings(record=True) as caught:  # one note in place of a warning for each database
-        warnings.simplefilter("always", CutSchemaWarning)
+        warnings.simplefilter("always", ShortenedWarning)
         lengths = _long_prompts(config, view, tasks, first_prompt, tokenizer, limit)
     notes = []
-    if cut := sum(issubclass(each.category, CutSchemaWarning) for each in caught):
+    if cut := sum(issubclass(each.category, ShortenedWarning) for each in caught):
         count = len({view.domain.database(task) for task in tasks})
         notes.append(
             f"schemas: the prompts leave out tables of {cut:,} of {count:,} "
