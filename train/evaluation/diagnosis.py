@@ -195,9 +195,11 @@ def _nothing_trainable(rollout: Rollout, agent_match: str | None) -> Reason | No
 
 
 def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None) -> Reason | None:
+    # The trainer gives credit to a whole group, so calls without any beside calls with some were left out of training.
     if any(map(_credits, group)) and not _credits(rollout):
         calls = len(rollout.trainable_calls)
         return Reason("bad_calls", f"none of its {calls} call(s) was trained: verl trains no constrained reply")
+    # As the trainers do: a rollout without a call to train on takes no part in its group's mean.
     compared = [other for other in group if trained_calls(other, agent_match)]
     if len(compared) < 2:
         return Reason("only_reward", "no other rollout of its group has a reward to compare it with")

@@ -96,6 +96,7 @@ def compare(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[
 
     A question is won if its mean score is higher in the second. Raises ``ValueError`` if the runs share no question.
     """
+    # Paired by question: the same questions are hard for both, so the difference varies less than either accuracy.
     shared = [task for task in first if task in second]
     if not shared:
         raise ValueError(
@@ -195,7 +196,7 @@ def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def _accuracy_by_turn(judged: Sequence[Rollout]) -> list[float]:
     """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty if queries were not judged."""
-    scores = list(map(_scores_by_turn, judged))
+    scores = list(map(_scores_by_turn, judged))  # an agent that stopped earlier keeps its last answer in later turns
     if not any(rollout.outcome.query_scores for rollout in judged):
         return []
     return [round(_mean([own[min(turn, len(own) - 1)] for own in scores]), 4) for turn in range(max(map(len, scores)))]

@@ -129,6 +129,7 @@ def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
             if gold in prompt:
                 given = view.columns(rollout.task)
                 columns |= {name: None for name, value in given.items() if gold in _words(str(value))}
+    # How often would a gold be found by chance? As often as that of another task is: short golds are in many prompts.
     golds = list(dict.fromkeys(gold for gold, _ in pairs))
     another = dict(zip(golds, [*golds[1:], *golds[:1]], strict=True))
     copied = [gold for gold, prompt in pairs if gold in prompt]

@@ -163,7 +163,7 @@ def summarize_change(before: Rollouts, after: Rollouts) -> dict[str, Any]:
 
 
 def _ends(by_step: Mapping[int, Rollouts]) -> tuple[Rollouts, Rollouts]:
-    first = min(by_step)
+    first = min(by_step)  # of all tasks; those during training may have fewer
     last = max(step for step, rollouts in by_step.items() if len(rollouts) >= len(by_step[first]))
     return ([] if last == first else by_step[first]), by_step[last]
 
