@@ -27,6 +27,8 @@ from hypothesis import HealthCheck, settings
 gc.set_threshold(100_000, 50, 50)
 # Two workers and what they start share two cores: threads that wait for each other only burn them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# LiteLLM, which Agent Lightning imports, would download a list of prices.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 # Programs that are not forked would compile the project again, each of them, and each run all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -17,9 +17,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, model_validator
 
 from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, semconv
 from groundwire.adapters.tracing.calls import order_calls
@@ -86,57 +86,35 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class _Context(_Open):
-    trace_id: str
-    span_id: str
-    is_remote: bool
-    trace_state: dict[str, str]
-
-
-class _Status(_Open):
-    status_code: Literal["UNSET", "OK", "ERROR"]
-    description: str | None = None
-
-
-class _Event(_Open):
-    name: str
-    attributes: dict[str, Any]
-    timestamp: float | None = None
-
-
-class _Link(_Open):
-    context: _Context
-    attributes: dict[str, Any] | None = None
-
-
-class _OtelResource(BaseModel):
-    attributes: dict[str, Any]
-    schema_url: str
-
-
-class SpanFields(_Open):
-    """Agent Lightning's ``Span``.
-
-    Its attributes are checked by :func:`groundwire.train.store.limits.check_request`: for a union of eight types, as
-    Agent Lightning declares them, pydantic would try one after the other, and keep an error for each token id.
-    """
-
-    rollout_id: str
-    attempt_id: str
-    sequence_id: int
-    trace_id: str
-    span_id: str
-    parent_id: str | None
-    name: str
-    status: _Status
-    attributes: dict[str, Any]
-    events: list[_Event]
-    links: list[_Link]
-    start_time: float | None
-    end_time: float | None
-    context: _Context | None
-    parent: _Context | None
-    resource: _OtelResource
+_Json, _model = dict[str, Any], cast(Any, create_model)
+_Context = _model(
+    "_Context", __base__=_Open, trace_id=(str, ...), span_id=(str, ...), is_remote=(bool, ...), trace_state=(_Json, ...)
+)
+_Status = _model(
+    "_Status", __base__=_Open, status_code=(Literal["UNSET", "OK", "ERROR"], ...), description=(str | None, None)
+)
+_Event = _model("_Event", __base__=_Open, name=(str, ...), attributes=(_Json, ...), timestamp=(float | None, None))
+_Link = _model("_Link", __base__=_Open, context=(_Context, ...), attributes=(_Json | None, None))
+_OtelResource = _model("_OtelResource", attributes=(_Json, ...), schema_url=(str, ...))
+SpanFields = _model(
+    "SpanFields",
+    __base__=_Open,
+    **dict.fromkeys(("rollout_id", "attempt_id", "trace_id", "span_id", "name"), (str, ...)),
+    sequence_id=(int, ...),
+    parent_id=(str | None, ...),
+    status=(_Status, ...),
+    # For a union of eight types, as Agent Lightning declares them, pydantic would try one after the other, and keep an
+    # error for each token id: limits.py checks them.
+    attributes=(_Json, ...),
+    events=(list[_Event], ...),  # type: ignore[valid-type]
+    links=(list[_Link], ...),  # type: ignore[valid-type]
+    start_time=(float | None, ...),
+    end_time=(float | None, ...),
+    context=(_Context | None, ...),
+    parent=(_Context | None, ...),
+    resource=(_OtelResource, ...),
+)
+"""Agent Lightning's ``Span``."""
 
 
 class ResourcesFields(BaseModel):

@@ -38,67 +38,51 @@ class RolloutStore(Protocol):
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """Add rollouts to the queue. A store behind HTTP gives each a new ``rollout_id``."""
-        ...
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
         """Take up to ``limit`` rollouts, each with a new attempt as its last."""
-        ...
 
     async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
         """A rollout with its last attempt's outcome, calls and annotations; None if the store does not have it."""
-        ...
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
         """Which of these have ended, after attempts that are overdue were given up."""
-        ...
 
     async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
         """How many of these the store has; with ``statuses``, how many are in one of them."""
-        ...
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
         """The rollouts of a run that have not ended."""
-        ...
 
     async def cancel(self, rollout_id: str) -> None:
         """End a rollout that nobody waits for any more."""
-        ...
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
         """Note a sign of life at ``at``, by the store's clock. False if the attempt is not the rollout's open one."""
-        ...
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         """End an attempt. A failed one is tried again while ``max_attempts`` allow it."""
-        ...
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within a rollout."""
-        ...
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
         """Store calls; those that are stored already are skipped."""
-        ...
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
         """Store other spans of attempts; those that are stored already are skipped."""
-        ...
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
         """Store a run's named resources: a :class:`ProxyLLM`, or any JSON object."""
-        ...
 
     async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
         """The resources of a run, or without an id those that were stored last; None if there are none."""
-        ...
 
     async def forget(self, rollout_id: str) -> None:
         """Free the memory of a rollout that has been read. A store in a file keeps it."""
-        ...
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
         """The sampling parameters of an attempt; None unless it is the rollout's last one, and has not ended."""
-        ...
 
 
 class StateMachine(ABC):

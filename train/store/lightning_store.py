@@ -3,12 +3,16 @@
 They are for foreign clients: dashboards, runners and algorithms of Agent Lightning. Ours use few of them.
 """
 
+# The methods are those of Agent Lightning, which documents them.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partialmethod
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -56,9 +60,9 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
     "workers": ("worker_id",),
 }
 _OPERATORS = {
-    "exact": "{} = ?",
-    "in": "{} IN (SELECT value FROM json_each(?))",
-    "contains": "instr({}, ?) > 0",
+    "_in": "{} IN (SELECT value FROM json_each(?))",
+    "_contains": "instr({}, ?) > 0",
+    "": "{} = ?",
 }
 _MISSING_LAST = ("end_time", "last_heartbeat_time")
 
@@ -71,13 +75,11 @@ class LightningStore(SqliteStore):
     _launched = time.time()
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Request]) -> list[Json]:
-        """Add rollouts to the queue."""
         records = [read_request(request) for request in rollouts]
         await self.enqueue(records)
         return [rollout_json(rollout) for rollout in records]
 
     async def dequeue_many_rollouts(self, *, limit: int = 1, worker_id: str | None = None) -> list[Json]:
-        """Take rollouts from the queue."""
         with self._transaction():
             taken = await self.dequeue(limit, worker_id)
             if worker_id is not None:
@@ -87,7 +89,6 @@ class LightningStore(SqliteStore):
             return [rollout_json(rollout) for rollout in taken]
 
     async def start_rollout(self, *, worker_id: str | None = None, **fields: Any) -> Json:
-        """Begin a rollout without the queue."""
         rollout = read_request(Request(**fields))
         with self._transaction():
             rollout.started = time.time()
@@ -95,19 +96,16 @@ class LightningStore(SqliteStore):
             return await self.start_attempt(rollout.rollout_id, worker_id=worker_id)
 
     async def start_attempt(self, rollout_id: str, *, worker_id: str | None = None) -> Json:
-        """Begin another attempt."""
         with self._transaction():
             rollout = self._known(rollout_id)
             self._start_attempt(rollout, worker_id)
             return rollout_json(rollout)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Json | None:
-        """A rollout with its last attempt."""
         rollout = await self.get(rollout_id, with_calls=False)
         return None if rollout is None else rollout_json(rollout)
 
     async def update_rollout(self, rollout_id: str, *, status: Any = None, **fields: Any) -> Json:
-        """Change a rollout. The status ``queuing`` starts it again; any other that comes too late is ignored."""
         with self._transaction():
             rollout = self._known(rollout_id)
             if fields:
@@ -130,7 +128,6 @@ class LightningStore(SqliteStore):
     async def update_attempt(
         self, rollout_id: str, attempt_id: str, *, status: AttemptStatus | None = None, **fields: Any
     ) -> Json:
-        """Change an attempt, or the ``latest``. A status that comes too late is ignored."""
         with self._transaction():
             rollout = self._known(rollout_id)
             if attempt_id == "latest" and not rollout.attempts:
@@ -152,52 +149,41 @@ class LightningStore(SqliteStore):
         return attempt_json(rollout, attempt)
 
     async def get_latest_attempt(self, rollout_id: str) -> Json | None:
-        """The last attempt of a rollout, if it has one."""
         rollout = self._find(rollout_id)
         return attempt_json(rollout, rollout.attempts[-1]) if rollout is not None and rollout.attempts else None
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Json]:
-        """Those of the rollouts that have ended now. No request waits: a client asks again."""
         rollouts = map(self._find, await self.ended(rollout_ids))
         return [rollout_json(rollout) for rollout in rollouts if rollout is not None]
 
     async def get_many_span_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each (rollout id, attempt id)."""
         return await self.reserve_sequence_ids(attempts)
 
     async def add_many_spans(self, spans: Sequence[Json]) -> list[str]:
-        """Store spans of one attempt; returns the ids of the new ones."""
         return self.add_span_rows(spans[0]["rollout_id"], spans[0]["attempt_id"], spans)
 
     async def add_resources(self, resources: Json) -> Json:
-        """Store named resources under a new id."""
         return await self.update_resources(f"rs-{secrets.token_hex(6)}", resources)
 
     async def update_resources(self, resources_id: str, resources: Json) -> Json:
-        """Store named resources."""
         with self._transaction():
             return self._put_resources(resources_id, resources)
 
     async def get_resources_by_id(self, resources_id: str) -> Json | None:
-        """The resources of an id."""
         return self._resources(resources_id)
 
     async def get_latest_resources(self) -> Json | None:
-        """The resources that were stored last."""
         return self._resources(None)
 
     async def get_worker_by_id(self, worker_id: str) -> Json | None:
-        """A worker."""
         row = self._conn.execute("SELECT body FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
         return None if row is None else self._parsed("workers", row[0])
 
     async def update_worker(self, worker_id: str, **stats: Any) -> Json:
-        """Note a worker's sign of life."""
         with self._transaction():
             return self._change_worker(worker_id, last_heartbeat_time=time.time(), **stats)
 
     async def statistics(self) -> Json:
-        """How much there is of everything."""
 
         def count(table: str, what: str = "count(*)") -> int:
             return self._conn.execute(f"SELECT {what} FROM {table}").fetchone()[0]  # noqa: S608 - our own names
@@ -206,20 +192,6 @@ class LightningStore(SqliteStore):
         attempts = count("rollouts", "coalesce(sum(json_array_length(attempts)), 0)")
         uptime = time.time() - self._launched
         return {"name": type(self).__name__, **counts, "total_attempts": attempts, "uptime": uptime}
-
-    async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[str] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        **page: Any,
-    ) -> Json:
-        """Rollouts, each with its last attempt."""
-        with self._transaction():
-            self._give_up_overdue()
-        filters = {"status in": status_in, "rollout_id in": rollout_id_in, "rollout_id contains": rollout_id_contains}
-        return self._page("rollouts", ROLLOUT_COLUMNS, lambda row: rollout_json(self._of_row(row)), filters, **page)
 
     async def query_attempts(
         self, rollout_id: str, *, sort_by: str | None = "sequence_id", sort_order: str = "asc", **page: Any
@@ -233,65 +205,40 @@ class LightningStore(SqliteStore):
         end = None if limit == -1 else offset + limit
         return {"items": items[offset:end], "limit": limit, "offset": offset, "total": len(items)}
 
-    async def query_spans(
-        self, rollout_id: str, *, attempt_id: str | None = None, sort_by: str | None = "sequence_id", **page: Any
-    ) -> Json:
-        """The spans of a rollout, or of an attempt of it."""
-        required = {"rollout_id exact": rollout_id, "attempt_id exact": attempt_id}
+    async def query_spans(self, rollout_id: str, *, attempt_id: str | None = None, **query: Any) -> Json:
         if attempt_id == "latest":
             rollout = self._find(rollout_id)
-            required["attempt_id exact"] = rollout.attempts[-1].attempt_id if rollout and rollout.attempts else ""
-        names = ("trace_id", "span_id", "parent_id", "name")
-        filters = {f"{name} exact": page.pop(name, None) for name in names}
-        filters |= {f"{name} contains": page.pop(f"{name}_contains", None) for name in names}
-        return self._page("spans", "body", self._body, filters, required=required, sort_by=sort_by, **page)
+            attempt_id = rollout.attempts[-1].attempt_id if rollout is not None and rollout.attempts else ""
+        of_attempt = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+        return await self._query("spans", of_attempt, **{"sort_by": "sequence_id", **query})
 
-    async def query_resources(
-        self, *, resources_id: str | None = None, resources_id_contains: str | None = None, **page: Any
-    ) -> Json:
-        """Named resources."""
-        filters = {"resources_id exact": resources_id, "resources_id contains": resources_id_contains}
-        return self._page("resources", "body", self._body, filters, **page)
-
-    async def query_workers(
-        self, *, status_in: Sequence[str] | None = None, worker_id_contains: str | None = None, **page: Any
-    ) -> Json:
-        """Workers."""
-        filters = {"status in": status_in, "worker_id contains": worker_id_contains}
-        return self._page("workers", "body", self._body, filters, **page)
-
-    def _body(self, row: tuple[Any, ...]) -> Json:
-        return self._parsed("of a list", row[0])
-
-    def _page(
+    async def _query(
         self,
         table: str,
-        columns: str,
-        parse: Callable[[tuple[Any, ...]], Json],
-        filters: Mapping[str, Any],
-        *,
         required: Mapping[str, Any] | None = None,
+        *,
         filter_logic: str = "and",
         sort_by: str | None = None,
         sort_order: str = "asc",
         limit: int = -1,
         offset: int = 0,
+        **filters: Any,
     ) -> Json:
-        """A page of a table. Filters map a field and an operator to a value; those with None are left out."""
+        """A page of a table. Filters are ``FIELD``, ``FIELD_in`` and ``FIELD_contains``; None is no filter."""
+        with self._transaction():
+            self._give_up_overdue()
+        json_column, values = "request" if table == "rollouts" else "body", list[Any]()
 
         def expression(field: str) -> str:
-            if field in _COLUMNS[table]:
-                return field
-            return f"json_extract({'request' if table == 'rollouts' else 'body'}, '$.{field}')"
+            return field if field in _COLUMNS[table] else f"json_extract({json_column}, '$.{field}')"
 
         def conditions(chosen: Mapping[str, Any]) -> Iterable[str]:
             for name, value in chosen.items():
                 if value is not None:
-                    field, operator = name.split()
-                    values.append(json.dumps(list(value)) if operator == "in" else value)
-                    yield _OPERATORS[operator].format(expression(field))
+                    suffix = next(suffix for suffix in _OPERATORS if name.endswith(suffix))
+                    values.append(json.dumps(list(value)) if suffix == "_in" else value)
+                    yield _OPERATORS[suffix].format(expression(name.removesuffix(suffix)))
 
-        values: list[Any] = []
         where = list(conditions(required or {}))
         if optional := list(conditions(filters)):
             where.append(f"({f' {filter_logic.upper()} '.join(optional)})")
@@ -300,18 +247,23 @@ class LightningStore(SqliteStore):
             last = f"{expression(sort_by)} IS NULL {sort_order}, " if sort_by in _MISSING_LAST else ""
             order = f"{last}{expression(sort_by)} {sort_order}, id"
         from_ = f"FROM {table}" + (f" WHERE {' AND '.join(where)}" if where else "")
-        found = self._conn.execute(
-            f"SELECT {columns} {from_} ORDER BY {order} LIMIT ? OFFSET ?",
-            (*values, limit, offset),
-        )
+        columns = ROLLOUT_COLUMNS if table == "rollouts" else "body"
+        page = f"SELECT {columns} {from_} ORDER BY {order} LIMIT ? OFFSET ?"
         rows, size = [], 0
-        for row in found:
+        for row in self._conn.execute(page, (*values, limit, offset)):
             rows.append(row)
             size += sum(len(value) for value in row if isinstance(value, str))
             if size > _PAGE_SIZE:
                 break
         total = self._conn.execute(f"SELECT count(*) {from_}", values).fetchone()[0]
-        return {"items": [parse(row) for row in rows], "limit": limit, "offset": offset, "total": total}
+        items = [
+            rollout_json(self._of_row(row)) if table == "rollouts" else self._parsed(table, row[0]) for row in rows
+        ]
+        return {"items": items, "limit": limit, "offset": offset, "total": total}
+
+    query_rollouts = partialmethod(_query, "rollouts")
+    query_resources = partialmethod(_query, "resources")
+    query_workers = partialmethod(_query, "workers")
 
     def _start_attempt(self, rollout: Rollout, worker_id: str | None) -> Attempt:
         attempt = super()._start_attempt(rollout, worker_id)

@@ -6,7 +6,7 @@ Three routes are added, for our client: ``/spans/batch``, ``/spans/next/batch``,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import pydantic
 
@@ -28,96 +28,34 @@ _T = TypeVar("_T")
 _Items = Annotated[list[_T], pydantic.Field(max_length=MAX_ITEMS)]
 
 
-class _Model(pydantic.BaseModel):
-    """The body of a request, or its query."""
+def _body(base: Any = None, **fields: Any) -> Any:
+    """A model of a body or a query. A field is a type with None as its default, or a pair of type and default."""
+    pairs = {name: field if isinstance(field, tuple) else (field | None, None) for name, field in fields.items()}
+    return cast(Any, pydantic.create_model)("Body", __base__=base, **pairs)
 
 
-class _Enqueue(_Model):
-    rollouts: _Items[Request]
+_Json = dict[str, Any]
+_Mode, _Order, _Logic = Literal["train", "val", "test"], Literal["asc", "desc"], Literal["and", "or"]
 
 
-class _Dequeue(_Model):
-    limit: int = 1
-    worker_id: str | None = None
-
-
-class _Worker(_Model):
-    worker_id: str | None = None
-
-
-class _Start(Request):
-    worker_id: str | None = None
-
-
-class _UpdateRollout(_Model):
-    input: Any = None
-    mode: Literal["train", "val", "test"] | None = None
-    resources_id: str | None = None
-    status: RolloutStatus | None = None
-    config: Config | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class _UpdateAttempt(_Model):
-    status: AttemptStatus | None = None
-    worker_id: str | None = None
-    last_heartbeat_time: float | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class _UpdateWorker(_Model):
-    heartbeat_stats: dict[str, Any] | None = None
-
-
-class _Next(_Model):
-    rollout_id: str
-    attempt_id: str
-
-
-class _Wait(_Model):
-    rollout_ids: list[str]
-    timeout: float | None = None
-
-
-class _Resource(_Model):
+class _Resource(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow")
     resource_type: Literal["llm", "proxy_llm", "prompt_template"]
 
 
-class _Query(_Model):
-    limit: int = -1
-    offset: int = 0
-    sort_by: str | None = None
-    sort_order: Literal["asc", "desc"] = "asc"
-
-
-class _FilteredQuery(_Query):
-    filter_logic: Literal["and", "or"] = "and"
-
-
-class _QueryRollouts(_FilteredQuery):
-    status_in: list[RolloutStatus] | None = None
-    rollout_id_in: list[str] | None = None
-    rollout_id_contains: str | None = None
-
-
-class _QueryWorkers(_FilteredQuery):
-    status_in: list[Literal["idle", "busy", "unknown"]] | None = None
-    worker_id_contains: str | None = None
-
-
-class _QueryResources(_Query):
-    resources_id: str | None = None
-    resources_id_contains: str | None = None
-
-
-_SPAN_FILTERS = [f"{name}{how}" for name in ("trace_id", "span_id", "parent_id", "name") for how in ("", "_contains")]
-_QuerySpans = pydantic.create_model(  # type: ignore[call-overload]
-    "_QuerySpans",
-    __base__=_FilteredQuery,
-    rollout_id=(str, ...),
-    **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], (str | None, None)),
+_Worker = _body(worker_id=str)
+_UpdateRollout = _body(
+    input=(Any, None), mode=_Mode, resources_id=str, status=RolloutStatus, config=Config, metadata=_Json
 )
+_UpdateAttempt = _body(status=AttemptStatus, worker_id=str, last_heartbeat_time=float, metadata=_Json)
+_Wait = _body(rollout_ids=(list[str], ...), timeout=float)
+_Query = _body(limit=(int, -1), offset=(int, 0), sort_by=str, sort_order=(_Order, "asc"))
+_Filters = _body(_Query, filter_logic=(_Logic, "and"))
+_QueryRollouts = _body(_Filters, status_in=list[RolloutStatus], rollout_id_in=list[str], rollout_id_contains=str)
+_QueryWorkers = _body(_Filters, status_in=list[Literal["idle", "busy", "unknown"]], worker_id_contains=str)
+_QueryResources = _body(_Query, resources_id=str, resources_id_contains=str)
+_SPAN_FILTERS = [f"{name}{how}" for name in ("trace_id", "span_id", "parent_id", "name") for how in ("", "_contains")]
+_QuerySpans = _body(_Filters, rollout_id=(str, ...), **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], str))
 
 
 def _with_fields(method: str) -> Call:
@@ -192,7 +130,7 @@ async def _put_resources(store: Any, path: PathParameters, body: Any) -> Any:
 
 
 _ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
-LISTS: dict[str, tuple[type[_Query], str]] = {
+LISTS: dict[str, tuple[Any, str]] = {
     "/rollouts": (_QueryRollouts, "query_rollouts"),
     _ATTEMPTS: (_Query, "query_attempts"),
     "/workers": (_QueryWorkers, "query_workers"),
@@ -204,16 +142,16 @@ ROUTES: dict[str, tuple[int, Any, Call]] = {
     **{f"POST {path}/search": (200, model, _with_fields(method)) for path, (model, method) in LISTS.items()},
     **{f"GET {path}": (200, model, _with_fields(method)) for path, (model, method) in LISTS.items()},
     "GET /health": (200, None, _health),
-    "POST /queues/rollouts/enqueue": (201, _Enqueue, _enqueue),
-    "POST /queues/rollouts/dequeue": (200, _Dequeue, _dequeue),
-    "POST /rollouts": (201, _Start, _with_fields("start_rollout")),
+    "POST /queues/rollouts/enqueue": (201, _body(rollouts=(_Items[Request], ...)), _enqueue),
+    "POST /queues/rollouts/dequeue": (200, _body(_Worker, limit=(int, 1)), _dequeue),
+    "POST /rollouts": (201, _body(Request, worker_id=str), _with_fields("start_rollout")),
     f"GET {_ROLLOUT}": (200, None, _with_fields("get_rollout_by_id")),
     f"POST {_ROLLOUT}": (200, _UpdateRollout, _with_fields("update_rollout")),
     f"POST {_ATTEMPTS}": (201, _Worker, _with_fields("start_attempt")),
     f"GET {_ATTEMPTS}/latest": (200, None, _with_fields("get_latest_attempt")),
     f"POST {_ATTEMPTS}/{{attempt_id}}": (200, _UpdateAttempt, _with_fields("update_attempt")),
     "GET /workers/{worker_id}": (200, None, _with_fields("get_worker_by_id")),
-    "POST /workers/{worker_id}": (200, _UpdateWorker, _with_fields("update_worker")),
+    "POST /workers/{worker_id}": (200, _body(heartbeat_stats=_Json), _with_fields("update_worker")),
     "GET /statistics": (200, None, _with_fields("statistics")),
     "POST /resources": (201, dict[str, _Resource], _put_resources),
     "GET /resources/latest": (200, None, _with_fields("get_latest_resources")),
@@ -221,9 +159,13 @@ ROUTES: dict[str, tuple[int, Any, Call]] = {
     "POST /resources/{resources_id}": (200, dict[str, _Resource], _put_resources),
     "POST /spans": (201, SpanFields, _add_span),
     "POST /spans/batch": (201, _Items[Any], _add_spans),
-    "POST /spans/next": (200, _Next, _next_sequence_id),
+    "POST /spans/next": (200, _body(rollout_id=(str, ...), attempt_id=(str, ...)), _next_sequence_id),
     "POST /spans/next/batch": (200, _Items[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
-    "POST /waits/rollouts": (200, _Wait, _with_fields("wait_for_rollouts")),
+    "POST /waits/rollouts": (
+        200,
+        _body(rollout_ids=(list[str], ...), timeout=float),
+        _with_fields("wait_for_rollouts"),
+    ),
 }
 NOT_BATCHED = {route for route in ROUTES if route.endswith("/search") or "/waits/" in route or route[4:] in LISTS}
 """Lists: a batch of them would hold up all other clients, and its answer would have no limit."""
