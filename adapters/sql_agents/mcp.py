@@ -17,25 +17,24 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
-from openai import DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents.backend import sql_backend
-from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, answering
+from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, Query, sql_agents
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
 from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
 
-__all__ = ["McpQueries", "backend", "mcp_sql_agent"]
+__all__ = ["McpQueries", "backend"]
 
 _MAX_CHARS = 100_000  # far more than an agent reads: the toolkit cuts the rows
 _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
@@ -46,47 +45,6 @@ threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).st
 from groundwire.tools.mcp_sql.__main__ import app
 app()
 """
-
-
-@asynccontextmanager
-async def mcp_sql_agent(
-    *,
-    max_turns: int = 2,
-    prompt_profile: Literal["short", "full"] = "short",
-    table_info_truncate: int = 4000,
-    example_values: int = 0,
-    show_keys: bool = False,
-    execution_truncate: int = 72,
-    query_timeout_s: float = 5.0,
-    form: str = "sql",
-    prompts: Mapping[str, str] | None = None,
-) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
-    """The agent of ``--backend mcp``. Its servers and connections are closed at the end."""
-    toolkit = SQLToolkit(
-        table_info_truncate=table_info_truncate,
-        example_values=example_values,
-        show_keys=show_keys,
-        execution_truncate=execution_truncate,
-        query_timeout_s=query_timeout_s,
-    )
-    queries = McpQueries(toolkit)
-    async with DefaultAioHttpClient() as connections:
-        try:
-            yield answering(
-                toolkit,
-                connections,
-                max_turns=max_turns,
-                prompt_profile=prompt_profile,
-                form=form,
-                given=prompts,
-                query=queries.query,
-            )
-        finally:
-            await queries.stop()
-
-
-backend = sql_backend(mcp_sql_agent, AGENTS, PROMPTS)
-"""The backend ``mcp``."""
 
 
 class McpQueries:
@@ -128,6 +86,19 @@ class McpQueries:
             await asyncio.wait([starting])
             if starting.exception() is None:
                 await starting.result().stop()
+
+
+@asynccontextmanager
+async def _queries(toolkit: SQLToolkit) -> AsyncIterator[Query]:
+    queries = McpQueries(toolkit)
+    try:
+        yield queries.query
+    finally:
+        await queries.stop()
+
+
+backend = sql_backend(sql_agents(_queries), AGENTS, PROMPTS)
+"""The backend ``mcp``."""
 
 
 def _served_path(database: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["AGENTS", "PROMPTS", "SQLRun", "answering", "backend", "build_sql_agent", "sql_agent"]
+__all__ = ["AGENTS", "PROMPTS", "SQLRun", "backend", "build_sql_agent", "sql_agent", "sql_agents"]
 
 AGENTS = ("sql_agent",)
 PROMPTS = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
@@ -90,68 +90,58 @@ def _sql_argument(arguments: str) -> str | None:
     return sql if isinstance(sql, str) else None
 
 
-def answering(
-    toolkit: SQLToolkit,
-    connections: Any,
-    *,
-    max_turns: int,
-    prompt_profile: str,
-    form: str,
-    given: Mapping[str, str] | None,
-    query: Query | None = None,
-) -> Callable[[str, str], Awaitable[dict[str, Any]]]:
-    """The function that runs the agent on a question. ``max_turns`` counts the turns with queries; one more call of the
-    model is for the answer. Raises ``ValueError``.
-    """
-    check_max_turns(max_turns)
-    own, (system, user) = texts(prompt_profile, PROMPTS[form], given), PROMPTS[form]
-    # A call that the client repeats by itself would be a sample without a reward.
-    client = AsyncOpenAI(http_client=connections, max_retries=0, timeout=120)
-    model = OpenAIChatCompletionsModel("gpt-5-mini", client)
-    agent = build_sql_agent(model, toolkit, lambda schema: write(system, schema, own=own), query)
-    config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+def sql_agents(queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query]]) -> Callable[..., Any]:
+    """What makes the agent, whose tool runs the queries as ``queries`` says."""
 
-    async def answer(question: str, database: str) -> dict[str, Any]:
-        run, message = SQLRun(database=database), write(user, question, own=own)
-        try:
-            result = await Runner.run(agent, message, context=run, max_turns=max_turns + 1, run_config=config)
-            output = str(result.final_output)
-        except MaxTurnsExceeded:
-            output = ""
-        if form == "prose":
-            return {"answer": output.strip(), "steps": run.steps}
-        sql = fenced_sql(output)
-        return {"sql": run.last_query() if sql is None else sql, "steps": run.steps}
-
-    return answer
-
-
-@asynccontextmanager
-async def sql_agent(
-    *,
-    max_turns: int = 2,
-    prompt_profile: Literal["short", "full"] = "short",
-    table_info_truncate: int = 4000,
-    example_values: int = 0,
-    show_keys: bool = False,
-    execution_truncate: int = 72,
-    query_timeout_s: float = 5.0,
-    form: str = "sql",
-    prompts: Mapping[str, str] | None = None,
-) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
-    """The agent of ``--backend openai-agents``. Its connections are closed at the end."""
-    toolkit = SQLToolkit(
-        table_info_truncate=table_info_truncate,
-        example_values=example_values,
-        show_keys=show_keys,
-        execution_truncate=execution_truncate,
-        query_timeout_s=query_timeout_s,
-    )
-    async with DefaultAioHttpClient() as connections:
-        yield answering(
-            toolkit, connections, max_turns=max_turns, prompt_profile=prompt_profile, form=form, given=prompts
+    @asynccontextmanager
+    async def sql_agent(
+        *,
+        max_turns: int = 2,
+        prompt_profile: Literal["short", "full"] = "short",
+        table_info_truncate: int = 4000,
+        example_values: int = 0,
+        show_keys: bool = False,
+        execution_truncate: int = 72,
+        query_timeout_s: float = 5.0,
+        form: str = "sql",
+        prompts: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
+        """A function that answers a question. ``max_turns`` counts the turns with queries; one more call of the model
+        is for the answer. Connections are closed at the end.
+        """
+        check_max_turns(max_turns)
+        own, (system, user) = texts(prompt_profile, PROMPTS[form], prompts), PROMPTS[form]
+        toolkit = SQLToolkit(
+            table_info_truncate=table_info_truncate,
+            example_values=example_values,
+            show_keys=show_keys,
+            execution_truncate=execution_truncate,
+            query_timeout_s=query_timeout_s,
         )
+        config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+        async with DefaultAioHttpClient() as connections, queries(toolkit) as query:
+            # A call that the client repeats by itself would be a sample without a reward.
+            client = AsyncOpenAI(http_client=connections, max_retries=0, timeout=120)
+            model = OpenAIChatCompletionsModel("gpt-5-mini", client)
+            agent = build_sql_agent(model, toolkit, lambda schema: write(system, schema, own=own), query)
+
+            async def answer(question: str, database: str) -> dict[str, Any]:
+                run, message = SQLRun(database=database), write(user, question, own=own)
+                try:
+                    result = await Runner.run(agent, message, context=run, max_turns=max_turns + 1, run_config=config)
+                    output = str(result.final_output)
+                except MaxTurnsExceeded:
+                    output = ""
+                if form == "prose":
+                    return {"answer": output.strip(), "steps": run.steps}
+                sql = fenced_sql(output)
+                return {"sql": run.last_query() if sql is None else sql, "steps": run.steps}
+
+            yield answer
+
+    return sql_agent
 
 
+sql_agent = sql_agents(lambda toolkit: nullcontext(toolkit.query))
 backend = sql_backend(sql_agent, AGENTS, PROMPTS)
 """The backend ``openai-agents``."""
