@@ -118,7 +118,7 @@ def test_the_printed_command_of_a_runner_runs_where_the_package_is_installed(pyt
 @pytest.mark.parametrize(
     "command",
     [
-        ("train.run", "--dev", "--trainer", "local", "max_turns=1", "max_tokens=8"),
+        ("train.run", "--dev", "--trainer", "local", "--agent-option", "max_turns=1", "max_tokens=8"),
         ("train.store", "--help"),
         ("train.report", "--help"),
         ("tools.mcp_sql", "--help"),

@@ -6,16 +6,17 @@ and servers run on the event loop of another thread.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError, named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
-
 
 __all__ = ["evaluate", "fit"]
 
@@ -130,3 +131,15 @@ def _keyboard_interrupts() -> Iterator[None]:
         if error.exit_code != CommandError.INTERRUPTED:
             raise
         raise KeyboardInterrupt(str(error)) from None
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Python sets a submodule as an attribute: ``evaluate`` and ``serve`` would replace the functions."""
+        if name not in self.__all__ or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+def keep_functions(package: str) -> None:
+    """Let no submodule of ``package`` replace a name in its ``__all__``."""
+    sys.modules[package].__class__ = _Package
