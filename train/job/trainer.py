@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TRAINERS = {
     "local": "groundwire.train.local:LocalTraining",
-    "verl": "groundwire.train.verl.trainer:VerlTraining",
+    "verl": "groundwire.train.verl.launch:VerlTraining",
     "gepa": "groundwire.train.gepa:PromptTraining",
 }
 

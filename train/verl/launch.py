@@ -1,4 +1,4 @@
-"""Runs verl: checks a run before it starts, writes the tasks, starts verl, and collects its results.
+"""The trainer on GPUs: checks a run before it starts, writes the tasks, starts verl, and collects its results.
 
 verl's trainer runs in a Ray process with :mod:`groundwire.train.verl.agent_loop_manager`; the agents, their stores and
 their proxies run in others (:mod:`groundwire.train.verl.rollout_workers`). The run directory has the local trainer's
@@ -13,26 +13,96 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from groundwire.domains import Task, TaskData
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.terminal import installed_version
+from groundwire.tools.terminal import installed_version, spinner
+from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
-from groundwire.train.job.trainer import TrainingError
-from groundwire.train.policy.pretrained.locate import check_hub, is_hub_name
-from groundwire.train.verl.hydra_config import chooses_old_logprobs, compose_for_run, count_gpus, other_estimator
+from groundwire.train.job.graceful_shutdown import GracefulShutdown
+from groundwire.train.job.job import Job
+from groundwire.train.job.trainer import Trainer, TrainingError
+from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name
+from groundwire.train.verl.hydra_config import (
+    check_context_length,
+    chooses_old_logprobs,
+    compose,
+    compose_for_run,
+    count_gpus,
+    flat_config,
+    other_estimator,
+    plan_run,
+)
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
 
 _ADAPTED_PREFIX = "base_model.model."
 _PEFT_LIMIT = (0, 21)
+
+
+class VerlTraining(Trainer):
+    """``--trainer verl``."""
+
+    in_process = False
+    disk_gb = 50
+
+    def model_folder(self, config: RunConfig) -> Path | None:
+        """The folder of the model; None for one of the hub, which verl downloads."""
+        if is_hub_name(config.model):
+            return None
+        with spinner("reading the model"):
+            return find_model(config.model, any_architecture=True)
+
+    def check(self, job: Job) -> None:
+        """As :func:`check`."""
+        with spinner("starting"):
+            check(job.config, job.data)
+
+    def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
+        """Train until verl ends. verl prints its own progress."""
+        train(job.config, job.data, run, callback.on_note)
+
+    def collect(self, run: RunDir) -> None:
+        """Write ``metrics.jsonl`` and link ``model`` to the newest checkpoint."""
+        write_metrics(run)
+        link_newest_model(run.path)
+
+    def own_settings(self, config: RunConfig) -> Mapping[str, Any]:
+        """verl's settings on this machine."""
+        return flat_config(config, n_gpus=max(1, count_gpus()))
+
+    def describe(self, job: Job, run_dir: str) -> str:
+        """verl's whole configuration as YAML. Raises :class:`ConfigError`."""
+        composed, _ = compose_for_run(job.config, job.data, run_dir)
+        from omegaconf import OmegaConf
+
+        return mask_secrets(OmegaConf.to_yaml(composed, resolve=True))
+
+    def plan_memory(self, config: RunConfig, available: int) -> tuple[MemoryPlan, Mapping[str, Any]]:
+        """The memory of a run on each GPU, and the settings of verl that cannot be checked without it."""
+        check_context_length(config)
+        flat = flat_config(config)
+        installed = importlib.util.find_spec("verl") is not None
+        if installed:
+            compose(flat)
+        plan = plan_run(config, flat, available)
+        if plan is None:
+            raise ConfigError(
+                f"the memory of {config.model} with these settings of verl is not known: models with Llama's layers "
+                "are planned, trained with FSDP and without padding"
+            )
+        if installed:
+            return plan, {}
+        known = flat_config(config.model_copy(update={"verl": {}})).keys()
+        return plan, {name: value for name, value in config.verl.items() if name not in known and name[0] != "+"}
 
 
 def check(config: RunConfig, data: TaskData) -> None:
@@ -151,12 +221,6 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
         raise TrainingError(f"Ray did not start on this machine: {error}") from error
     finally:
         ray.shutdown()
-
-
-def collect(run: RunDir) -> None:
-    """Write ``metrics.jsonl`` and link ``model`` to the newest checkpoint."""
-    write_metrics(run)
-    link_newest_model(run.path)
 
 
 def link_newest_model(run_dir: Path) -> Path | None:

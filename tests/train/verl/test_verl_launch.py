@@ -16,7 +16,7 @@ from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import flat_config
-from groundwire.train.verl.launch import collect
+from groundwire.train.verl.launch import VerlTraining
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
 from groundwire.train.verl.ray_job import SETUP_HOOK, forwarded_variables
 
@@ -44,7 +44,7 @@ def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_p
         file.write(_step(3, 1.0) + _step(4, 1.0)[:9])  # a line that is still being written
         file.flush()
         _wait_for_steps(run, [1, 2, 3])
-    collect(run)
+    VerlTraining().collect(run)
     lines = run.metrics()
     assert [line["wall_time_s"] for line in lines] == [2.0, 5.0, 6.0]
     assert lines[1]["reward"] == 0.25
@@ -97,7 +97,7 @@ def test_the_entropy_is_estimated_from_the_samplers_logprobs_in_steps_in_which_v
     logged = [{"step": 1, "data": {"actor/entropy": 0.3}}, {"step": 2, "data": {"actor/ppo_kl": 0.1}}]
     for file, lines in (("rollouts.jsonl", rollouts), ("verl.jsonl", logged)):
         (run.path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    collect(run)
+    VerlTraining().collect(run)
     assert [line["entropy"] for line in run.metrics()] == [0.3, 0.4]
 
 
@@ -105,7 +105,7 @@ def test_a_gradient_norm_that_is_not_finite_is_a_skipped_update(tmp_path: Path) 
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     steps = [{"step": step, "data": {"actor/grad_norm": norm}} for step, norm in ((1, 0.5), (2, None))]
     (run.path / "verl.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))  # verl logs NaN as null
-    collect(run)
+    VerlTraining().collect(run)
     assert [(line.get("grad_norm"), line.get("updates_skipped")) for line in run.metrics()] == [(0.5, None), (None, 1)]
 
 
@@ -118,7 +118,7 @@ def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> 
     (run.path / "verl.jsonl").write_text(validated + _step(4, 1.0))
     archive_verl_log(run)
     (run.path / "verl.jsonl").write_text(_step(5, 1.0))
-    collect(run)
+    VerlTraining().collect(run)
     assert [(line["step"], line["wall_time_s"]) for line in run.metrics()] == [
         (1, 2.0),
         (2, 4.0),
