@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.messages_input import chat_messages
+from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.adapters.tracing.wire.responses_input import input_messages
 from groundwire.tools.sql.syntax import is_query
 from groundwire.tools.types import AgentStep

@@ -20,8 +20,6 @@ from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import SinkRefusedError, SpanRecord, TraceSink
 from groundwire.tools.errors import UserError
 
-__all__ = ["CallWriter", "CallsNotStoredError", "Place"]
-
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
 _WRITE_DELAY_S = 0.05

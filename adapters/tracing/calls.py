@@ -277,7 +277,7 @@ def select_calls(calls: Iterable[LLMCall], selected: Callable[[LLMCall], object]
             first = first if kept and same_request(kept[-1].choice, call.choice) else len(kept)
             kept.append(call)
         elif call.reward is not None and not same_request(before, call.choice):  # choices share their request's reward
-            kept[first:] = [replace(each, reward=(each.reward or 0.0) + call.reward) for each in kept[first:]]
+            kept[first:] = [replace(choice, reward=(choice.reward or 0.0) + call.reward) for choice in kept[first:]]
         before = call.choice
     return kept
 

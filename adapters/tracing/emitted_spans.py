@@ -21,8 +21,6 @@ from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.call_writer import CallWriter
 from groundwire.adapters.tracing.spans import SpanRecord
 
-__all__ = ["CALL_HEADER", "Emissions", "call_headers", "current_emissions"]
-
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
 
@@ -35,10 +33,10 @@ class _Call:
 
     def follows(self, call: _Call) -> bool:
         """Whether this is ``call``, or was made in a context in which ``call`` had been made."""
-        each: _Call | None = self
-        while each is not None and each is not call:
-            each = each.before
-        return each is call
+        earlier: _Call | None = self
+        while earlier is not None and earlier is not call:
+            earlier = earlier.before
+        return earlier is call
 
 
 class Emissions:
@@ -73,7 +71,7 @@ class Emissions:
     ) -> None:
         """Store a span for a call that was made before; the arguments are those of :class:`SpanRecord`."""
         last = _last_call.get()
-        call = next((each for each in reversed(self._calls) if last is None or each.follows(last)), None)
+        call = next((made for made in reversed(self._calls) if last is None or made.follows(last)), None)
         call_id = {} if call is None else {semconv.CALL_ID: call.id}
 
         def make(sequence: int) -> SpanRecord:

@@ -32,33 +32,21 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from groundwire.adapters.tracing.call_summary import CALLS_PATH
-from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter, Place
+from groundwire.adapters.tracing.call_writer import CallWriter, Place
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
-from groundwire.adapters.tracing.open_attempts import OpenAttempts
+from groundwire.adapters.tracing.open_attempts import CALLS_PATH, OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.upstreams import Upstreams
 from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS
-from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
-from groundwire.adapters.tracing.wire.conversations import Conversations
-from groundwire.adapters.tracing.wire.errors import RefusedError, require_list
-from groundwire.adapters.tracing.wire.exchange import (
-    CLIENT_GONE,
-    HttpExchange,
-    calling_agent,
-    choices_of,
-    read_exchange,
-    read_request,
-)
-from groundwire.adapters.tracing.wire.local import LocalPolicy, answer
+from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, LocalPolicy, WireCall, answer
+from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange, read_exchange
 from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent, choices_of, read_request, require_list
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
 from groundwire.tools.secrets import masked_values
-
-__all__ = ["CallsNotStoredError", "HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
@@ -102,7 +90,6 @@ class LLMProxy(HttpServer):
         api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
         max_calls: most calls of an attempt; further ones are refused. 0: any number.
-        fixed_sampling: whether a rollout's own sampling parameters replace those that its agent asks for.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
         timeout_s: how long a server may be silent, in seconds.
@@ -120,7 +107,6 @@ class LLMProxy(HttpServer):
         api_key: str | None = None,
         ids: bool = True,
         max_calls: int = 0,
-        fixed_sampling: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 600.0,
@@ -135,7 +121,7 @@ class LLMProxy(HttpServer):
         self._policy, self._sink, self._max_calls = policy, sink, max_calls
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
-        self._sampling_rule = SamplingRule(fixed=fixed_sampling)
+        self._sampling_rule = SamplingRule()
         self._writer: CallWriter
         self._open_attempts = OpenAttempts(sink.sampling_of)
 
@@ -257,7 +243,7 @@ class LLMProxy(HttpServer):
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
             exchange.request, exchange.reply_id = call.chat, call.reply_id
-            call.chat = self._sampling_rule.apply(call.chat, attempt)
+            self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             exchange.max_tokens = call.chat.get("max_completion_tokens") or call.chat.get("max_tokens")
             places += (
@@ -276,19 +262,19 @@ class LLMProxy(HttpServer):
                 )
             raise
         finally:
-            self._finish(exchange, places)
+            self._record(exchange, places)
 
     async def _answer(
         self, request: web.Request, call: WireCall, exchange: HttpExchange, places: Sequence[Place]
     ) -> web.StreamResponse:
         session = quote(exchange.rollout_id, safe="")
         if self._policy is None:
-            record = partial(self._finish, exchange, places)
+            record = partial(self._record, exchange, places)
             return await self._upstreams.answer(request, call, exchange, session=session, record=record)
 
         def on_sampled(choice: int, sampled: Mapping[str, Any]) -> None:
-            exchange.sampled[choice] = sampled
-            self._finish(exchange, places, choice)
+            exchange.sampled[choice], exchange.ended = sampled, exchange.ended or time.time()
+            self._writer.finish(places[choice], partial(read_exchange, exchange, choice))
 
         call.chat = {**call.chat, "model": self._policy.model_name}
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
@@ -323,16 +309,14 @@ class LLMProxy(HttpServer):
         except RefusedError as refused:
             return _refusal(refused)
 
-    def _finish(self, exchange: HttpExchange, places: Sequence[Place], choice: int | None = None) -> None:
-        """Record one choice, or all that are not recorded; of a call that failed as a whole, the first."""
+    def _record(self, exchange: HttpExchange, places: Sequence[Place]) -> None:
+        """Record a call that has ended: every choice of its reply, or the first alone if it failed as a whole."""
         exchange.ended = exchange.ended or time.time()
-        if choice is None and exchange.sampled:
+        if exchange.sampled:  # by the policy in this process, which has recorded each choice when it was complete
             return
-        if choice is None and not (exchange.status == _OK or exchange.streamed):
-            choice = 0
-        for index, place in enumerate(places):
-            if choice in (None, index):
-                self._writer.finish(place, partial(read_exchange, exchange, index))
+        failed = exchange.status != _OK and not exchange.streamed
+        for choice, place in enumerate(places[:1] if failed else places):
+            self._writer.finish(place, partial(read_exchange, exchange, choice))
 
 
 async def _read_body(request: web.Request) -> bytes:

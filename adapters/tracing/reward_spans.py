@@ -39,7 +39,7 @@ def call_rewards(
     ids = ids or {}
     rewards = _rewards(spans)
     returned = next((reward for reward in reversed(rewards) if not reward.emitted), None)
-    found: dict[int, float] = {}
+    by_call: dict[int, float] = {}
     for reward in rewards:
         index = ids.get(reward.call_id, bisect_left(sequences, reward.sequence) - 1)
         if reward.reply_id:
@@ -47,8 +47,8 @@ def call_rewards(
         value = _primary(reward.values)
         repeated = returned is not None and index == len(sequences) - 1 and value == _primary(returned.values)
         if index >= 0 and (reward.emitted or not (reward is returned or repeated)):
-            found[index] = value
-    return found
+            by_call[index] = value
+    return by_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Reward:
 
 def _rewards(spans: Iterable[Any]) -> list[_Reward]:
     """The finite rewards, in order."""
-    found = []
+    rewards = []
     for span in spans:
         values: dict[str, float] = {}
         attributes: Mapping[str, Any] = span.attributes or {}
@@ -73,8 +73,8 @@ def _rewards(spans: Iterable[Any]) -> list[_Reward]:
         if values and all(map(math.isfinite, values.values())):
             call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(RESPONSE_ID, ""))
             reward = _Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id)
-            found.append((span.sequence_id, span.start_time or 0.0, reward))
-    return [reward for *_, reward in sorted(found, key=lambda each: each[:2])]
+            rewards.append((span.sequence_id, span.start_time or 0.0, reward))
+    return [reward for *_, reward in sorted(rewards, key=lambda entry: entry[:2])]
 
 
 def _primary(values: dict[str, float]) -> float:

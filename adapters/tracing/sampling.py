@@ -9,9 +9,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.open_attempts import OpenAttempt
-from groundwire.adapters.tracing.wire.exchange import RAW_PROMPT
-
-__all__ = ["SamplingRule", "attempt_sampling", "derive_seed"]
+from groundwire.adapters.tracing.wire.request import RAW_PROMPT
 
 _log = logging.getLogger(__name__)
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -33,27 +31,28 @@ def attempt_sampling(sampling: Any, attempt: int) -> dict[str, Any]:
 
 
 class SamplingRule:
-    """Gives each call its own seed. If ``fixed``, it also replaces the sampling parameters of agents by the trainer's,
-    and warns at the first one that differs.
+    """Gives each call its own seed, replaces the sampling parameters of agents by the trainer's, and warns at the first
+    one that differs.
     """
 
-    def __init__(self, *, fixed: bool = True) -> None:
-        self._fixed, self._has_warned = fixed, False
+    def __init__(self) -> None:
+        self._has_warned = False
 
-    def apply(self, chat: Mapping[str, Any], attempt: OpenAttempt) -> dict[str, Any]:
-        """The chat request with the sampling parameters of its attempt.
+    def apply(self, chat: dict[str, Any], attempt: OpenAttempt) -> None:
+        """Put the sampling parameters of its attempt into a chat request.
 
         The seed is derived from the attempt's seed, the prompt, and the number of requests with this prompt before: the
-        choices of a rollout's calls are independent, and an agent that asks several times gets several samples. Without
-        ``fixed``, an agent's own seed stays. ``max_tokens`` is the smaller of the two. ``top_p`` is 1 if the trainer
-        names only a temperature. Parameters that the trainer does not name stay as they are.
+        choices of a rollout's calls are independent, and an agent that asks several times gets several samples.
+        ``max_tokens`` is the smaller of the two: only here is it capped, and a policy ends a reply at its context.
+        ``top_p`` is 1 if the trainer names only a temperature. Parameters that the trainer does not name stay as they
+        are.
         """
-        own = self._fixed_parameters(chat, attempt.sampling) if self._fixed else {}
+        own = self._fixed_parameters(chat, attempt.sampling)
         seed = attempt.sampling.get("seed")
-        if isinstance(seed, int) and (self._fixed or chat.get("seed") == seed):
+        if isinstance(seed, int):
             prompt = _prompt(chat)
             own["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
-        return {**chat, **own}
+        chat.update(own)
 
     def _fixed_parameters(self, chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
         ours = {name: sampling[name] for name in ("temperature", "top_p") if sampling.get(name) is not None}
@@ -63,8 +62,8 @@ class SamplingRule:
             self._warn({name: chat[name] for name in ours if chat.get(name) not in (None, ours[name])}, ours)
         limit = sampling.get("max_tokens")
         if isinstance(limit, int):
-            given = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
-            ours |= {name: limit for name in given if _is_above(chat.get(name), limit)}
+            asked = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
+            ours |= {name: limit for name in asked if _is_above(chat.get(name), limit)}
         return ours
 
     def _warn(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

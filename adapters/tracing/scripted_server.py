@@ -16,11 +16,10 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.call import Conversations, answer
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
-from groundwire.adapters.tracing.wire.conversations import Conversations
-from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import CANCELLED, RAW_PROMPT, OnSampled
-from groundwire.adapters.tracing.wire.local import answer
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
+from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
 from groundwire.tools.http.server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
@@ -86,7 +85,7 @@ class ScriptedPolicyServer(HttpServer):
     ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond
     the end of the script is answered with status 500.
 
-    It is also a :class:`groundwire.adapters.tracing.wire.local.LocalPolicy`: ``LLMProxy(policy=server, ...)``.
+    It is also a :class:`groundwire.adapters.tracing.wire.call.LocalPolicy`: ``LLMProxy(policy=server, ...)``.
     """
 
     def __init__(self, replies: Script, *, model: str = "scripted") -> None:
@@ -251,7 +250,7 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
     return {
         "prompt_ids": _prompt_ids(body, reply),
         "response_ids": token_ids,
-        "logprobs": [each["logprob"] for each in _logprobs(reply, 0, len(token_ids))["content"]],
+        "logprobs": [token["logprob"] for token in _logprobs(reply, 0, len(token_ids))["content"]],
         "finish_reason": _finish_reason(reply),
         "reply_id": reply.id,
         "reply_json": to_json(_message(reply)),

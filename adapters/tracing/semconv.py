@@ -37,8 +37,6 @@ GRAMMAR = "groundwire.grammar"
 FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
 """The version at the first token, if the weights changed during a reply."""
 
-ABOUT_ANSWER = ("judged_field", "input", "no_call")
-"""Fields of an :class:`groundwire.adapters.Answer` that are attributes of its span, after ``groundwire.``."""
 CHOICE = "groundwire.choice"
 """The index of the reply among several choices of one request; missing for the only one."""
 

@@ -12,8 +12,6 @@ from groundwire.tools.errors import UserError
 if TYPE_CHECKING:
     from groundwire.adapters.tracing.calls import LLMCall
 
-__all__ = ["CallSink", "SinkRefusedError", "SpanRecord", "TraceSink"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:

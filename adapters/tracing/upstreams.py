@@ -18,9 +18,7 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
-from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.exchange import (
-    SESSION_HEADER,
     UNREADABLE,
     EventReader,
     HttpExchange,
@@ -28,11 +26,9 @@ from groundwire.adapters.tracing.wire.exchange import (
     error_message,
     has_ended,
     parse_reply,
-    traced_request,
 )
+from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, traced_request
 from groundwire.tools.secrets import MIN_LENGTH, register_secret
-
-__all__ = ["Upstreams"]
 
 _CONNECT_S = 10.0
 # Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
@@ -85,8 +81,7 @@ class Upstreams:
                 exchange.status = reply.status
                 if reply.content_type == _EVENTS:
                     exchange.streamed = True
-                    relay = self._relay if isinstance(call, ChatCall) else self._translate
-                    return await relay(request, call, reply, exchange, record)
+                    return await self._stream(request, call, reply, exchange, record)
                 exchange.body = self._without_key(await reply.read())
                 body = exchange.body if isinstance(call, ChatCall) else _translated(call, exchange)
                 return web.Response(status=reply.status, body=body, headers=_returned_headers(reply))
@@ -127,7 +122,7 @@ class Upstreams:
             # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
             return await self._session.post(url, data=body, headers=headers)
 
-    async def _relay(
+    async def _stream(
         self,
         request: web.Request,
         call: WireCall,
@@ -135,51 +130,28 @@ class Upstreams:
         exchange: HttpExchange,
         record: Callable[[], None],
     ) -> web.StreamResponse:
-        """Pass a stream on as it is."""
-        response = web.StreamResponse(status=reply.status, headers=_returned_headers(reply))
-        await response.prepare(request)
-        received = bytearray()
-        try:
-            async for data in reply.content.iter_any():
-                chunk = self._without_key(data)
-                received += chunk
-                if has_ended(received, chunk):
-                    exchange.body = bytes(received)
-                    record()
-                await response.write(chunk)
-        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-            await response.write(call.error_event(_broken_off(error, exchange)))
-        finally:
-            exchange.body = bytes(received)
-        await response.write_eof()
-        return response
-
-    async def _translate(
-        self,
-        request: web.Request,
-        call: WireCall,
-        reply: aiohttp.ClientResponse,
-        exchange: HttpExchange,
-        record: Callable[[], None],
-    ) -> web.StreamResponse:
-        """Pass a stream on in the format of the call's API."""
-        response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+        """Pass a stream on: a chat completion as it is, others in the format of the call's API."""
+        as_it_is = isinstance(call, ChatCall)
+        headers = _returned_headers(reply) if as_it_is else {"Content-Type": _EVENTS, "Cache-Control": "no-cache"}
+        response = web.StreamResponse(status=reply.status, headers=headers)
         await response.prepare(request)
         reader, received = EventReader(), bytearray()
         try:
             async for data in reply.content.iter_any():
-                received += self._without_key(data)
-                events = b"".join(call.events(_checked(chunk)) for chunk in reader.feed(data))
-                if reader.ended:
+                chunk = self._without_key(data)
+                received += chunk
+                sent = chunk if as_it_is else b"".join(call.events(_checked(event)) for event in reader.feed(data))
+                if reader.ended or (as_it_is and has_ended(received, chunk)):
                     exchange.body = bytes(received)
                     record()
-                    events += call.end()
-                if events:
-                    await response.write(events)
+                    sent += b"" if as_it_is else call.end()
+                if sent:
+                    await response.write(sent)
                 if reader.ended:
                     break
             else:
-                raise RefusedError(502, "the policy server's stream ended before the reply was complete")
+                if not as_it_is:
+                    raise RefusedError(502, "the policy server's stream ended before the reply was complete")
         except RefusedError as refused:
             exchange.error = str(refused)
             await response.write(call.error_event(refused))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode, text_of
-from groundwire.adapters.tracing.wire.exchange import is_constrained
+from groundwire.adapters.tracing.wire.request import is_constrained
 
 __all__ = ["GOLD", "SQLPolicy", "Served"]
 

@@ -18,7 +18,8 @@ from groundwire.adapters import AGENT_HEADER, Answer, Endpoint
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.adapters.tracing.wire.exchange import HttpExchange, calling_agent, read_exchange, read_request
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
+from groundwire.adapters.tracing.wire.request import calling_agent, read_request
 from groundwire.domains import load_split, task_list
 from groundwire.tools import text
 from groundwire.tools.errors import UserError

@@ -25,12 +25,10 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS
-from groundwire.adapters.tracing.wire.call import WireCall
-from groundwire.adapters.tracing.wire.conversations import Conversations
-from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import CANCELLED, SESSION_HEADER, OnSampled
-from groundwire.adapters.tracing.wire.local import answer
+from groundwire.adapters.tracing.wire.call import Conversations, WireCall, answer
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
@@ -53,7 +51,7 @@ CACHED_PARTS = 1024
 """Parts of prompts whose ids are cached: all rollouts on a database begin with the same schema, which takes more than a
 millisecond to tokenize, and all calls of a conversation with the same messages."""
 CACHED_REQUESTS = 128
-"""Requests whose prompts are cached: the rollouts of a group begin with the same one."""
+"""Requests whose prompts are cached: the rollouts of a group begin with the same one, each with another seed."""
 LONG_REQUEST = 128 << 10
 """From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
 CHARACTERS_PER_TOKEN = 32
@@ -69,7 +67,7 @@ def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
 class PolicyServer(HttpServer):
     """An OpenAI-compatible server in front of an engine, on the running event loop.
 
-    It is a :class:`groundwire.adapters.tracing.wire.local.LocalPolicy`, which the proxy asks without HTTP; started, it
+    It is a :class:`groundwire.adapters.tracing.wire.call.LocalPolicy`, which the proxy asks without HTTP; started, it
     answers over HTTP.
 
     Args:
@@ -246,14 +244,17 @@ class PolicyServer(HttpServer):
         """The response to the checked request, without its replies. Long requests are prepared in a thread, one at a
         time.
         """
-        text = to_json(body)
+        own: dict[str, Any] = {"session": session}
+        if isinstance(body, dict) and isinstance(seed := body.get("seed"), int):
+            own["seed"] = seed
+        text = to_json({**body, "seed": None} if "seed" in own else body)
         if len(text) > LONG_REQUEST:
             async with self._long_requests:
                 chat, prompt_ids = await asyncio.to_thread(self._read, body, long=True)
         else:
             chat, prompt_ids = await self._read_once(text, body)
         return ChatResponse(
-            chat.model_copy(update={"session": session}),
+            chat.model_copy(update=own),
             prompt_ids,
             model=self.model_name,
             tokenizer=self._engine.tokenizer,

@@ -14,8 +14,6 @@ from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.rollouts.factory import ELSEWHERE, no_reward
 
-__all__ = ["ask", "find_agent_python", "reward_elsewhere"]
-
 _TIMEOUT_S = 60.0
 _IMPORTS_S = 300.0
 """Of an agent or a reward."""

@@ -12,8 +12,6 @@ from groundwire.adapters import Question
 from groundwire.domains import Domain, Task
 from groundwire.tools.types import TEXT, AnswerKind
 
-__all__ = ["AgentView", "answers_of"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from groundwire.train.rollouts.agent_python import ask
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend
 
-__all__ = ["call_notes"]
-
 _MODULE = "groundwire.train.rollouts.call_notes"
 _MOST = 20
 
@@ -36,12 +34,14 @@ def call_notes(
     kinds: dict[frozenset[str], Task] = {}
     for task in tasks:
         kinds.setdefault(frozenset(name for name in task if task[name] is not None), task)
-    found = [*kinds.values()][:_MOST]
-    questions = [view.question(task, view.domain.database(task)) for task in found]
+    examples = [*kinds.values()][:_MOST]
+    questions = [view.question(task, view.domain.database(task)) for task in examples]
     if not config.runner_python:
-        return _describe(backend, reward, questions, found)
+        return _describe(backend, reward, questions, examples)
     settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
-    given = json.dumps([settings, [{**asdict(each), "answers": each.form} for each in questions], found], default=str)
+    given = json.dumps(
+        [settings, [{**asdict(question), "answers": question.form} for question in questions], examples], default=str
+    )
     return [str(note) for note in ask(config.runner_python, "-m", _MODULE, given=given)]
 
 
@@ -69,7 +69,9 @@ def _main() -> None:
     try:
         settings = AgentSettings(**given)
         reward = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
-        asked = [adapters.Question(**{**each, "answers": ANSWER_KINDS[each["answers"]]}) for each in questions]
+        asked = [
+            adapters.Question(**{**question, "answers": ANSWER_KINDS[question["answers"]]}) for question in questions
+        ]
         notes = _describe(make_backend(settings), reward, asked, tasks)
     except UserError as error:
         sys.exit(str(error))

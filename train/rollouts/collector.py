@@ -2,7 +2,7 @@
 
 A batch always returns completely and in time. A rollout that has not ended by the deadline is cancelled in the store
 and returned as a ``timeout``; a failed one has the type of its failure. What the policy caused is scored
-(:mod:`groundwire.train.rollouts.failure_scores`). The others have no reward, and the trainer leaves them out of their
+(:mod:`groundwire.train.rollouts.outcome`). The others have no reward, and the trainer leaves them out of their
 groups.
 """
 
@@ -15,16 +15,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import suppress
 from typing import Any
 
-from groundwire.adapters.tracing.proxy import CallsNotStoredError, LLMProxy
+from groundwire.adapters.tracing.call_writer import CallsNotStoredError
+from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.errors import RunnersEndedError
-from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import final_outcome
+from groundwire.train.rollouts.outcome import FailureScores, final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 from groundwire.train.store.rollout import ProxyLLM, Rollout
-
-__all__ = ["RolloutCollector"]
 
 _log = logging.getLogger(__name__)
 _CHECKED = 1000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError", "RunnersEndedError", "UnreadableAnswerError"]
-
 
 class RequestRefusedError(Exception):
     """The rollout's request names something that the runner's command line does not allow; the message says what."""

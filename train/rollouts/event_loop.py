@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 from groundwire.tools.startup import PACKAGE
 from groundwire.train.rollouts.errors import EventLoopError
 
-__all__ = ["EventLoopThread"]
-
 T = TypeVar("T")
 _TICK_S = 1.0
 _WARN_TICKS = 5  # imports and long prompts may take a few seconds

@@ -20,8 +20,6 @@ from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 
-__all__ = ["ELSEWHERE", "BackendElsewhere", "make_backend", "make_reward", "no_reward", "runs_elsewhere"]
-
 ELSEWHERE = "the reward is computed in the environment of runner_python"
 
 _OPTIONS = (

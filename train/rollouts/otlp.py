@@ -25,8 +25,6 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.secrets import masked_values, register_secret
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["OtlpExport", "traces_url"]
-
 _log = logging.getLogger(__name__)
 _PATH = "/v1/traces"
 _HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")

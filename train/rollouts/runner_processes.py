@@ -22,8 +22,6 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.server import bind, serve
 
-__all__ = ["RunnerProcesses"]
-
 _STOP_S = 5.0
 
 

@@ -28,7 +28,7 @@ from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.event_loop import EventLoopThread
-from groundwire.train.rollouts.failure_scores import FailureScores
+from groundwire.train.rollouts.outcome import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
@@ -39,8 +39,6 @@ from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.sqlite import MEMORY
-
-__all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"

@@ -77,7 +77,7 @@ class Outcome:
     judged_field: str = ""
     """The field of the agent's result that holds the answer."""
     reward: float | None = None
-    """Of a failure the score (:class:`groundwire.train.rollouts.failure_scores.FailureScores`), or None, and such a
+    """Of a failure the score (:class:`groundwire.train.rollouts.outcome.FailureScores`), or None, and such a
     rollout counts nowhere."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     least_reward: float = 0.0

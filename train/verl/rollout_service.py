@@ -29,8 +29,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import requests_of_step
+from groundwire.train.rollouts.outcome import FailureScores, requests_of_step
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.metrics import SampledSteps
 from groundwire.train.verl.rows import TrainingRow, training_rows, untrained_row

@@ -7,8 +7,6 @@ from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.responses import ResponsesCall
 
-__all__ = ["APIS", "COUNT_PATHS", "PATHS"]
-
 APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall, MessagesCall, CompletionsCall)
 
 PATHS: dict[str, type[WireCall]] = {**{api.api: api for api in APIS}, "v1/messages": MessagesCall}

@@ -1,17 +1,77 @@
-"""What each wire API implements: the translation of one call to a chat completion and back."""
+"""What each wire API implements, the translation of one call to a chat completion and back; the conversations behind
+``previous_response_id``, whose agents send what is new while policies read all of it; and how a policy in this process
+answers a call.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, Protocol
 
-from groundwire.adapters.tracing.wire.conversations import Conversation
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from aiohttp import web
+
+from groundwire.adapters.tracing.wire.exchange import OnSampled
+from groundwire.adapters.tracing.wire.request import RefusedError, require_text
 from groundwire.tools.secrets import masked_values
 
-__all__ = ["ChatCall", "WireCall", "encode_event"]
+_MAX_BYTES = 256 << 20
+Messages = Sequence[dict[str, Any]]
+
+
+class Conversations:
+    """The chat messages up to each response, for each rollout; the oldest rollouts are dropped beyond ``max_bytes``."""
+
+    def __init__(self, *, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._of: dict[str, dict[str, tuple[Messages, int]]] = {}
+
+    def of(self, rollout_id: str, size: int = 0) -> Conversation:
+        """The conversation of a rollout, for a request of ``size`` bytes."""
+        return Conversation(self, rollout_id, size)
+
+    def get(self, rollout_id: str, response_id: str) -> Messages:
+        """The messages up to a response, which they include. Raises :class:`RefusedError`."""
+        kept = self._of.get(rollout_id, {}).get(response_id)
+        if kept is None:
+            raise RefusedError(
+                400,
+                f"previous_response_id {response_id!r:.100} is unknown: the responses of an attempt are kept until it "
+                "ends, unless they are requested with store=false",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return kept[0]
+
+    def add(self, rollout_id: str, response_id: str, messages: Messages, size: int) -> None:
+        """Keep the messages up to a response; ``size`` is that of the request that added the last ones."""
+        self._of.setdefault(rollout_id, {})[response_id] = messages, size
+        self._bytes += size
+        while self._bytes > self._max_bytes and self._of:
+            self.forget(next(iter(self._of)))
+
+    def forget(self, rollout_id: str) -> None:
+        """Drop the responses of a rollout that has ended."""
+        self._bytes -= sum(size for _, size in self._of.pop(rollout_id, {}).values())
+
+
+class Conversation:
+    """The responses of one rollout, as one of its requests sees them."""
+
+    def __init__(self, conversations: Conversations, rollout_id: str, size: int) -> None:
+        self._conversations, self._rollout_id, self._size = conversations, rollout_id, size
+
+    def before(self, response_id: str | None) -> Messages:
+        """The messages up to ``response_id``; none without an id. Raises :class:`RefusedError` for an unknown one."""
+        if response_id is None:
+            return ()
+        return self._conversations.get(self._rollout_id, require_text(response_id, "previous_response_id"))
+
+    def add(self, response_id: str, messages: Messages) -> None:
+        """Keep ``messages``, which end with the response."""
+        self._conversations.add(self._rollout_id, response_id, messages, self._size)
 
 
 class WireCall(ABC):
@@ -87,3 +147,52 @@ def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
     """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+class LocalPolicy(Protocol):
+    """A policy in this process: no second connection carries every id and logprob as JSON.
+
+    ``body`` is a chat request. ``on_sampled`` is called before the reply is complete, and not for a refused request.
+    """
+
+    model_name: str
+
+    async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
+        """A chat completion. Raises :class:`RefusedError`."""
+        ...
+
+    def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a chat completion. Raises :class:`RefusedError`; closing it ends the sampling."""
+        ...
+
+    async def count_tokens(self, body: Any) -> int:
+        """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
+        ...
+
+    def models(self) -> dict[str, Any]:
+        """OpenAI's list of models."""
+        ...
+
+
+async def answer(
+    request: web.Request, call: WireCall, policy: LocalPolicy, *, session: str, on_sampled: OnSampled
+) -> web.StreamResponse:
+    """Answer ``call`` on ``request``. Raises :class:`RefusedError`, unless a stream has begun."""
+    if call.chat.get("stream") is not True:
+        completion = await policy.complete(call.chat, session=session, on_sampled=on_sampled)
+        return web.json_response(call.reply(completion))
+    async with aclosing(policy.stream(call.chat, session=session, on_sampled=on_sampled)) as chunks:
+        first = await anext(chunks)
+        # This sends the status, so later errors can only be events of the stream.
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        await stream.write(call.events(first))
+        try:
+            async for chunk in chunks:
+                if events := call.events(chunk):
+                    await stream.write(events)
+            await stream.write(call.end())
+        except RefusedError as error:
+            await stream.write(call.error_event(error))
+        await stream.write_eof()
+        return stream

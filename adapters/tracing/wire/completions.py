@@ -10,13 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import WireCall, encode_event
-from groundwire.adapters.tracing.wire.conversations import Conversation
-from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import RAW_PROMPT
+from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
+from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
 from groundwire.tools.files import shorten_repr
-
-__all__ = ["CompletionsCall"]
 
 _MAX_TOKENS = 16
 """The API's default."""

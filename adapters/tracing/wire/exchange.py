@@ -11,57 +11,23 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import orjson
 
-from groundwire.adapters._types import AGENT_HEADER
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, check_ids, to_json
-from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.tools.files import parse_json, shorten_repr
+from groundwire.adapters.tracing.wire.request import is_constrained
 from groundwire.tools.secrets import mask_secrets
-
-__all__ = [
-    "CANCELLED",
-    "CLIENT_GONE",
-    "RAW_PROMPT",
-    "SESSION_HEADER",
-    "UNREADABLE",
-    "EventReader",
-    "HttpExchange",
-    "OnSampled",
-    "as_chat",
-    "calling_agent",
-    "choices_of",
-    "error_message",
-    "has_ended",
-    "is_constrained",
-    "parse_reply",
-    "read_exchange",
-    "read_reply",
-    "read_request",
-    "traced_request",
-]
 
 CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
-SESSION_HEADER = "x-session-id"
-"""The header with the rollout of a request, for a server or for a router in front of several."""
 OnSampled = Callable[[int, Mapping[str, Any]], None]
 """Takes the index of a choice and the fields of the :class:`LLMCall` that a policy in this process has sampled for it,
 or only an ``error``."""
-RAW_PROMPT = "raw_prompt"
-"""The field of chat requests with the prompt of a legacy completion."""
 CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
-_CONSTRAINTS = (  # vLLM's own fields
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
-    "bad_words", "logit_bias",
-)  # fmt: skip
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
-_MAX_CHOICES = 128
 _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -105,41 +71,6 @@ class HttpExchange:
     error: str = ""
 
 
-def read_request(body: bytes) -> dict[str, Any]:
-    """Parse a request. Raises :class:`RefusedError`."""
-    try:
-        payload = parse_json(body)
-    except ValueError as error:
-        raise RefusedError(400, f"the request is not JSON: {error}") from error
-    if not isinstance(payload, dict):
-        raise RefusedError(400, f"the request is a JSON {type(payload).__name__}, not an object")
-    return payload
-
-
-def choices_of(chat: Mapping[str, Any]) -> int:
-    """The number of choices that a chat request asks for. Raises :class:`RefusedError` for an unusable one."""
-    n = chat.get("n")
-    if n is None:
-        return 1
-    if not isinstance(n, int) or not 1 <= n <= _MAX_CHOICES:
-        raise RefusedError(400, f"n must be a number from 1 to {_MAX_CHOICES}, not {shorten_repr(n)}", param="n")
-    return n
-
-
-def calling_agent(headers: Mapping[str, str]) -> str:
-    """The name of the calling agent: our header, else the ``agent`` entry of W3C baggage, else empty.
-
-    ``headers`` must ignore case.
-    """
-    if AGENT_HEADER in headers:
-        return unquote(headers[AGENT_HEADER])
-    for entry in headers.get("baggage", "").split(","):
-        key, _, value = entry.partition(";")[0].partition("=")
-        if key.strip() == "agent":
-            return unquote(value.strip())
-    return ""
-
-
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
     """Whether ``chunk``, the last part of ``received``, brought the stream's ``[DONE]``."""
     return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
@@ -163,19 +94,6 @@ class EventReader:
                     self.ended = True
                 elif not self.ended:
                     yield as_chat(parse_reply(text))
-
-
-def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
-    """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
-    sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
-    if RAW_PROMPT in sent:  # the legacy API, whose logprobs are a number
-        del sent["messages"]
-        sent |= {"prompt": sent.pop(RAW_PROMPT), "logprobs": 1 if sent["logprobs"] else None}
-    if model is not None:
-        sent["model"] = model
-    if sent.get("top_logprobs", 0) is None:  # with null, vLLM streams no logprobs at all
-        del sent["top_logprobs"]
-    return sent
 
 
 def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall:
@@ -234,20 +152,6 @@ def parse_reply(body: bytes) -> Any:
         return json.loads(body)
 
 
-def is_constrained(request: Mapping[str, Any]) -> bool:
-    """Whether a server that honours the request samples from fewer tokens than the model's whole vocabulary."""
-    choice, format_ = request.get("tool_choice"), request.get("response_format")
-    if isinstance(choice, Mapping):
-        choice = (choice.get("allowed_tools") or {}).get("mode", "required")
-    if isinstance(format_, Mapping):
-        format_ = format_.get("type")
-    return (
-        choice not in (None, "none", "auto")
-        or format_ not in (None, "text")
-        or any(request.get(name) for name in _CONSTRAINTS)
-    )
-
-
 def as_chat(reply: dict[str, Any]) -> dict[str, Any]:
     """A legacy completion, or a chunk of one, as that of a chat; others as they are."""
     if reply.get("object") != "text_completion":
@@ -259,7 +163,7 @@ def as_chat(reply: dict[str, Any]) -> dict[str, Any]:
         pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
         content = [{"token": token, "logprob": logprob} for token, logprob in pairs]
         choices.append({**choice, "message": message, "delta": message, "logprobs": {"content": content}})
-    prompt_ids = next((each["prompt_token_ids"] for each in choices if each.get("prompt_token_ids")), None)
+    prompt_ids = next((choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None)
     return {**reply, "choices": choices, "prompt_token_ids": prompt_ids}
 
 
@@ -305,7 +209,7 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     logprobs: list[Any] = []
     choice: dict[str, Any] = {"message": message, "token_ids": token_ids, "logprobs": {"content": logprobs}}
     reply: dict[str, Any] = {"choices": [choice]}
-    for event in _events(body):
+    for event in EventReader().feed(body + b"\n"):
         if "error" in event:
             raise _StreamError(error_message(json.dumps(event).encode()))
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
@@ -325,15 +229,6 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     if not choice.get("finish_reason"):
         raise _StreamError("the stream ended before the reply was complete")
     return reply
-
-
-def _events(body: bytes) -> Iterator[dict[str, Any]]:
-    for line in body.splitlines():
-        if line.startswith(b"data:"):
-            data = line[len(b"data:") :].strip()
-            if data == b"[DONE]":
-                return
-            yield as_chat(parse_reply(data))
 
 
 def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:

@@ -7,12 +7,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import WireCall, encode_event
-from groundwire.adapters.tracing.wire.conversations import Conversation
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
 from groundwire.adapters.tracing.wire.messages_input import MALFORMED, chat_messages, chat_options
-
-__all__ = ["MessagesCall"]
+from groundwire.adapters.tracing.wire.request import RefusedError
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import (
+from groundwire.adapters.tracing.wire.request import (
     RefusedError,
     reject_unserved,
     require_list,
@@ -14,8 +14,6 @@ from groundwire.adapters.tracing.wire.errors import (
     require_text,
     warn_ignored,
 )
-
-__all__ = ["MALFORMED", "chat_messages", "chat_options"]
 
 MALFORMED = "malformed_arguments"
 """The one entry of a tool's input if the model wrote no JSON object: what it wrote."""

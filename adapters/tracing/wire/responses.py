@@ -8,12 +8,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import WireCall, encode_event
-from groundwire.adapters.tracing.wire.conversations import Conversation
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
+from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.adapters.tracing.wire.responses_input import CUSTOM_INPUT, chat_options, input_messages
-
-__all__ = ["ResponsesCall"]
 
 _REPEATED: dict[str, Any] = {
     "instructions": None,

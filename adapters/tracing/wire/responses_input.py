@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import (
+from groundwire.adapters.tracing.wire.request import (
     RefusedError,
     reject_unserved,
     require_list,
@@ -14,8 +14,6 @@ from groundwire.adapters.tracing.wire.errors import (
     require_text,
     warn_ignored,
 )
-
-__all__ = ["CUSTOM_INPUT", "chat_options", "input_messages"]
 
 _TRANSLATED = frozenset(
     {
@@ -110,7 +108,7 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
                 "their outputs, and reasoning",
                 param="input",
             )
-    return [each for each in messages if "content" in each]
+    return [message for message in messages if "content" in message]
 
 
 def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:

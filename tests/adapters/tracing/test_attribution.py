@@ -30,7 +30,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.infrastructure import infrastructure_errors, named_resources
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.failure_scores import FailureScores
+from groundwire.train.rollouts.outcome import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.memory import MemoryStore

@@ -25,14 +25,12 @@ async def ask(request: Any) -> AsyncIterator[Any]:
     store, server = OpenRollouts(), ScriptedPolicyServer(lambda _: "x")
     await server.start()
     policy: Any = {"policy": server} if request.param == "in process" else {"upstreams": [server.base_url]}
-    proxies: dict[bool, LLMProxy] = {}
-    for enforces in (True, False):
-        proxies[enforces] = LLMProxy(sink=store, fixed_sampling=enforces, **policy)
-        await proxies[enforces].start()
+    proxy = LLMProxy(sink=store, **policy)
+    await proxy.start()
 
-    async def send(trainers: Any, *requests: Any, api: str = "chat/completions", enforces: bool = True) -> list[Any]:
+    async def send(trainers: Any, *requests: Any, api: str = "chat/completions") -> list[Any]:
         rollout = await store.start(sampling=trainers or {})
-        url = proxies[enforces].base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
         async with aiohttp.ClientSession() as session:
             for body in requests:
                 async with session.post(f"{url}/{api}", json={"messages": HELLO, "input": "hello", **body}) as reply:
@@ -41,8 +39,7 @@ async def ask(request: Any) -> AsyncIterator[Any]:
         return [{name: each[name] for name in SENT if name in each} for each in sent]
 
     yield send
-    for proxy in proxies.values():
-        await proxy.stop()
+    await proxy.stop()
     await server.stop()
 
 
@@ -97,22 +94,15 @@ async def test_the_random_ids_of_tool_calls_do_not_change_a_seed(ask: Any) -> No
     assert first == same != another
 
 
-async def test_a_seed_of_the_agent_stays_if_agents_choose_unless_it_is_the_rollouts(ask: Any) -> None:
-    sent = await ask(TRAINERS, {"seed": 3}, {"seed": 3}, {"seed": 7}, {"seed": 7}, {}, enforces=False)
-    assert [each.get("seed") for each in (*sent[:2], sent[4])] == [3, 3, None]
-    assert len({sent[2]["seed"], sent[3]["seed"], 7}) == 3
-
-
 def test_a_derived_seed_is_an_exact_number_in_json() -> None:
     seeds = {derive_seed(7, n, "\ud800") for n in range(1000)}
     assert len(seeds) == 1000
     assert max(seeds) < 1 << 53
 
 
-async def test_nothing_changes_without_the_trainers_values_or_if_agents_choose(ask: Any) -> None:
+async def test_nothing_changes_without_the_trainers_values(ask: Any) -> None:
     own = {"temperature": 0.7, "top_p": 0.9, "seed": 1, "max_tokens": 500}
     assert await ask(None, own) == [own]
-    assert await ask(TRAINERS, own, enforces=False) == [own]
 
 
 async def test_one_warning_says_what_an_agent_asked_for_and_what_is_used(ask: Any, caplog: Any) -> None:

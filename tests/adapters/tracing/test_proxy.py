@@ -14,7 +14,8 @@ from open_rollouts import OpenRollouts
 
 from groundwire.adapters import AGENT_HEADER
 from groundwire.adapters.tracing import LLMCall, open_attempts
-from groundwire.adapters.tracing.proxy import CallsNotStoredError, HostUnusableError, LLMProxy, PortInUseError
+from groundwire.adapters.tracing.call_writer import CallsNotStoredError
+from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
 from groundwire.train.store.rollout import Rollout
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from groundwire.adapters.tracing import LLMCall, call_writer, from_span, to_span
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
 from groundwire.adapters.tracing.spans import SinkRefusedError
-from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
+from groundwire.adapters.tracing.wire.request import traced_request
 from groundwire.train.store.agent_lightning import SpanFields, span_json
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.rollout import Rollout

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from groundwire.adapters.tracing.wire.conversations import Conversations
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.call import Conversations
 from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.adapters.tracing.wire.responses import ResponsesCall
 
 RESPONSES: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from wire import CALL, CHAT_TOOL, OTHER_CALL, PARAMETERS, Bench, bench, policy
 
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
-from groundwire.adapters.tracing.wire import errors
+from groundwire.adapters.tracing.wire.request import warn_ignored
 
 TOOL: Any = {"name": "run", "description": "Run it", "input_schema": PARAMETERS}
 QUESTION: Any = {"role": "user", "content": "q"}
@@ -112,7 +112,7 @@ async def test_malformed_arguments_come_back_as_the_model_wrote_them(bench: Any,
 
 
 async def test_thinking_blocks_that_are_passed_back_are_accepted(bench: Any, caplog: Any) -> None:
-    errors.warn_ignored.cache_clear()
+    warn_ignored.cache_clear()
     b = await bench("x", "y")
     blocks = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "redacted_thinking", "data": "x"}]
     said = {"role": "assistant", "content": [*blocks, {"type": "text", "text": "a"}]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from jobs import job_of
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
-from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.domains import TaskData
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
@@ -21,7 +20,6 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.rollouts import runtime
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.store.rows import from_row
 
@@ -201,7 +199,7 @@ def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(
             notes.append(text)
 
     tasks = [{"id": f"t{number}", "question": f"Question {number}?"} for number in range(8)]
-    monkeypatch.setattr(runtime, "LLMProxy", partial(LLMProxy, fixed_sampling=False))
+    monkeypatch.setattr(SamplingRule, "apply", lambda self, chat, attempt: None)
     config = resolve("fast", steps=3, tasks_per_step=8, group_size=4, val_tasks=1, val_every=0)
     run = RunDir(tmp_path)
     data = TaskData(train=tasks, validation=tasks[:1], source="test")

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
-from groundwire.adapters.tracing.wire.errors import RefusedError  # noqa: E402
+from groundwire.adapters.tracing.wire.request import RefusedError  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
 from groundwire.train.policy.chat.response import FORMATS, parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
@@ -584,3 +584,12 @@ async def test_the_cache_of_requests_is_bounded(tiny_policy):
     for number in range(CACHED_REQUESTS + 2):
         await server.complete({"messages": [{"role": "user", "content": f"age {number}"}]})
     assert len(server._prepared) == CACHED_REQUESTS
+
+
+async def test_requests_that_differ_in_their_seed_alone_are_prepared_once(tiny_policy):
+    engine = Scripted(tiny_policy[1], "x")
+    server = PolicyServer(engine)
+    for seed in (1, 2):
+        await server.complete({"messages": HELLO, "seed": seed})
+    assert len(server._prepared) == 1
+    assert [sampling.seed for sampling in engine.samplings] == [1, 2]

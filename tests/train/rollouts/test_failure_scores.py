@@ -12,8 +12,7 @@ from bandits import Choose, evaluate, rollouts, train
 from groundwire import rewards
 from groundwire.adapters import AgentError
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import final_outcome
+from groundwire.train.rollouts.outcome import FailureScores, final_outcome
 from groundwire.train.store.rollout import Outcome, Rollout
 
 

@@ -37,7 +37,7 @@ from groundwire.rewards import JudgeAbstainedError, RewardError, get
 from groundwire.tools.types import AgentStep
 from groundwire.tools.variants import cache
 from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.failure_scores import FailureScores
+from groundwire.train.rollouts.outcome import FailureScores
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.errors import StoreFailedError

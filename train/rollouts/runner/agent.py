@@ -34,8 +34,6 @@ from groundwire.train.store.rollout import Outcome, ProxyLLM, Rollout
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
-__all__ = ["RemoteRolloutAgent", "RolloutAgent"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained", "setup"})

@@ -17,9 +17,7 @@ from groundwire.adapters import (
     ToolError,
     TurnLimitError,
 )
-from groundwire.adapters.tracing.call_summary import CallSummary, call_summary
-
-__all__ = ["attribute", "attribute_time_limit"]
+from groundwire.adapters.tracing.open_attempts import CallSummary, call_summary
 
 _MANY_CALLS = 8
 """Fewer within the time limit may be slow ones of an agent that would have ended."""
@@ -29,10 +27,10 @@ async def attribute(error: BackendError, endpoint: Endpoint) -> BackendError:
     """The failure that ``error``, which a backend raised, stands for."""
     if isinstance(error, PromptTooLongError):
         return error
-    found = _attributed(error, await call_summary(endpoint.base_url, error.resources))
-    if found is not error:
-        found.steps, found.input, found.__cause__ = error.steps, error.input, error
-    return found
+    attributed = _attributed(error, await call_summary(endpoint.base_url, error.resources))
+    if attributed is not error:
+        attributed.steps, attributed.input, attributed.__cause__ = error.steps, error.input, error
+    return attributed
 
 
 def _attributed(error: BackendError, made: CallSummary | None) -> BackendError:

@@ -29,8 +29,6 @@ from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import ProxyLLM as PolicyAddress
 from groundwire.train.store.rollout import Rollout
 
-__all__ = ["EmissionTracer", "LitAgents"]
-
 _RESERVED = "groundwire."
 _lock = threading.Lock()
 

@@ -23,8 +23,6 @@ from groundwire.train.config.run_config import SQL_AGENTS, AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.store.rollout import ProxyLLM, Rollout
 
-__all__ = ["MAIN_LLM", "POLICY_RESOURCE", "RequestCheck"]
-
 POLICY_RESOURCE = "policy"
 """The name of the store's resource with the address of the proxy in front of the model (a ``ProxyLLM``)."""
 MAIN_LLM = "main_llm"

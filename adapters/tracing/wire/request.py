@@ -1,0 +1,147 @@
+"""Requests of agents: how they are read, what the policy is asked, and the refusal that each wire API formats."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from groundwire.adapters._types import AGENT_HEADER
+from groundwire.tools.files import parse_json, shorten_repr
+
+_log = logging.getLogger(__name__)
+SESSION_HEADER = "x-session-id"
+"""The header with the rollout of a request, for a server or for a router in front of several."""
+RAW_PROMPT = "raw_prompt"
+"""The field of chat requests with the prompt of a legacy completion."""
+_CONSTRAINTS = (  # vLLM's own fields
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
+    "bad_words", "logit_bias",
+)  # fmt: skip
+_MAX_CHOICES = 128
+
+
+class RefusedError(Exception):
+    """A request that is answered with ``status`` and a message.
+
+    ``code`` is an error code of OpenAI's API (the default is the status); ``param`` is the field at fault.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's API formats it."""
+        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
+        return error_body(str(self), kind=kind, code=self.code or self.status, param=self.param)
+
+
+def error_body(message: str, *, kind: str, code: str | int, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's API formats it, so that every client raises its own error type."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def require_list(value: Any, name: str) -> list[Any]:
+    """``value``, the field ``name``, if it is a list. Raises :class:`RefusedError`."""
+    if not isinstance(value, list):
+        raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
+    return value
+
+
+def reject_unserved(request: Mapping[str, Any], unserved: Mapping[str, str]) -> None:
+    """Raise :class:`RefusedError` for a field of ``unserved``, and for several choices.
+
+    The values of ``unserved`` say what to do instead. Only chat completions have several choices.
+    """
+    for name, advice in unserved.items():
+        if request.get(name):
+            raise RefusedError(400, f"{name} is not served: {advice}", param=name)
+    if request.get("n") not in (None, 1):
+        raise RefusedError(
+            400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"
+        )
+
+
+def require_object(value: Any, name: str) -> Mapping[str, Any]:
+    """``value``, the field ``name``, if it is an object. Raises :class:`RefusedError`."""
+    if not isinstance(value, dict):
+        raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
+    return value
+
+
+def require_text(value: Any, name: str) -> str:
+    """``value``, the field ``name``, if it is a string. Raises :class:`RefusedError`."""
+    if not isinstance(value, str):
+        raise RefusedError(400, f"{name} must be text, not {shorten_repr(value)}", param=name)
+    return value
+
+
+@functools.cache
+def warn_ignored(api: str, field: str) -> None:
+    """Warn once that the policy cannot honour a field of requests."""
+    _log.warning("agents send the field %s of the %s API, which has no effect on the policy", field, api)
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """Parse a request. Raises :class:`RefusedError`."""
+    try:
+        payload = parse_json(body)
+    except ValueError as error:
+        raise RefusedError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise RefusedError(400, f"the request is a JSON {type(payload).__name__}, not an object")
+    return payload
+
+
+def choices_of(chat: Mapping[str, Any]) -> int:
+    """The number of choices that a chat request asks for. Raises :class:`RefusedError` for an unusable one."""
+    n = chat.get("n")
+    if n is None:
+        return 1
+    if not isinstance(n, int) or not 1 <= n <= _MAX_CHOICES:
+        raise RefusedError(400, f"n must be a number from 1 to {_MAX_CHOICES}, not {shorten_repr(n)}", param="n")
+    return n
+
+
+def calling_agent(headers: Mapping[str, str]) -> str:
+    """The name of the calling agent: our header, else the ``agent`` entry of W3C baggage, else empty.
+
+    ``headers`` must ignore case.
+    """
+    if AGENT_HEADER in headers:
+        return unquote(headers[AGENT_HEADER])
+    for entry in headers.get("baggage", "").split(","):
+        key, _, value = entry.partition(";")[0].partition("=")
+        if key.strip() == "agent":
+            return unquote(value.strip())
+    return ""
+
+
+def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
+    """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
+    sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
+    if RAW_PROMPT in sent:  # the legacy API, whose logprobs are a number
+        del sent["messages"]
+        sent |= {"prompt": sent.pop(RAW_PROMPT), "logprobs": 1 if sent["logprobs"] else None}
+    if model is not None:
+        sent["model"] = model
+    if sent.get("top_logprobs", 0) is None:  # with null, vLLM streams no logprobs at all
+        del sent["top_logprobs"]
+    return sent
+
+
+def is_constrained(request: Mapping[str, Any]) -> bool:
+    """Whether a server that honours the request samples from fewer tokens than the model's whole vocabulary."""
+    choice, format_ = request.get("tool_choice"), request.get("response_format")
+    if isinstance(choice, Mapping):
+        choice = (choice.get("allowed_tools") or {}).get("mode", "required")
+    if isinstance(format_, Mapping):
+        format_ = format_.get("type")
+    return (
+        choice not in (None, "none", "auto")
+        or format_ not in (None, "text")
+        or any(request.get(name) for name in _CONSTRAINTS)
+    )
