@@ -10,6 +10,7 @@ from __future__ import annotations
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
 from groundwire.rewards._registry import check, get, names, notes
+from groundwire.rewards._sql import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards._types import (
     METRIC,
     JudgeAbstainedError,
@@ -22,7 +23,6 @@ from groundwire.rewards._types import (
     judges_sql,
     total,
 )
-from groundwire.rewards._variants import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwire.rewards._sql import has_variants, judged_on_variants
 from groundwire.rewards._types import METRIC, Reward, answers_of, components, declared_range, judges_sql
-from groundwire.rewards._variants import has_variants, judged_on_variants
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep

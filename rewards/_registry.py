@@ -95,7 +95,7 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
     """Execution match of Spider and BIRD made safe to train on, also on variants of the database; a judge for prose."""
     for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
         register(name, f"groundwire.rewards.bird:{name}")
-    register("executes", "groundwire.rewards._variants:executes")
+    register("executes", "groundwire.rewards._sql:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_exec_match", "groundwire.rewards.spider:spider_exec_match")
     register("spider_test_suite", "groundwire.rewards.spider:spider_test_suite")

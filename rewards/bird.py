@@ -11,7 +11,7 @@ The mean of ``bird_r_ves`` times 100 is R-VES. Mode ``official`` gives the offic
 0 to a query that reads no table if the gold reads one. In both modes a statement that does not only read scores 0, and
 so does a result of more than 250,000 rows or 4 MB: officially these run. A query may take 30 s, as officially.
 
-In training a query must also be right on the gold's variants (:mod:`groundwire.rewards._variants`): Soft F1 is the
+In training a query must also be right on the gold's variants (:mod:`groundwire.rewards._sql`): Soft F1 is the
 least on any database, and efficiency is 0 for a query that is wrong on one.
 """
 
@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
+from groundwire.rewards._sql import judged_on_variants, on_variants, sql_answer, training
 from groundwire.rewards._types import RewardError
-from groundwire.rewards._variants import judged_on_variants, on_variants, sql_answer, training
 from groundwire.rewards.spider import gold_rows, reads_table
 from groundwire.tools.sql import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, DatabaseError, QueryError, QueryResult, run_query
 from groundwire.tools.sql.connections import signature

@@ -8,7 +8,7 @@ training would be rewarded without an answer:
 - **It must be one statement.** Officially ``gold; DROP TABLE t`` is judged by its first statement.
 - **It must use the data.** ``VALUES (3)`` scores 0 if the gold opens a table and the prediction does not.
 - **In training it must not fit this database only.** ``SELECT 3 FROM singer`` may be right here; the reward in training
-  also judges on the gold's variants (:mod:`groundwire.rewards._variants`).
+  also judges on the gold's variants (:mod:`groundwire.rewards._sql`).
 
 In both modes queries only read, so no score depends on the pairs judged before. A query ends at its deadline, and its
 rows, bytes and value lengths are bounded: it scores 0 beyond them, where the official evaluator hangs or fills the
@@ -37,8 +37,8 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
+from groundwire.rewards._sql import OfTraining, SqlAnswer, judged_on_variants, on_variants, sql_answer, training
 from groundwire.rewards._types import RewardError, judges_sql
-from groundwire.rewards._variants import OfTraining, SqlAnswer, judged_on_variants, on_variants, sql_answer, training
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwire.rewards._sql import executed, has_gold_query, sql_answer
 from groundwire.rewards._types import METRIC, RewardError
-from groundwire.rewards._variants import executed, has_gold_query, sql_answer
 from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.judge.facts import share_read
 from groundwire.rewards.judge.settings import JudgeSettings

@@ -149,7 +149,7 @@ async def _two(task: Any, answer: str) -> float:
         (lambda task, answer, steps: 1.0, "reward 'mine' is not an async function; write it as: async def reward"),
         (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, steps\)"),
         ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
-        ("groundwire.rewards._variants:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
+        ("groundwire.rewards._sql:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
     ],
 )
 def test_an_unusable_reward_is_a_one_line_error(value: Any, message: str, register: Any) -> None:

@@ -18,7 +18,7 @@ from benchmarks._rewrites import rewrite
 from spider_folder import make_database
 
 from groundwire.rewards import get, in_training, total, with_time_limit, without_variants
-from groundwire.rewards._variants import SqlAnswer, _tokens
+from groundwire.rewards._sql import SqlAnswer, _tokens
 from groundwire.rewards.audit import audit
 from groundwire.rewards.spider import execution_match, training_match
 from groundwire.tools.sql.answers import SQL

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
-from groundwire.rewards._variants import training
+from groundwire.rewards._sql import training
 from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire

@@ -1,7 +1,8 @@
-"""In training a right query must also be right on its gold's variants (:mod:`groundwire.tools.variants`).
+"""What rewards of SQL share: the query in an answer, the judgement on variants in training, and ``executes``.
 
-On one database a memorised result, or a query without one of the gold's filters, is often right. A policy would learn
-that, because it is paid. What is published, and validation, counts the database alone.
+In training a right query must also be right on its gold's variants (:mod:`groundwire.tools.variants`). On one database
+a memorised result, or a query without one of the gold's filters, is often right. A policy would learn that, because it
+is paid. What is published, and validation, counts the database alone.
 """
 
 from __future__ import annotations
@@ -162,5 +163,8 @@ def executed(steps: Sequence[AgentStep]) -> bool:
 
 
 async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
-    """1.0 if :func:`executed`, else 0.0."""
+    """1.0 if :func:`executed`, else 0.0: a first signal for a policy that is rarely right.
+
+    It judges the rollout, not the answer, which may be prose. Any query counts, so give it a small weight in a sum.
+    """
     return float(executed(steps))
