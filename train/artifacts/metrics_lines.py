@@ -50,19 +50,12 @@ def _key(meaning: str, default: Any = None) -> Any:
     return Field(default=default, description=meaning)
 
 
-class MetricsLine(BaseModel):
-    """A line of ``metrics.jsonl``: a training step, or at step 0 the validation before it. Only ``step`` must be there.
-
-    docs/health.md has these keys and sentences.
-    """
+class _StepLine(BaseModel):
+    """The keys that both files have."""
 
     step: Count = Field(description="the training step; 0 is before training")
-    reward: Number | None = _key("mean reward of the step's rollouts that have one")
     reward_components: dict[str, Number] = _key("the mean of each component of the reward", {})
-    rollouts: Count = _key("rollouts that were sampled", 0)
     rollouts_trained: Count = _key("rollouts of groups with a gradient", 0)
-    failures: Counts = _key("failed rollouts by type, whether they score or are left out", {})
-    dropped: Count = _key("rollouts that are left out: without a reward, and with verl also those without a row", 0)
     without_calls: Count = _key("rollouts without an LLM call: they are judged and train nothing", 0)
     retried: Count = _key("rollouts that took more than one attempt", 0)
     calls: Count = _key("LLM calls that can be trained on", 0)
@@ -70,6 +63,22 @@ class MetricsLine(BaseModel):
     groups_used: Count = _key("groups that have a gradient", 0)
     groups_skipped: Count = _key("groups without two rewards to compare (verl)", 0)
     groups_replaced: Count = _key("groups without a gradient that another prompt replaced (verl)", 0)
+    tokens_trained: Count = _key("tokens that were trained", 0)
+    entropy: Number | None = _key("mean entropy of the policy at the trained tokens, in nats")
+    validation: _Validation = _key("the greedy validation at this step")
+    validation_sampled: _Validation = _key("the sampled validation at this step")
+
+
+class MetricsLine(_StepLine):
+    """A line of ``metrics.jsonl``: a training step, or at step 0 the validation before it. Only ``step`` must be there.
+
+    docs/health.md has these keys and sentences.
+    """
+
+    reward: Number | None = _key("mean reward of the step's rollouts that have one")
+    rollouts: Count = _key("rollouts that were sampled", 0)
+    failures: Counts = _key("failed rollouts by type, whether they score or are left out", {})
+    dropped: Count = _key("rollouts that are left out: without a reward, and with verl also those without a row", 0)
     gradient_share: Number | None = _key("share of the groups that have a gradient because their rewards differ")
     truncated_share: Number | None = _key("share of the trained agents' replies that ended at `max_tokens`")
     unchecked_share: Number | None = _key("share of the right answers that no variant of their database could check")
@@ -78,7 +87,6 @@ class MetricsLine(BaseModel):
         "each were sampled",
         {},
     )
-    entropy: Number | None = _key("mean entropy of the policy at the trained tokens, in nats")
     initial_ratio_error: Number | None = _key("largest distance of a token's ratio from 1 before the first update")
     sampler_kl: Number | None = _key("KL divergence from the sampler to the trainer before the first update, per token")
     probability_difference: Number | None = _key("mean absolute difference of their token probabilities")
@@ -92,38 +100,25 @@ class MetricsLine(BaseModel):
     learning_rate: Number | None = _key("the step's learning rate; absent without an update")
     updates_skipped: Count = _key("updates whose loss or gradient was not finite: they are not applied", 0)
     tokens_generated: Count = _key("tokens that were sampled", 0)
-    tokens_trained: Count = _key("tokens that were trained", 0)
     tokens_per_s: Number = _key("sampled tokens per second of the whole step", 0.0)
     candidates: Count = _key("prompts that GEPA has tried", 0)
     seconds: dict[str, Annotated[Number, Field(ge=0)]] = _key("the step's time by phase", {})
     wall_time_s: Annotated[Number, Field(ge=0)] = _key("seconds since the start of the run", 0.0)
-    validation: _Validation = _key("the greedy validation at this step")
-    validation_sampled: _Validation = _key("the sampled validation at this step")
     verl: dict[str, Any] = _key("everything that verl logged for the step", {})
 
 
-class RolloutsLine(BaseModel):
+class RolloutsLine(_StepLine):
     """A line of ``rollouts.jsonl``: the rollouts of a step or validation with verl, as far as they have ended.
 
     Beside these keys it has ``dropped_TYPE`` and ``zero_TYPE``: the failures of each type that are left out, or score.
     """
 
-    step: Count = Field(description="the training step")
     partition: Literal["train", "val"] = Field(description="training or validation")
     ended: Count = _key("rollouts that ended", 0)
     dropped: Count = _key("rollouts that are left out", 0)
     dropped_unused: Count = _key("those of them that have a reward, and no call that is trained", 0)
     zero: Count = _key("failed rollouts that score", 0)
-    without_calls: Count = _key("rollouts without an LLM call", 0)
-    retried: Count = _key("rollouts that took more than one attempt", 0)
-    calls: Count = _key("LLM calls that can be trained on", 0)
-    tokens_sampled: Count = _key("their sampled tokens", 0)
-    tokens_trained: Count = _key("tokens that are trained, of groups with a gradient", 0)
-    rollouts_trained: Count = _key("rollouts of groups with a gradient", 0)
-    groups: Count = _key("groups that ended", 0)
-    groups_used: Count = _key("groups that have a gradient", 0)
-    groups_skipped: Count = _key("groups without two rewards to compare", 0)
-    groups_replaced: Count = _key("groups without a gradient that another prompt replaced", 0)
+    tokens_sampled: Count = _key("sampled tokens of the calls that can be trained on", 0)
     replies: Count = _key("replies of the trained agents", 0)
     replies_truncated: Count = _key("those of them that ended at ``max_tokens``", 0)
     right: Count = _key("right answers of a reward with variants of databases", 0)
@@ -132,15 +127,11 @@ class RolloutsLine(BaseModel):
     same_prompt_equal: Count = _key("those of them that are equal", 0)
     same_prompt_expected: Number = _key("how many would be equal if each were sampled", 0.0)
     batch_tokens: Count = _key("trained tokens of the batch that verl was given", 0)
-    batch_logprobs: Number = _key("the sum of their log-probabilities under the sampler", 0.0)
-    entropy: Number = _key("minus the mean of these, which estimates the entropy")
+    batch_logprobs: Number = _key("the sum of their log-probabilities under the sampler, which gives the entropy", 0.0)
     reward_mean: Number = _key("mean reward")
-    reward_components: dict[str, Number] = _key("the mean of each component of the reward", {})
     seconds_mean: Number = _key("mean time of a rollout")
     seconds_max: Number = _key("longest time of a rollout")
     seconds: dict[str, Number] = _key("time by phase", {})
-    validation: _Validation = _key("the greedy validation")
-    validation_sampled: _Validation = _key("the sampled validation")
 
 
 _BY_TYPE = re.compile(r"(dropped|zero)_\w+")
