@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -46,10 +47,15 @@ class JudgeRequestError(Exception):
 
 
 class JudgeClient:
-    """Requests of one judge or teacher, on the event loop of the first one."""
+    """Requests of one judge or teacher, on the event loop of the first one.
+
+    Raises ``ModuleNotFoundError`` if it needs LiteLLM, which is not installed: a run says so before it begins.
+    """
 
     def __init__(self, settings: JudgeSettings, *, role: str = "judge") -> None:
         assert settings.model is not None
+        if settings.base_url is None and find_spec("litellm") is None:
+            raise ModuleNotFoundError("No module named 'litellm'", name="litellm")
         self._settings, self._model = settings, settings.model
         self._name = f"the {role} {self._model} at {settings.base_url or 'its provider'}"
         self._timeout_s = settings.deadline_s * _REQUEST_SHARE

@@ -19,6 +19,9 @@ from packaging.requirements import Requirement
 from programs import ROOT
 
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.rewards.judge.client import JudgeClient
+from groundwire.rewards.judge.settings import JudgeSettings
+from groundwire.tools.errors import missing_layer
 from groundwire.train import evaluate
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.rollouts.agent_python import find_agent_python
@@ -233,6 +236,14 @@ def test_an_interpreter_without_the_base_is_refused_with_the_command_that_instal
     with pytest.raises(ConfigError, match="there is no such command"):
         find_agent_python("no-such-python")
     assert find_agent_python(sys.executable) == sys.executable
+
+
+def test_a_judge_of_a_provider_names_the_missing_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.rewards.judge.client.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        JudgeClient(JudgeSettings(model="openai/gpt-5-mini"))
+    assert missing_layer(caught.value).endswith("pip install 'groundwire[judge]'")
+    JudgeClient(JudgeSettings(model="m", base_url="http://127.0.0.1:1/v1"))
 
 
 def test_a_function_of_python_names_the_missing_layer(base: dict[str, str]) -> None:
