@@ -23,7 +23,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.job.job import Objects
 from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.factory import make_reward
-from groundwire.train.rollouts.runner.agent import _reward_span
+from groundwire.train.rollouts.runner.agent import _read_reward
 
 
 class _Raises:
@@ -39,8 +39,8 @@ class _Raises:
 )  # fmt: skip
 def test_whatever_is_one_number_is_a_reward(value: Any) -> None:
     assert rewards.total(value) == 1.0
-    values = {name: each for name, each in _reward_span(value).attributes.items() if name.endswith(".value")}
-    assert all(type(each) is float for each in values.values())
+    reward, components = _read_reward(value)
+    assert {type(number) for number in (reward, *components.values())} == {float}
 
 
 @pytest.mark.parametrize(
