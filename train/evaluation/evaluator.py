@@ -52,7 +52,7 @@ def evaluate(
             job.domain.write_predictions(run.path, tasks, answers, sample)
             rollouts += ended
             if sample == 0:
-                for note in _first_notes(job, runtime, ended):
+                for note in first_notes(job, runtime, ended):
                     callback.on_note(note)
             notes.show(ended)
             _check_judged(rollouts, run, last=sample + 1 == samples)
@@ -84,12 +84,13 @@ def try_tasks(job: Job, *, run: RunDir, callback: ProgressCallback, count: int) 
     callback.on_phase_start("tasks", len(requests))
     with runtime_of(job, run=run, timer=StepTimer()) as runtime:
         ended = runtime.run(requests, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
-    for note in _first_notes(job, runtime, ended):
+    for note in first_notes(job, runtime, ended):
         callback.on_note(note)
     return ended
 
 
-def _first_notes(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout]) -> list[str]:
+def first_notes(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout]) -> list[str]:
+    """The notes on the first rollouts of a job whose model is not trained (:func:`.notes.agent_notes`)."""
     model = job.config.model if job.endpoint is None else ""
     return agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
 

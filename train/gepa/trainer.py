@@ -21,9 +21,9 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.evaluator import runtime_of
+from groundwire.train.evaluation.evaluator import first_notes, runtime_of
 from groundwire.train.evaluation.metrics import compute_accuracy
-from groundwire.train.evaluation.notes import RolloutNotes, gold_in_prompts
+from groundwire.train.evaluation.notes import RolloutNotes
 from groundwire.train.evaluation.stop_reasons import mostly_unscored, nothing_judged
 from groundwire.train.evaluation.validation import (
     choose_tasks,
@@ -49,7 +49,7 @@ class PromptTrainer:
     """
 
     def __init__(self, job: Job, *, run: RunDir, callback: ProgressCallback) -> None:
-        self.config, self.data, self.run, self.callback = job.config, job.data, run, callback
+        self._job, self.config, self.data, self.run, self.callback = job, job.config, job.data, run, callback
         self._seed = {**job.backend.default_prompts(job.view.answers.name), **job.config.prompts}
         if not self._seed:
             raise ConfigError(
@@ -140,8 +140,8 @@ class PromptTrainer:
         if reason := nothing_judged(results) or mostly_unscored(results):
             raise RolloutsFailedError(reason)
         self._rollout_notes.show(results)
-        if step == 0 and (leak := gold_in_prompts(results, self._runtime.view)):
-            self.callback.on_note(leak)
+        for note in first_notes(self._job, self._runtime, results) if step == 0 else ():
+            self.callback.on_note(note)
         return {validation_name(temperature): compute_accuracy(results, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:
