@@ -163,43 +163,40 @@ def main(
         rollouts, damaged = RunDir.open(run_dir).rollouts(_COLUMNS)
         with progress("Judging", sum(rollout.outcome.reward is not None for rollout in rollouts)) as on_end:
             result = asyncio.run(rescore(rollouts, function, on_end=on_end))
-        counts = _counts(result)
+        changes = _changes(result)
+        means = [_mean([getattr(rollout, name) for rollout in changes["judged"]]) for name in ("old", "new")]
         if json_file is not None:
-            write_json(json_file, _report(result, counts, reward, damaged))
+            counts = {name: len(changed) for name, changed in changes.items()}
+            told = {"reward": reward, "damaged": damaged, "failed_then": result.failed, **counts}
+            told |= {"mean_old": means[0], "mean_new": means[1]}
+            write_json(json_file, told | _listed(result))
     for message in damaged:
         typer.echo(f"left out: {message}", err=True)
     for note in notes:
         typer.echo(f"note: {note}")
-    typer.echo("\n".join(_table(result, counts, reward)))
+    typer.echo("\n".join(_table(result, changes, means, reward)))
     typer.echo(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
 
 
-def _report(result: RescoredRun, counts: dict[str, Any], reward: str, damaged: list[str]) -> dict[str, Any]:
-    return {
-        "reward": reward,
-        "damaged": damaged,
-        **counts,
-        "groups": [
-            {**asdict(group), "had_gradient": group.had_gradient, "has_gradient": group.has_gradient}
-            for group in result.groups
-        ],
-        "rollouts": [{**asdict(rollout), "flips": rollout.flips} for rollout in result.rollouts],
-    }
+def _listed(result: RescoredRun) -> dict[str, Any]:
+    groups = [
+        {**asdict(group), "had_gradient": group.had_gradient, "has_gradient": group.has_gradient}
+        for group in result.groups
+    ]
+    return {"groups": groups, "rollouts": [{**asdict(one), "flips": one.flips} for one in result.rollouts]}
 
 
-def _counts(result: RescoredRun) -> dict[str, Any]:
-    judged = [rollout for rollout in result.rollouts if rollout.new is not None]
+def _changes(result: RescoredRun) -> dict[str, list[Any]]:
+    """The rollouts and groups by what the new reward changes."""
+    groups, rollouts = result.groups, result.rollouts
     return {
-        "judged": len(judged),
-        "failed_then": result.failed,
-        "failed_now": len(result.rollouts) - len(judged),
-        "mean_old": _mean([rollout.old for rollout in judged]),
-        "mean_new": _mean([rollout.new for rollout in judged if rollout.new is not None]),
-        "to_right": sum(rollout.flips and rollout.old <= RIGHT for rollout in judged),
-        "to_wrong": sum(rollout.flips and rollout.old > RIGHT for rollout in judged),
-        "groups_gain": sum(group.has_gradient and not group.had_gradient for group in result.groups),
-        "groups_lose": sum(group.had_gradient and not group.has_gradient for group in result.groups),
-        "groups_keep": sum(group.had_gradient and group.has_gradient for group in result.groups),
+        "judged": [rollout for rollout in rollouts if rollout.new is not None],
+        "failed_now": [rollout for rollout in rollouts if rollout.new is None],
+        "to_right": [rollout for rollout in rollouts if rollout.flips and rollout.old <= RIGHT],
+        "to_wrong": [rollout for rollout in rollouts if rollout.flips and rollout.old > RIGHT],
+        "groups_gain": [group for group in groups if group.has_gradient and not group.had_gradient],
+        "groups_lose": [group for group in groups if group.had_gradient and not group.has_gradient],
+        "groups_keep": [group for group in groups if group.had_gradient and group.has_gradient],
     }
 
 
@@ -207,33 +204,30 @@ def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
 
 
-def _table(result: RescoredRun, counts: dict[str, Any], reward: str) -> list[str]:
+def _table(result: RescoredRun, changes: dict[str, list[Any]], means: Sequence[float | None], reward: str) -> list[str]:
+    counts = {name: len(changed) for name, changed in changes.items()}
     before, after = counts["groups_keep"] + counts["groups_lose"], counts["groups_keep"] + counts["groups_gain"]
-    means = f": mean {counts['mean_old']:.3f} in the run, {counts['mean_new']:.3f} now" if counts["judged"] else ""
+    shown = f": mean {means[0]:.3f} in the run, {means[1]:.3f} now" if changes["judged"] else ""
     lines = [
-        f"reward {reward} on {counts['judged']:,} rollouts{means}",
-        f"    {counts['failed_then']:,} failed in the run and are left out, "
-        f"{counts['failed_now']:,} cannot be scored now",
+        f"reward {reward} on {counts['judged']:,} rollouts{shown}",
+        f"    {result.failed:,} failed in the run and are left out, {counts['failed_now']:,} cannot be scored now",
         f"groups with a gradient: {before:,} of {len(result.groups):,} in the run, {after:,} now",
     ]
-    for verb, gained in (("gain", True), ("lose", False)):
-        changed = [group for group in result.groups if group.has_gradient == gained and group.had_gradient != gained]
-        lines.append(f"    {len(changed):,} {verb} one")
+    for verb in ("gain", "lose"):
+        lines.append(f"    {counts[f'groups_{verb}']:,} {verb} one")
         lines += [
             f"        step {group.step}, {group.group}: {_rewards(group.old)} -> {_rewards(group.new)}"
-            for group in changed[:_EXAMPLES]
+            for group in changes[f"groups_{verb}"][:_EXAMPLES]
         ]
     lines.append(f"answers that flip (right is above {RIGHT}): {counts['to_right'] + counts['to_wrong']:,}")
-    for label, was_right in (("wrong to right", False), ("right to wrong", True)):
-        flips = [rollout for rollout in result.rollouts if rollout.flips and (rollout.old > RIGHT) == was_right]
-        lines.append(f"    {len(flips):,} {label}")
-        for rollout in flips[:_EXAMPLES]:
+    for label, name in (("wrong to right", "to_right"), ("right to wrong", "to_wrong")):
+        lines.append(f"    {counts[name]:,} {label}")
+        for rollout in changes[name][:_EXAMPLES]:
             lines.append(f"        step {rollout.step}, {rollout.task}: {rollout.old:g} -> {rollout.new:g}")
             lines += [f"            {_one_line(text)}" for text in (rollout.question, rollout.answer)]
-    failed = [rollout for rollout in result.rollouts if rollout.new is None]
     lines += [
         f"    cannot be scored: step {rollout.step}, {rollout.task}: {_one_line(rollout.error)}"
-        for rollout in failed[:_EXAMPLES]
+        for rollout in changes["failed_now"][:_EXAMPLES]
     ]
     return lines
 
