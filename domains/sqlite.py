@@ -174,8 +174,10 @@ def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]
                 "db_path": database.path,
                 "hardness": row.get("hardness") or hardness(query),
             }
-            if split or row.get("split"):
-                task["split"] = split or _split_name(row["split"], f"{folder}: {where}")
+            if name := split or row.get("split"):
+                if not isinstance(name, str):
+                    raise DataError(f"{folder}: {where}: split is {shorten_repr(name)}, not text; repair the row.")
+                task["split"] = SPLIT_NAMES.get(name, name)
             tasks.append(task)
             places[task["id"]] = where
     check_unique_ids(tasks, folder)
@@ -211,9 +213,3 @@ def _query_column(file: Path, rows: Iterable[dict[str, Any]]) -> str:
             f"{', '.join(map(str, names)) or 'no rows'}."
         )
     return column
-
-
-def _split_name(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{where}: split is {shorten_repr(value)}, not text; repair the row.")
-    return SPLIT_NAMES.get(value, value)

@@ -125,7 +125,10 @@ def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskD
 
     A row counts for the training task with its ``id``, if that has its ``query`` as gold. Raises :class:`DataError`.
     """
-    rows = _read_suspects(file)
+    listed_rows = read_json(file)
+    if problem := first_error(_ROWS, listed_rows):
+        raise DataError(f"{file}: {problem}; it must be a list of rows as in suspects.json.")
+    rows = {(row["id"], row["query"]): {"corrected_query": "", **row} for row in listed_rows}
     kept: list[Task] = []
     corrected: list[Task] = []
     listed = 0
@@ -143,13 +146,6 @@ def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskD
     left_out = len(data.train) - len(kept)
     note = f"{left_out:,} of {len(data.train):,} training tasks are left out, {len(corrected):,} golds corrected"
     return replace(data, train=kept), note
-
-
-def _read_suspects(file: Path) -> dict[tuple[str, Any], dict[str, Any]]:
-    rows = read_json(file)
-    if problem := first_error(_ROWS, rows):
-        raise DataError(f"{file}: {problem}; it must be a list of rows as in suspects.json.")
-    return {(row["id"], row["query"]): {"corrected_query": "", **row} for row in rows}
 
 
 def _check_corrected(corrected: Iterable[Task], file: Path) -> None:

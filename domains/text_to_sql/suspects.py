@@ -111,17 +111,12 @@ def _is_outer(database: str, column: Any) -> bool:
         return False
     if not select.find_ancestor(exp.Subquery, exp.In, exp.Exists) or select.find_ancestor(exp.From, exp.CTE):
         return False
+    clauses = (select.args.get("from_") or select.args.get("from"), *(select.args.get("joins") or ()))
+    sources = [clause.this for clause in clauses if clause is not None]
     name, own = column.name.lower(), _columns(database, select)
-    derived = any(select.find_all(exp.CTE)) or any(
-        isinstance(expression.this, exp.Select) for expression in _sources(select)
-    )
+    derived = any(select.find_all(exp.CTE)) or any(isinstance(expression.this, exp.Select) for expression in sources)
     aliases = {expression.alias.lower() for expression in select.expressions if expression.alias}
     return bool(own) and not derived and name not in own | aliases and name in _columns(database, select.root())
-
-
-def _sources(select: Any) -> list[Any]:
-    first = select.args.get("from_") or select.args.get("from")
-    return [clause.this for clause in (first, *(select.args.get("joins") or ())) if clause is not None]
 
 
 def _columns(database: str, tree: Any) -> set[str]:
@@ -198,11 +193,16 @@ def _compared(tree: Any) -> list[list[Any]]:
 
 
 def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any]) -> bool:
-    """Cast the columns of such texts among ``parts``, and the texts that they are compared with."""
+    """Cast the columns of such texts among ``operands``, and the texts that they are compared with."""
     columns = [
         operand
         for operand in operands
-        if isinstance(operand, exp.Column) and _reads_as_numbers(database, tables, operand)
+        if isinstance(operand, exp.Column)
+        and any(
+            _are_numbers(database, table, operand.name)
+            for alias, table in tables
+            if operand.table.lower() in ("", alias)
+        )
     ]
     texts = [operand for operand in operands if isinstance(operand, exp.Literal) and operand.is_string]
     for operand in (*columns, *texts) if columns else ():
@@ -214,11 +214,6 @@ def _tables(tree: Any) -> list[tuple[str, str]]:
     """The names under which the query uses its tables, each with the table's own name in quotes."""
     tables = tree.find_all(exp.Table)
     return [(table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True)) for table in tables]
-
-
-def _reads_as_numbers(database: str, tables: Sequence[tuple[str, str]], column: Any) -> bool:
-    owners = {table for alias, table in tables if column.table.lower() in ("", alias)}
-    return any(_are_numbers(database, table, column.name) for table in owners)
 
 
 @lru_cache(maxsize=4096)
