@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.tools.secrets import masked_values
+from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.train.store.rollout import ENDED, TRANSITIONS, Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 
 T = TypeVar("T", bound=LLMCall | SpanRecord | Outcome)
@@ -96,6 +97,11 @@ class StateMachine(ABC):
 
     def __init__(self, *, scan_s: float) -> None:
         self._scan_s, self._scanned = scan_s, 0.0
+
+    @cached_property
+    def _mask(self) -> Callable[[str], str]:
+        """Made with the first call: the proxy registers its API key after it is given this store."""
+        return secret_masker()
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         with self._transaction():

@@ -64,6 +64,11 @@ _OPERATORS = {
     "_contains": "instr({}, ?) > 0",
     "": "{} = ?",
 }
+_REQUESTED = (
+    *("task", "group", "step", "mode", "sampling", "settings", "prompts", "resources_id", "metadata"),
+    *("timeout_s", "unresponsive_s", "max_attempts", "retry_on"),
+)
+"""The fields of a rollout that a client sets."""
 _MISSING_LAST = ("end_time", "last_heartbeat_time")
 
 
@@ -110,9 +115,7 @@ class LightningStore(SqliteStore):
             rollout = self._known(rollout_id)
             if fields:
                 changed = read_request(Request(**{**request_json(rollout), **fields}))
-                for name in ("task", "mode", "resources_id", "timeout_s", "unresponsive_s", "max_attempts", "retry_on"):
-                    setattr(rollout, name, getattr(changed, name))
-                for name in ("group", "step", "sampling", "settings", "prompts", "metadata"):
+                for name in _REQUESTED:
                     setattr(rollout, name, getattr(changed, name))
                 change = "UPDATE rollouts SET mode = ?, resources_id = ?, request = ? WHERE rollout_id = ?"
                 request = to_json(request_json(rollout)).decode()

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall, order_calls
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.tools.secrets import secret_masker
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
 from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
@@ -42,11 +40,6 @@ class MemoryStore(StateMachine):
         self._max_bytes, self._total = max_bytes, 0
         self._forgotten: set[str] = set()
         self._dropped: set[str] = set()
-
-    @cached_property
-    def _mask(self) -> Callable[[str], str]:
-        """Made with the first call: the proxy registers its API key after it is given this store."""
-        return secret_masker()
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         if rollout_id not in self._forgotten:  # it was cancelled at its deadline

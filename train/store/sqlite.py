@@ -37,7 +37,7 @@ from groundwire.train.store.agent_lightning import (
     resources_json,
     span_json,
 )
-from groundwire.train.store.base import StateMachine, attempt_of
+from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.rollout import TRANSITIONS, Attempt, Outcome, Rollout
 
@@ -104,9 +104,12 @@ class SqliteStore(StateMachine):
             return [self._next_number(rollout_id) for rollout_id, _ in attempts]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
-        await self.add_annotations([to_span(call) for call in calls])
+        self._add([to_span(without_secrets(call, self._mask)) for call in calls])
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
+        self._add([without_secrets(span, self._mask) for span in spans])
+
+    def _add(self, spans: Sequence[SpanRecord]) -> None:
         with self._transaction():
             for span in spans:
                 self.add_span_rows(span.rollout_id, span.attempt_id, [span_json(span)])
@@ -262,9 +265,8 @@ class SqliteStore(StateMachine):
         return found
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
-        for make in outcome_spans(outcome, rollout.rollout_id, attempt.attempt_id):
-            span = make(self._next_number(rollout.rollout_id))
-            self.add_span_rows(rollout.rollout_id, attempt.attempt_id, [span_json(span)])
+        for make in outcome_spans(without_secrets(outcome, self._mask), rollout.rollout_id, attempt.attempt_id):
+            self._add([make(self._next_number(rollout.rollout_id))])
 
 
 def _attempts_json(rollout: Rollout) -> str:

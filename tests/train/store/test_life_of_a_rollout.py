@@ -303,3 +303,20 @@ async def test_long_calls_are_sent_to_a_store_in_several_requests(monkeypatch: p
     await store.add_calls([replace(long, sequence=number) for number in range(30)])
     assert len(sizes) > 1
     assert max(sizes) < 16 << 20
+
+
+async def test_no_store_keeps_a_secret(our_store: RolloutStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-12345678")
+    rollout = await _take(our_store)
+    rollout_id, attempt_id = _ids(rollout)
+    await our_store.add_calls([_call(rollout, messages_json='[{"content": "sk-12345678"}]')])
+    attributes = {"note": "sk-12345678"}
+    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+    span = SpanRecord(name="note", sequence_id=2, attributes=attributes, start_time=1.0, end_time=2.0, **ids)
+    await our_store.add_annotations([span])
+    await our_store.end_attempt(rollout_id, attempt_id, Outcome(answer="sk-12345678"), failed=False)
+    found = await our_store.get(rollout_id)
+    assert found is not None
+    kept = f"{found.calls} {found.annotations} {found.outcome}"
+    assert kept.count("$SOME_API_KEY") == 3
+    assert "12345678" not in kept
