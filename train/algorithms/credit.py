@@ -157,18 +157,22 @@ def assign_credit(
     and every advantage is 0. Without ``scale`` they are not divided by the standard deviation (Liu et al. 2025, "Dr.
     GRPO", arXiv:2503.20783).
     """
-    calls = [each for _, each in rollouts]
+    calls = [trained for _, trained in rollouts]
     rewards = _rewards(rollouts, credit)
-    returns = [_returns(each, credit, discount, call_cost) for each in rewards]
-    deviation = _deviation([sum(each) for each in rewards if each])
-    compared = returns if deviation else [_returns([0.0] * len(each), credit, discount, call_cost) for each in rewards]
+    returns = [_returns(of_requests, credit, discount, call_cost) for of_requests in rewards]
+    # Of the rewards of whole rollouts: that of returns would shrink to the costs where all rewards are equal.
+    deviation = _deviation([sum(of_requests) for of_requests in rewards if of_requests])
+    compared = returns
+    if not deviation:  # only costs differ, and the discount of equal rewards is no merit of the shorter rollout
+        compared = [_returns([0.0] * len(of_requests), credit, discount, call_cost) for of_requests in rewards]
     divisor = deviation + np.float32(1e-6) if scale and deviation else np.float32(1)
     steps = list(map(_steps, calls))
     if credit == "turns":
         advantages = _call_advantages(calls, steps, compared, divisor)
     else:
-        of_rollouts = iter(_advantages([each[0] for each in compared if each], divisor))
-        advantages = [[next(of_rollouts)] * len(each) if each else [] for each in calls]
+        # One return for each rollout: with one for each call, a rollout of many calls would pull the mean to itself.
+        of_rollouts = iter(_advantages([of_requests[0] for of_requests in compared if of_requests], divisor))
+        advantages = [[next(of_rollouts)] * len(trained) if trained else [] for trained in calls]
     return [
         [
             CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, credit, discount, mask_truncated))
@@ -181,7 +185,7 @@ def assign_credit(
 def _rewards_differ(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> bool:
     """Whether the rewards that :func:`assign_credit` compares are not all equal. Costs alone teach nothing."""
     rewards = _rewards(rollouts, credit)
-    return bool(_deviation([sum(each) for each in rewards if each]))
+    return bool(_deviation([sum(of_requests) for of_requests in rewards if of_requests]))
 
 
 def _compared_reward(reward: float, calls: Sequence[LLMCall], truncated: Truncated, least: float) -> float:
@@ -245,18 +249,18 @@ def _weight(call: LLMCall, requests_after: int, credit: Credit, discount: float,
 
 def _deviation(values: Sequence[float]) -> np.float32:
     """The unbiased standard deviation; 0 if the values are equal but for rounding, or fewer than two."""
-    given = np.array(values, np.float32)
+    numbers = np.array(values, np.float32)
     # The mean's rounding error over 1e-6 would be an advantage of up to 0.06.
-    if len(values) < 2 or np.ptp(given) <= 1e-6 * np.abs(given).max():
+    if len(values) < 2 or np.ptp(numbers) <= 1e-6 * np.abs(numbers).max():
         return np.float32(0)
-    return np.float32(np.std(given, ddof=1, dtype=np.float64))
+    return np.float32(np.std(numbers, ddof=1, dtype=np.float64))
 
 
 def _advantages(returns: Sequence[float], divisor: np.float32) -> list[float]:
     """``(return - mean) / divisor``; equal returns, or a single one, give 0."""
     values = np.array(returns, np.float32)
     advantages = (values - values.mean()) / divisor if _deviation(returns) else np.zeros_like(values)
-    return [float(each) for each in advantages]
+    return [float(advantage) for advantage in advantages]
 
 
 def _call_advantages(

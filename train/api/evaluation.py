@@ -87,8 +87,8 @@ def run_evaluation(
     from groundwire.train.evaluation.run_reader import table_entry
 
     config, upstream = job.config, evaluator.upstream_of(job)
-    about = {"samples": samples, "base_url": job.endpoint and job.endpoint.base_url, "split": split}
-    stored = config.to_dict() | {"steps": 0, "evaluation": about}
+    evaluation = {"samples": samples, "base_url": job.endpoint and job.endpoint.base_url, "split": split}
+    stored = config.to_dict() | {"steps": 0, "evaluation": evaluation}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
         shown.print(note, markup=False)

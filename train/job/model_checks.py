@@ -55,7 +55,7 @@ def check_model(
         warnings.simplefilter("always", ShortenedWarning)
         lengths = _long_prompts(config, view, tasks, first_prompt, tokenizer, limit)
     notes = []
-    if cut := sum(issubclass(each.category, ShortenedWarning) for each in caught):
+    if cut := sum(issubclass(warning.category, ShortenedWarning) for warning in caught):
         count = len({view.domain.database(task) for task in tasks})
         notes.append(
             f"schemas: the prompts leave out tables of {cut:,} of {count:,} "

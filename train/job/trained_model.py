@@ -69,7 +69,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
         kept.pop("n_runners", None)
     for name, dependents in _DEPENDENTS.items():
         if name in given and given[name] != stored.get(name):
-            kept = {each: value for each, value in kept.items() if each not in dependents}
+            kept = {setting: value for setting, value in kept.items() if setting not in dependents}
     if "agent" in given or "agent" in objects:  # its framework is found from the agent
         kept.pop("backend", None)
         kept.pop("agent_match", None)

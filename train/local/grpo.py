@@ -129,8 +129,8 @@ class GRPO:
             raise ValueError(f"kl_coef is {config.kl_coef:g}: give GRPO the reference policy")
         self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
         if next(model.parameters()).is_cuda:
-            for each in (model, reference) if reference is not None else (model,):
-                each.set_attn_implementation(TREE)
+            for policy in (model, reference) if reference is not None else (model,):
+                policy.set_attn_implementation(TREE)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
@@ -226,6 +226,7 @@ class GRPO:
         items = trained + others
         lengths = [sum(item.mask) for item in items]
         total = sum(lengths)
+        # Weights are those of the whole minibatch, so the gradients of its passes add up to the gradient of its loss.
         weights = self._token_weights(lengths[: len(trained)]) + [0.0] * len(others)
         weighted = [
             WeightedItem(
@@ -284,11 +285,12 @@ class GRPO:
         self.optimizer.zero_grad(set_to_none=False)
         for batch in forward_batches(rows, config.tokens_per_forward):
             tokens = self._evaluate(batch)
-            loss, part = self._loss(tokens)
+            loss, figures = self._loss(tokens)
             loss.backward()
-            ratios += [part.pop("ratio_min"), part.pop("ratio_max")]
+            ratios += [figures.pop("ratio_min"), figures.pop("ratio_max")]
             measured["loss"] = measured.get("loss", 0.0) + float(loss.detach())
-            for name, value in part.items():
+            # A mean over the minibatch's tokens, as if one pass had computed all of them.
+            for name, value in figures.items():
                 measured[name] = measured.get(name, 0.0) + value * len(tokens.old) / total
         return measured, ratios
 
