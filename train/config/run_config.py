@@ -88,13 +88,14 @@ def _check_port(host: str) -> str:
     return host
 
 
-def _split_names(value: Any) -> Any:
+def split_names(value: Any) -> Any:
+    """The different names in a text with commas, or in a list."""
     names = (name.strip() for name in value.split(",")) if isinstance(value, str) else value
     return list(dict.fromkeys(filter(None, names))) if isinstance(names, Iterable) else names
 
 
 def _join_names(value: Any) -> Any:
-    names = _split_names(value)
+    names = split_names(value)
     return ",".join(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else value
 
 
@@ -197,7 +198,7 @@ class RunConfig(AgentSettings):
     )
     device: str = _data("cpu", "cpu or cuda")
     seed: int = _data(0, "Seed of sampling and of the order of tasks")
-    track: Annotated[list[_Tracker], BeforeValidator(_split_names)] = _data(
+    track: Annotated[list[_Tracker], BeforeValidator(split_names)] = _data(
         list, "Also send the metrics of each step to tensorboard, wandb or swanlab", metavar="NAME,NAME"
     )
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.gone import OF_SFT, sentences
+from groundwire.train.config.run_config import split_names
 
 FORMATS = ("langgraph", "openai-agents")
 """The agents whose prompts are trained on: text prompts, and tool calls."""
@@ -19,11 +20,6 @@ _data = partial(setting, panel="Data and model")
 _prompt = partial(setting, panel="Prompts, as the agent sends them")
 _training = partial(setting, panel="Training")
 _measure = partial(setting, panel="Held-out data and output")
-
-
-def _split_names(value: Any) -> Any:
-    names = (name.strip() for name in value.split(",")) if isinstance(value, str) else value
-    return list(dict.fromkeys(filter(None, names)))
 
 
 class SFTSettings(Settings):
@@ -48,7 +44,7 @@ class SFTSettings(Settings):
     max_per_task: int = _data(4, "Most accepted rollouts of a task, those with the highest rewards; 0 means all", ge=0)
     domain: str = _data("spider", "Domain whose gold queries are learned")
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
-    backend: Annotated[list[str], BeforeValidator(_split_names)] = _data(
+    backend: Annotated[list[str], BeforeValidator(split_names)] = _data(
         lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
     )
     device: str = _data("cpu", "cpu or cuda")
