@@ -11,12 +11,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.adapters.tracing.wire.call import Conversations, answer
+from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, WireCall, answer
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
@@ -105,15 +106,19 @@ class ScriptedPolicyServer(HttpServer):
     def application(self) -> web.Application:
         """The routes of the server."""
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._complete_text)
+        for api in (ChatCall, CompletionsCall):
+            app.router.add_post(f"/v1/{api.api}", partial(self._answer, api))
         app.router.add_get("/v1/models", self._models)
         return app
 
     async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
         """The chat completion of the next reply. Raises :class:`RefusedError` for an error reply."""
         reply = self._take(body)
-        await asyncio.sleep(reply.delay_s)
+        try:
+            await asyncio.sleep(reply.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         _refuse_error(reply)
         for index in range(body.get("n") or 1):
             on_sampled(index, _sampled(body, reply))
@@ -126,6 +131,8 @@ class ScriptedPolicyServer(HttpServer):
         sampled, sent, is_whole = _sampled(body, reply), -1, False
         try:
             async for chunk, is_last in self._chunks(body, reply):
+                if is_last and reply.breaks_off:
+                    raise ConnectionResetError("the script breaks the stream off")
                 if is_last:
                     is_whole = True
                     on_sampled(0, sampled)
@@ -149,28 +156,13 @@ class ScriptedPolicyServer(HttpServer):
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(self.models())
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        reply = self._take(body)
-        try:
-            if body.get("stream") and reply.status < _ERROR:
-                return await self._stream(request, body, reply)
-            await asyncio.sleep(reply.delay_s)
-        except (asyncio.CancelledError, ConnectionResetError):
-            self.cancelled += 1
-            raise
-        if reply.status >= _ERROR:
-            error = {"message": reply.text, "type": "scripted_error", "param": None, "code": reply.code or reply.status}
-            return web.json_response({"error": error}, status=reply.status)
-        return web.json_response(self._completion(body, reply))
-
-    async def _complete_text(self, request: web.Request) -> web.StreamResponse:
-        """A legacy completion."""
-        call = CompletionsCall(await request.json(), Conversations().of(""))
+    async def _answer(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
+        call = api(await request.json(), Conversations().of(""))
         try:
             return await answer(request, call, self, session="", on_sampled=lambda *_: None)
         except RefusedError as refused:
-            return web.json_response(refused.body(), status=refused.status)
+            error = {"message": str(refused), "type": "scripted_error", "code": refused.code or refused.status}
+            return web.json_response({"error": {**error, "param": None}}, status=refused.status)
 
     def _take(self, body: dict[str, Any]) -> Reply:
         self.requests.append(body)
@@ -198,17 +190,6 @@ class ScriptedPolicyServer(HttpServer):
         choices = [{"index": index, **choice} for index in range(body.get("n") or 1)]
         head, usage = self._head("chat.completion", reply), _usage(prompt_ids, token_ids)
         return {**head, "choices": choices, "usage": usage, **ids}
-
-    async def _stream(self, request: web.Request, body: dict[str, Any], reply: Reply) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        async for chunk, is_last in self._chunks(body, reply):
-            if is_last and reply.breaks_off and request.transport is not None:
-                request.transport.abort()
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
 
     async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncGenerator[tuple[dict[str, Any], bool], None]:
         """Like vLLM: an empty chunk with the prompt's ids, one for each token, the last marked, and the usage."""
