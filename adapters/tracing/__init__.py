@@ -18,7 +18,7 @@ from groundwire.adapters.tracing.calls import (
     select_calls,
     to_span,
 )
-from groundwire.adapters.tracing.reward_spans import reward_from_spans
+from groundwire.adapters.tracing.spans import reward_from_spans
 from groundwire.adapters.tracing.trajectories import Trajectory, calls_of_agents, trajectories, triplets
 
 __all__ = [

@@ -20,8 +20,7 @@ from typing import Any
 import pydantic_core
 
 from groundwire.adapters.tracing import semconv
-from groundwire.adapters.tracing.reward_spans import call_rewards
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import SpanRecord, call_rewards
 from groundwire.tools.text import valid_texts
 
 __all__ = [

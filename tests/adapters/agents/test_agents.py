@@ -128,9 +128,9 @@ async def test_the_author_s_key_is_not_sent_to_the_policy() -> None:
     seen: list[Any] = []
 
     class Recording(ScriptedPolicyServer):
-        async def _chat(self, request: Any) -> Any:
+        async def _answer(self, api: Any, request: Any) -> Any:
             seen.append(dict(request.headers))
-            return await super()._chat(request)
+            return await super()._answer(api, request)
 
     store = OpenRollouts()
     async with (
