@@ -111,33 +111,44 @@ def parse_arguments(
     """
     silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
     given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    objects = {"agent": agent, **{name: given.pop(name, None) for name in ("agent_input", "agent_output")}}
-    given |= {name: value for name, value in objects.items() if isinstance(value, str)}
-    objects = {name: value for name, value in objects.items() if value is not None and name not in given}
-    if "agent" in objects:
+    parts = {
+        "agent": agent,
+        "agent_input": given.pop("agent_input", None),
+        "agent_output": given.pop("agent_output", None),
+    }
+    given |= {name: part for name, part in parts.items() if isinstance(part, str)}
+    agent_objects = {name: part for name, part in parts.items() if part is not None and not isinstance(part, str)}
+    if "agent" in agent_objects:
         given["backend"] = given.get("backend") or "custom"
         if given["backend"] not in adapters.FRAMEWORKS:
             raise ConfigError(f"backend {given['backend']!r} runs its own agent: leave out the backend, or the agent")
-    if tasks is not None and given.get("domain") is not None:
-        raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
-    domain = function = None
-    named = False
-    if isinstance(tasks, Path):
-        tasks = str(tasks)
-    if tasks is None or (isinstance(tasks, str) and not is_file(tasks)):
-        given["domain"] = tasks or given.get("domain")
-        if validation is not None:
-            raise ConfigError("a domain has its own validation tasks: leave out validation")
-    else:
-        later = {"allow_shared": True}  # until all settings are known
-        shares: dict[str, Any] = {} if validation is None else {"validation": validation}
-        domain = task_list(tasks, **shares, **later) if train else task_list([], validation=tasks)
-        elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
-        named = elsewhere and isinstance(tasks, str) and validation is None  # other processes read a file by its name
-        given["domain"] = tasks if named else domain.name
+    domain = _task_list(tasks, given, validation, train=train)
+    # Other processes do not have this object, but can read a file by its name.
+    elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+    named = domain is not None and elsewhere and isinstance(tasks, str | Path) and validation is None
+    if domain is not None:
+        given["domain"] = str(tasks) if named else domain.name
+    function = None
     if isinstance(reward, str):
         given["reward"] = reward
     elif reward is not None:
         function = rewards.reward_function(reward)
         given["reward"] = _object_name(reward)
-    return merge_overrides(given, {}), Objects(agent=objects, domain=domain, domain_is_named=named, reward=function)
+    objects = Objects(agent=agent_objects, domain=domain, domain_is_named=named, reward=function)
+    return merge_overrides(given, {}), objects
+
+
+def _task_list(tasks: Any, given: dict[str, Any], validation: Any, *, train: bool) -> domains.TaskList | None:
+    """The domain of tasks that are given as a file or as objects; None for the name of a domain, which is a setting."""
+    if tasks is not None and given.get("domain") is not None:
+        raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
+    if tasks is None or (isinstance(tasks, str | Path) and not is_file(str(tasks))):
+        given["domain"] = given.get("domain") if tasks is None else str(tasks)
+        if validation is not None:
+            raise ConfigError("a domain has its own validation tasks: leave out validation")
+        return None
+    tasks = str(tasks) if isinstance(tasks, Path) else tasks
+    if not train:
+        return task_list([], validation=tasks)
+    shares = {} if validation is None else {"validation": validation}
+    return task_list(tasks, **shares, allow_shared=True)  # until all settings are known
