@@ -1,4 +1,5 @@
 """How the starter policy and the bundled data were made, and the benchmarks on GPUs: for a clone, not in the wheel.
 
-``python -m dev.pretrain``, ``python -m dev.spider_data``, ``python -m dev.medical_data`` and ``python -m dev.gpu``.
+``python -m dev.pretrain``, ``python -m dev.spider_data``, ``python -m dev.medical_data``, ``python -m dev.gpu``, and
+``python -m dev.settings_page``, which writes the tables of docs/settings.md.
 """

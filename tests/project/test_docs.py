@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
+from dev.settings_page import tables
 from programs import ROOT
 
 from groundwire.adapters import agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
 from groundwire.train import evaluate, fit, serve
-from groundwire.train.config.__main__ import tables
 from groundwire.train.config.run_config import RunConfig
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -80,12 +80,12 @@ async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tm
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("published.md", "CHANGELOG.md")], ids=str)
 def test_commands_are_shown_by_their_name(page: Path) -> None:
     """``python -m train.run`` is for a clone: two pages say so, and the published workflows have it."""
-    shown = re.findall(r"python\s+-m\s+(?:train\.(?!config)|domains\.|tools\.).*", page.read_text(encoding="utf-8"))
+    shown = re.findall(r"python\s+-m\s+(?:train\.|domains\.|tools\.).*", page.read_text(encoding="utf-8"))
     assert len(shown) <= (page.name in ("README.md", "CONTRIBUTING.md") and page.parent == ROOT), shown
 
 
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
-    """After a change: ``python -m train.config``."""
+    """After a change: ``python -m dev.settings_page``."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
 
 

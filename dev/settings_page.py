@@ -1,4 +1,4 @@
-"""``python -m train.config``: writes the tables of ``docs/settings.md`` anew, from the settings' declarations."""
+"""``python -m dev.settings_page``: writes the tables of ``docs/settings.md`` anew, from the settings' declarations."""
 
 from __future__ import annotations
 
