@@ -27,7 +27,7 @@ _EXTRAS = {
     "litellm": "judge",
     **dict.fromkeys(
         (
-            "google", "httpx_aiohttp", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
+            "google", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
             "safetensors", "tokenizers", "torch", "transformers",
         ),
         "train",
