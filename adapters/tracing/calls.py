@@ -42,6 +42,28 @@ UNKNOWN_GRAMMAR = "null"
 """The grammar of a reply that was constrained in a way that the server did not report."""
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
+_ATTRIBUTES = {
+    "agent": semconv.AGENT,
+    "model": semconv.REQUEST_MODEL,
+    "wire_api": semconv.WIRE_API,
+    "grammar": semconv.GRAMMAR,
+    "weights_version": semconv.WEIGHTS_VERSION,
+    "first_weights_version": semconv.FIRST_WEIGHTS_VERSION,
+    "status": semconv.STATUS,
+    "error": semconv.ERROR,
+    "call_id": semconv.CALL_ID,
+    "reply_id": semconv.RESPONSE_ID,
+    "choice": semconv.CHOICE,
+    "messages_json": semconv.INPUT_MESSAGES,
+    "tools_json": semconv.TOOLS,
+    "reply_json": semconv.OUTPUT_MESSAGES,
+}
+"""The attribute of a call's span for each field; one without a value is left out."""
+_PACKED = {
+    "prompt_ids": (semconv.PROMPT_IDS, _UINT32),
+    "response_ids": (semconv.RESPONSE_IDS, _UINT32),
+    "logprobs": (semconv.LOGPROBS, "f"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +181,15 @@ def to_json(value: Any) -> str:
 
 def to_span(call: LLMCall) -> SpanRecord:
     """The span of a call. Attributes are str, int or lists of str, which every store accepts."""
+    values = {name: getattr(call, field) for field, name in _ATTRIBUTES.items()}
     attributes: dict[str, Any] = {
         semconv.OPERATION: "chat",
-        semconv.REQUEST_MODEL: call.model,
-        semconv.AGENT: call.agent,
-        semconv.INPUT_MESSAGES: call.messages_json,
         semconv.FINISH_REASONS: [call.finish_reason],
         semconv.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
         semconv.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
-        semconv.STATUS: call.status,
-        semconv.PROMPT_IDS: _pack(_UINT32, call.prompt_ids),
-        semconv.RESPONSE_IDS: _pack(_UINT32, call.response_ids),
-        semconv.LOGPROBS: _pack("f", call.logprobs),
+        **{name: value for name, value in values.items() if value not in ("", None)},
+        **{name: _pack(typecode, getattr(call, field)) for field, (name, typecode) in _PACKED.items()},
     }
-    texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: call.error}
-    texts |= {semconv.GRAMMAR: call.grammar, semconv.CALL_ID: call.call_id, semconv.RESPONSE_ID: call.reply_id}
-    texts[semconv.WIRE_API] = call.wire_api
-    attributes.update({name: text for name, text in texts.items() if text})
-    numbers = {
-        semconv.WEIGHTS_VERSION: call.weights_version,
-        semconv.FIRST_WEIGHTS_VERSION: call.first_weights_version,
-        semconv.CHOICE: call.choice,
-    }
-    attributes.update({name: number for name, number in numbers.items() if number is not None})
     return SpanRecord(
         name=semconv.SPAN_NAME,
         rollout_id=call.rollout_id,
@@ -203,35 +211,19 @@ def _span_id(call: LLMCall) -> str:
 
 def from_span(span: Any) -> LLMCall:
     """The call that :func:`to_span` wrote."""
-    get = span.attributes.get
-    prompt_ids = _unpack(_UINT32, get(semconv.PROMPT_IDS))
-    response_ids = _unpack(_UINT32, get(semconv.RESPONSE_IDS, ""))
+    attributes = span.attributes
+    fields = {field: attributes[name] for field, name in _ATTRIBUTES.items() if name in attributes}
+    fields |= {field: _unpack(typecode, attributes.get(name, "")) for field, (name, typecode) in _PACKED.items()}
     return LLMCall(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
-        agent=get(semconv.AGENT, ""),
-        model=get(semconv.REQUEST_MODEL, ""),
-        wire_api=get(semconv.WIRE_API, ""),
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        prompt_tokens=0 if prompt_ids else get(semconv.INPUT_TOKENS, 0),
-        response_tokens=0 if response_ids else get(semconv.OUTPUT_TOKENS, 0),
-        logprobs=_unpack("f", get(semconv.LOGPROBS, "")),
-        finish_reason="".join(get(semconv.FINISH_REASONS, ())),
-        grammar=get(semconv.GRAMMAR, ""),
-        weights_version=get(semconv.WEIGHTS_VERSION),
-        first_weights_version=get(semconv.FIRST_WEIGHTS_VERSION),
-        call_id=get(semconv.CALL_ID, ""),
-        reply_id=get(semconv.RESPONSE_ID, ""),
-        choice=get(semconv.CHOICE),
+        prompt_tokens=0 if fields["prompt_ids"] else attributes.get(semconv.INPUT_TOKENS, 0),
+        response_tokens=0 if fields["response_ids"] else attributes.get(semconv.OUTPUT_TOKENS, 0),
+        finish_reason="".join(attributes.get(semconv.FINISH_REASONS, ())),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
-        status=get(semconv.STATUS, 200),
-        error=get(semconv.ERROR, ""),
-        messages_json=get(semconv.INPUT_MESSAGES, "[]"),
-        tools_json=get(semconv.TOOLS, ""),
-        reply_json=get(semconv.OUTPUT_MESSAGES, ""),
+        **fields,
     )
 
 
