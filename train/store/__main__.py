@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import signal
 import socket
 import sqlite3
@@ -67,6 +68,8 @@ def main(
 
 def _open_store(path: Path | None, mongo: str | None) -> Any:
     if mongo is not None:
+        # LiteLLM, which Agent Lightning imports, would download a list of prices.
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         try:
             from groundwire.train.store.mongo import MongoStore
         except ImportError as error:
