@@ -156,7 +156,6 @@ class RemoteStore:
         return None if update is None else read_resources(update)
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """As :meth:`RolloutStore.sampling_of`."""
         rollout = await self.get(rollout_id, with_calls=False)
         return None if rollout is None else rollout.open_sampling(attempt_id)
 
