@@ -106,7 +106,7 @@ def main(
         )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
-        check_store(external_store_address, token=token, timeout_s=store_wait_s, on_wait=_print_progress)
+        check_store(external_store_address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
         with suppress(KeyboardInterrupt):  # the usual end
             _run(external_store_address, token, settings, data_dir, policy_host or [], n_runners, until_eof, debug)
     exit_now(0)
@@ -160,10 +160,6 @@ def _run(
         loop.wait(in_thread(partial(_read_stdin, notify), name="stdin") if until_eof else Future[None]())
     finally:
         loop.stop(stop())
-
-
-def _print_progress(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _read_stdin(notify: Callable[[], Any]) -> None:

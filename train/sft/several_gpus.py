@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,12 @@ def train_on_gpus(
     if held_out_count < batch:  # verl leaves out an incomplete batch
         values |= {"data.val_files": None, "trainer.test_freq": -1}
     _run(values, folder, settings.gpus, lambda metrics: on_step(metrics, count // batch))
-    saved = sorted((folder / "verl").glob("global_step_*/huggingface"), key=lambda each: _step(each.parent))
+    saved = sorted(
+        (folder / "verl").glob("global_step_*/huggingface"), key=lambda path: int(path.parent.name.rpartition("_")[2])
+    )
     if not saved:
         raise CommandError(f"verl wrote no model: see {folder / 'verl.log'}")
-    return saved[-1]
+    return max(saved, key=lambda path: int(path.parent.name.rpartition("_")[2]))
 
 
 def verl_settings(
@@ -126,9 +129,9 @@ def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:
     ids = pa.list_(pa.int32())
     schema = pa.schema({"prompt_ids": ids, "response_ids": ids})
     file.parent.mkdir(parents=True, exist_ok=True)
-    count = tokens = 0
+    count, tokens, iterator = 0, 0, iter(examples)
     with pq.ParquetWriter(file, schema) as writer:
-        for batch in _batches(examples, 1024):
+        while batch := list(islice(iterator, 1024)):
             columns = {
                 "prompt_ids": [each.prompt_ids for each in batch],
                 "response_ids": [each.response_ids for each in batch],
@@ -155,16 +158,6 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
         ids = torch.tensor(prompt + reply)
         mask = torch.tensor([0] * len(prompt) + [1] * len(reply))
         return {"input_ids": ids, "position_ids": torch.arange(len(ids)), "loss_mask": mask}
-
-
-def _batches(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
-    batch: list[Example] = []
-    for example in examples:
-        batch.append(example)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    yield batch
 
 
 def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dict[str, Any]], None]) -> None:
@@ -215,7 +208,3 @@ def read_steps(file: Path) -> list[dict[str, Any]]:
             step = found.setdefault(entry["step"], {"step": entry["step"]})
             step |= {names[key]: value for key, value in entry["data"].items() if key in names}
     return list(found.values())
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.rpartition("_")[2])
