@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +38,8 @@ def main(
         if watch:
             from groundwire.train.report.live import serve
 
-            serve(run, port=port)
+            with suppress(KeyboardInterrupt):  # the usual end
+                asyncio.run(serve(run, port=port))
             return
         if output is None and page.exists() and not page.is_file():
             raise CommandError(f"{page} is not a regular file: delete it, or give --output FILE")

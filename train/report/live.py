@@ -6,25 +6,21 @@ it stays open.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import sys
 import threading
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-from multidict import CIMultiDict
+from aiohttp import web
 
 from groundwire.tools.errors import CommandError
-from groundwire.tools.http.guard import Guard
+from groundwire.tools.http.server import HttpServer
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 
-_HOST = "127.0.0.1"
 _POLL_MS = 3000
-_IDLE_S = 30.0
+_NOT_CACHED = {"Cache-Control": "no-store"}
 _RELOAD_SCRIPT = """
 const shown = %r;
 const place = "scroll " + location.pathname;
@@ -39,25 +35,43 @@ setInterval(async () => {
 """
 
 
-class _LivePage:
+class LiveReport(HttpServer):
     """The page of the run's current state, built on request and then cached."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, *, port: int = 0) -> None:
+        super().__init__(port=port)
         self._run, self._lock = run, threading.Lock()
-        self._state, self._html = "", b""
+        self._shown, self._html = "", ""
 
-    def state(self) -> str:
+    def application(self) -> web.Application:
+        """The page, and the state that it polls."""
+        app = web.Application()
+        app.router.add_get("/", self._send_page)
+        app.router.add_get("/state", self._send_state)
+        return app
+
+    def _state(self) -> str:
         """A hash of the names, sizes and times of the run's files."""
         files = [self._run.path / "metrics.jsonl", *sorted((self._run.path / "rollouts").glob("step-*.parquet"))]
         return hashlib.blake2b("\n".join(map(_file_state, files)).encode(), digest_size=8).hexdigest()
 
-    def html(self) -> bytes:
+    def _build(self) -> str:
         with self._lock:
-            state = self.state()
-            if state != self._state:
-                report = build(self._run, live=_RELOAD_SCRIPT % (state, _POLL_MS))
-                self._html, self._state = report.html.encode(), state
+            state = self._state()
+            if state != self._shown:
+                self._html = build(self._run, live=_RELOAD_SCRIPT % (state, _POLL_MS)).html
+                self._shown = state
             return self._html
+
+    async def _send_state(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._state(), headers=_NOT_CACHED)
+
+    async def _send_page(self, request: web.Request) -> web.Response:
+        try:
+            html = await asyncio.to_thread(self._build)
+        except RunDirError as error:
+            return web.Response(status=500, text=mask_secrets(str(error)), headers=_NOT_CACHED)
+        return web.Response(text=html, content_type="text/html", headers=_NOT_CACHED)
 
 
 def _file_state(file: Path) -> str:
@@ -68,58 +82,15 @@ def _file_state(file: Path) -> str:
     return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    """Connections that wait. With the usual 5 the kernel drops others, and clients try again for up to minutes."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """As the base class does, but a client that leaves is no error."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
-    """The server, not yet serving; its port is ``server_port``. Raises ``OSError`` if the port is in use."""
-    page, guard = _LivePage(run), Guard()
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _IDLE_S  # of a connection that sends nothing
-
-        def do_GET(self) -> None:
-            refused = guard.refusal("GET", self.path, CIMultiDict(self.headers.items()))
-            if refused is not None:
-                self._send(refused[0], refused[1].encode(), "text/plain; charset=utf-8")
-            elif self.path == "/state":
-                self._send(200, page.state().encode(), "text/plain")
-            elif self.path == "/":
-                try:
-                    self._send(200, page.html(), "text/html; charset=utf-8")
-                except RunDirError as error:
-                    self._send(500, mask_secrets(str(error)).encode(), "text/plain; charset=utf-8")
-            else:
-                self._send(404, b"there is only one page", "text/plain")
-
-        def _send(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: each open page polls."""
-
-    return _Server((_HOST, port), Handler)
-
-
-def serve(run: RunDir, *, port: int) -> None:
-    """Serve until Ctrl-C."""
+async def serve(run: RunDir, *, port: int) -> None:
+    """Serve until cancelled."""
+    report = LiveReport(run, port=port)
     try:
-        server = make_server(run, port=port)
+        await report.start()
     except OSError as error:
         raise CommandError(f"{error.strerror or error} (--port {port})", 1) from error
-    with server, suppress(KeyboardInterrupt):
-        print(f"http://{_HOST}:{server.server_port}/ (Ctrl-C stops it)", flush=True)
-        server.serve_forever(poll_interval=0.2)
+    try:
+        print(f"{report.url}/ (Ctrl-C stops it)", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await report.stop()

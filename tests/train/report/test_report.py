@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import gzip
@@ -11,13 +12,13 @@ import shutil
 import signal
 import socket
 import struct
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from programs import ROOT, Program, wait_for
@@ -38,8 +39,9 @@ from groundwire.train.report.build import (
     choose,
 )
 from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
-from groundwire.train.report.live import make_server
+from groundwire.train.report.live import LiveReport
 from groundwire.train.report.token_text import token_decoder
+from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.why import app as why_app
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
@@ -397,12 +399,22 @@ def test_the_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert (done.exit_code, "is not a run" in done.stderr) == (2, True)
 
 
+@contextlib.contextmanager
+def serving(run: RunDir) -> Iterator[str]:
+    """The address of the run's live page."""
+    loop, report = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=60), LiveReport(run)
+    loop.start()
+    try:
+        loop.call(report.start())
+        yield report.url
+    finally:
+        loop.stop(report.stop())
+
+
 @pytest.fixture
 def served(finished: RunDir) -> Iterator[str]:
-    with make_server(finished) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(finished) as url:
+        yield url
 
 
 def get(address: str, **headers: str) -> str:
@@ -413,12 +425,10 @@ def get(address: str, **headers: str) -> str:
 def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, tmp_path: Path) -> None:
     run = RunDir.open(shutil.copytree(finished.path, tmp_path / "run"))
     (run.path / "config.json").write_text("{")
-    with make_server(run) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    with serving(run) as url:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            get(f"http://127.0.0.1:{server.server_port}")
+            get(url)
         assert "config.json is damaged" in refused.value.read().decode()
-        server.shutdown()
     for module in (app, why_app):
         done = CliRunner().invoke(module, [str(run.path)])
         assert done.exit_code == 1
@@ -426,20 +436,19 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
 
 
 def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundwire.train.report.live._IDLE_S", 0.1)
-    with make_server(finished) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setattr("groundwire.tools.http.server._FIRST_REQUEST_S", 0.1)
+    with serving(finished) as url:
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
-            with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+            with socket.create_connection(("127.0.0.1", urlsplit(url).port), timeout=30) as client:
                 client.sendall(data)
                 assert client.recv(100) == b""
-        server.shutdown()
 
 
-def test_clients_that_connect_at_once_all_get_through(finished: RunDir) -> None:
-    with contextlib.ExitStack() as clients, make_server(finished) as server:
-        for _ in range(100):  # nobody accepts them yet
-            clients.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
+def test_clients_that_connect_at_once_all_get_through(served: str) -> None:
+    with contextlib.ExitStack() as clients:
+        for _ in range(100):
+            clients.enter_context(socket.create_connection(("127.0.0.1", urlsplit(served).port), timeout=10))
+        assert get(f"{served}/state")
 
 
 def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:

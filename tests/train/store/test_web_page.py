@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
-from groundwire.train.report.live import make_server
+from groundwire.train.report.live import LiveReport
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.rollout import ProxyLLM, Rollout
 from groundwire.train.store.server import bind, serve
@@ -70,11 +69,10 @@ async def servers(tiny_policy: Any, tmp_path: Path) -> AsyncIterator[_Servers]:
         serve(store, bind("127.0.0.1", 0), token=access_token()) as store_url,
         policy,
         LLMProxy(sink=store, policy=policy) as proxy,
+        LiveReport(run) as report,
     ):
-        with http_server(make_database(tmp_path / "singer.sqlite")) as (mcp_url, _), make_server(run) as report:
-            thread = threading.Thread(target=report.serve_forever, args=(0.05,))
-            thread.start()
-            report_url, api = f"http://127.0.0.1:{report.server_port}", f"{store_url}/v1/agl"
+        with http_server(make_database(tmp_path / "singer.sqlite")) as (mcp_url, _):
+            api = f"{store_url}/v1/agl"
             attempt = proxy.base_url(attempted.rollout_id, attempted.attempts[-1].attempt_id)
             attacks: list[Attack] = [
                 ("POST", f"{api}/resources", EVIL_POLICY),
@@ -87,12 +85,10 @@ async def servers(tiny_policy: Any, tmp_path: Path) -> AsyncIterator[_Servers]:
                 ("POST", f"{policy.url}/v1/chat/completions", CHAT),
                 ("GET", f"{policy.url}/v1/models", None),
                 ("POST", mcp_url, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": QUERY}),
-                ("GET", f"{report_url}/", None),
-                ("GET", f"{report_url}/state", None),
+                ("GET", f"{report.url}/", None),
+                ("GET", f"{report.url}/state", None),
             ]
             yield _Servers(store, engine, attacks)
-            report.shutdown()
-            thread.join()
     engine.close()
 
 
