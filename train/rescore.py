@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -26,8 +27,6 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.metrics import RIGHT
 from groundwire.train.store.rollout import Rollout
-
-__all__ = ["RescoredGroup", "RescoredRollout", "RescoredRun", "app", "rescore"]
 
 _COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward", "task", "answer", "agent_steps")
 _TOLERANCE = 1e-9
@@ -49,12 +48,9 @@ class RescoredRollout:
     answer: str
     old: float
     new: float | None
-    error: str = ""
-
-    @property
-    def flips(self) -> bool:
-        """Whether it is right under one reward and wrong under the other."""
-        return self.new is not None and (self.old > RIGHT) != (self.new > RIGHT)
+    error: str
+    flips: bool
+    """Whether it is right under one reward and wrong under the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +61,10 @@ class RescoredGroup:
     group: str
     old: list[float]
     new: list[float]
-
-    @property
-    def had_gradient(self) -> bool:
-        """Whether the old rewards differ."""
-        return _differ(self.old)
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether the new rewards differ."""
-        return _differ(self.new)
+    had_gradient: bool
+    """Whether the old rewards differ."""
+    has_gradient: bool
+    """Whether the new rewards differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,37 +93,35 @@ async def rescore(
             return await score(reward, rollout.task, rollout.outcome.answer, rollout.outcome.steps)
 
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)
-    least = min([0.0, declared_range(reward)[0], *(given.value for given in scores if given.value is not None)])
-    scores = [Score(least) if given.value == math.inf else given for given in scores]
-    rescored = [
-        RescoredRollout(
-            step=rollout.step,
-            mode=str(rollout.mode),
-            group=rollout.group,
-            task=str(rollout.task["id"]),
-            rollout=rollout.rollout_id,
-            question=str(rollout.task.get("question", "")),
-            answer=rollout.outcome.answer,
-            old=rollout.outcome.reward or 0.0,
-            new=given.value,
-            error=given.error,
+    least = min([0.0, declared_range(reward)[0], *(scored.value for scored in scores if scored.value is not None)])
+    rescored = []
+    groups: dict[tuple[int, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for rollout, scored in zip(kept, scores, strict=True):
+        old, new = rollout.outcome.reward or 0.0, least if scored.value == math.inf else scored.value
+        if rollout.mode == "train":
+            rewards = groups[rollout.step, rollout.group]
+            rewards[0].append(old)
+            rewards[1].extend([] if new is None else [new])
+        rescored.append(
+            RescoredRollout(
+                step=rollout.step,
+                mode=str(rollout.mode),
+                group=rollout.group,
+                task=str(rollout.task["id"]),
+                rollout=rollout.rollout_id,
+                question=str(rollout.task.get("question", "")),
+                answer=rollout.outcome.answer,
+                old=old,
+                new=new,
+                error=scored.error,
+                flips=new is not None and (old > RIGHT) != (new > RIGHT),
+            )
         )
-        for rollout, given in zip(kept, scores, strict=True)
+    rescored_groups = [
+        RescoredGroup(step=step, group=name, old=old, new=new, had_gradient=_differ(old), has_gradient=_differ(new))
+        for (step, name), (old, new) in sorted(groups.items())
     ]
-    members: dict[tuple[int, str], list[RescoredRollout]] = defaultdict(list)
-    for result in rescored:
-        if result.mode == "train":
-            members[result.step, result.group].append(result)
-    groups = [
-        RescoredGroup(
-            step=step,
-            group=name,
-            old=[result.old for result in group],
-            new=[result.new for result in group if result.new is not None],
-        )
-        for (step, name), group in sorted(members.items())
-    ]
-    return RescoredRun(rollouts=rescored, groups=groups, failed=len(rollouts) - len(kept))
+    return RescoredRun(rollouts=rescored, groups=rescored_groups, failed=len(rollouts) - len(kept))
 
 
 def _differ(rewards: Sequence[float]) -> bool:
@@ -164,26 +152,22 @@ def main(
         with progress("Judging", sum(rollout.outcome.reward is not None for rollout in rollouts)) as on_end:
             result = asyncio.run(rescore(rollouts, function, on_end=on_end))
         changes = _changes(result)
-        means = [_mean([getattr(rollout, name) for rollout in changes["judged"]]) for name in ("old", "new")]
+        judged = changes["judged"]
+        means = [
+            round(fmean(rewards), 4) if judged else None
+            for rewards in ([rollout.old for rollout in judged], [rollout.new for rollout in judged])
+        ]
         if json_file is not None:
             counts = {name: len(changed) for name, changed in changes.items()}
-            told = {"reward": reward, "damaged": damaged, "failed_then": result.failed, **counts}
-            told |= {"mean_old": means[0], "mean_new": means[1]}
-            write_json(json_file, told | _listed(result))
+            told = {"reward": reward, "damaged": damaged, "mean_old": means[0], "mean_new": means[1], **counts}
+            listed = asdict(result)
+            write_json(json_file, {**told, "failed_then": listed.pop("failed"), **listed})
     for message in damaged:
         typer.echo(f"left out: {message}", err=True)
     for note in notes:
         typer.echo(f"note: {note}")
     typer.echo("\n".join(_table(result, changes, means, reward)))
     typer.echo(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
-
-
-def _listed(result: RescoredRun) -> dict[str, Any]:
-    groups = [
-        {**asdict(group), "had_gradient": group.had_gradient, "has_gradient": group.has_gradient}
-        for group in result.groups
-    ]
-    return {"groups": groups, "rollouts": [{**asdict(one), "flips": one.flips} for one in result.rollouts]}
 
 
 def _changes(result: RescoredRun) -> dict[str, list[Any]]:
@@ -198,10 +182,6 @@ def _changes(result: RescoredRun) -> dict[str, list[Any]]:
         "groups_lose": [group for group in groups if group.had_gradient and not group.has_gradient],
         "groups_keep": [group for group in groups if group.had_gradient and group.has_gradient],
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 4) if values else None
 
 
 def _table(result: RescoredRun, changes: dict[str, list[Any]], means: Sequence[float | None], reward: str) -> list[str]:

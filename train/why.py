@@ -99,7 +99,7 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
     training = later_prompts = 0
     for rollouts in batches:
         training += sum(rollout.mode == "train" for rollout in rollouts)
-        for rollout, reason in zip(rollouts, diagnose(rollouts, _of_step(rollouts, settings)), strict=True):
+        for rollout, reason in zip(rollouts, diagnose(rollouts, settings(rollouts[0].step)), strict=True):
             kinds[reason.kind] += 1
             if failure := rollout.outcome.failure:
                 failures[f"{failure} ({scored(rollout)})"] += 1
@@ -108,7 +108,7 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
             later_prompts += max(0, len(calls) - 1)
             for mismatch in find_mismatches(calls, decoder):
                 causes[mismatch.cause] += 1
-                examples.setdefault(mismatch.cause, f"{rollout.rollout_id}: {mismatch.difference(decoder)}")
+                examples.setdefault(mismatch.cause, f"{rollout.rollout_id}: {mismatch.difference}")
     total, mismatches = kinds.total(), causes.total()
     if not total:
         yield "no rollout has been written yet"
@@ -138,7 +138,7 @@ def _explain(
     matches: list[tuple[Rollout, Reason]] = []
     for rollouts in batches:
         if any(rollout.rollout_id.startswith(rollout_id) for rollout in rollouts):
-            reasons = diagnose(rollouts, _of_step(rollouts, settings))
+            reasons = diagnose(rollouts, settings(rollouts[0].step))
             explained = zip(rollouts, reasons, strict=True)
             matches += [(rollout, reason) for rollout, reason in explained if rollout.rollout_id.startswith(rollout_id)]
     matches = [match for match in matches if match[0].rollout_id == rollout_id] or matches
@@ -149,12 +149,7 @@ def _explain(
     yield f"{rollout.rollout_id} (step {rollout.step}, task {rollout.task['id']}): {reason.text}"
     yield from credit_lines(rollout)
     for mismatch in find_mismatches(rollout.trainable_calls, decoder):
-        yield mismatch.explanation(str(settings(0).get("backend")), decoder)
-
-
-def _of_step(rollouts: Sequence[Rollout], settings: Settings) -> Mapping[str, Any]:
-    """The settings with which a batch was run."""
-    return settings(rollouts[0].step) if rollouts else {}
+        yield f"{mismatch.difference}; likely {CAUSES[mismatch.cause]} ({settings(0).get('backend')})"
 
 
 def _counts(counts: Counter[str], total: int, names: Mapping[str, str], examples: Mapping[str, str]) -> Iterator[str]:
@@ -168,32 +163,19 @@ class PrefixMismatch:
     """A call whose prompt begins with no earlier call's prompt and reply.
 
     ``call`` and ``earlier`` are indices of the rollout's calls; ``earlier`` is the one with the longest common prefix.
-    At token ``position`` it has ``expected``, and the prompt has ``found``, or None if it ends there.
+    At token ``position`` it has ``expected``.
     """
 
     call: int
     earlier: int
-    agent: str
     position: int
     expected: int
-    found: int | None
-    cause: str
-    """A key of :data:`CAUSES`."""
     sampled: bool
     """Whether the expected token was sampled; else it was in the earlier prompt."""
-
-    def explanation(self, framework: str, decoder: TokenDecoder) -> str:
-        """The difference, its likely cause and the framework."""
-        return f"{self.difference(decoder)}; likely {CAUSES[self.cause]} ({framework})"
-
-    def difference(self, decoder: TokenDecoder) -> str:
-        """The first token that differs."""
-        found = "the prompt's end" if self.found is None else repr(decoder.token(self.found))
-        origin = "sampled" if self.sampled else "in the earlier prompt"
-        return (
-            f"call {self.call + 1} ({self.agent or 'no name'}) does not begin with call {self.earlier + 1}: token "
-            f"{self.position} is {found}, and {decoder.token(self.expected)!r} was {origin}"
-        )
+    cause: str
+    """A key of :data:`CAUSES`."""
+    difference: str
+    """The first token that differs, in words."""
 
 
 def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[PrefixMismatch]:
@@ -208,28 +190,24 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
         common = [_common_prefix(context, prompt) for context in contexts]
         if common and not any(length == len(context) for length, context in zip(common, contexts, strict=True)):
             earlier = max(range(index), key=lambda place: (common[place], place))
-            mismatches.append(_mismatch(calls, index, earlier, common[earlier], decoder))
+            before, position, expected = calls[earlier], common[earlier], contexts[earlier][common[earlier]]
+            sampled = position >= len(before.prompt_ids)
+            found = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
+            mismatches.append(
+                PrefixMismatch(
+                    call=index,
+                    earlier=earlier,
+                    position=position,
+                    expected=expected,
+                    sampled=sampled,
+                    cause=(_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder),
+                    difference=f"call {index + 1} ({call.agent or 'no name'}) does not begin with call {earlier + 1}: "
+                    f"token {position} is {found}, and {decoder.token(expected)!r} was "
+                    f"{'sampled' if sampled else 'in the earlier prompt'}",
+                )
+            )
         contexts.append(prompt + call.response_ids)
     return mismatches
-
-
-def _mismatch(
-    calls: Sequence[LLMCall], index: int, earlier: int, position: int, decoder: TokenDecoder
-) -> PrefixMismatch:
-    before, prompt = calls[earlier], calls[index].prompt_ids
-    context = before.prompt_ids + before.response_ids
-    sampled = position >= len(before.prompt_ids)
-    cause_of = _cause_in_reply if sampled else _cause_in_prompt
-    return PrefixMismatch(
-        call=index,
-        earlier=earlier,
-        agent=calls[index].agent,
-        position=position,
-        expected=context[position],
-        found=prompt[position] if position < len(prompt) else None,
-        cause=cause_of(before, prompt, position, decoder),
-        sampled=sampled,
-    )
 
 
 def _cause_in_reply(before: LLMCall, prompt: list[int], position: int, decoder: TokenDecoder) -> str:

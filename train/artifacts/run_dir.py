@@ -38,12 +38,8 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import COLUMNS, from_row, missing_column, row_error, to_row
 
-__all__ = ["RunDamagedError", "RunDir", "RunDirError"]
-
 _FORMAT = 3
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
-
-
 _TABLES = ("judge", "verl", "evaluation", "objects", "parts")
 """Tables in config.json."""
 _MAX_METRICS = 1 << 30
@@ -361,7 +357,8 @@ class RunDir:
                         rows = file.read_row_group(group, columns=present).to_pylist()
                         if problem := row_error(rows):
                             raise ValueError(problem)
-                        yield [from_row(row) for row in rows]
+                        if rows:
+                            yield [from_row(row) for row in rows]
             except (pa.ArrowException, OSError, ValueError) as error:
                 unreadable.append(_unreadable_message(path, error))
 

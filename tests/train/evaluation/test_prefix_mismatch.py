@@ -11,13 +11,14 @@ from tokenizers import Tokenizer
 from groundwire.adapters.tracing import LLMCall
 from groundwire.train.report.token_text import TokenDecoder
 from groundwire.train.store.rows import from_row
-from groundwire.train.why import CAUSES, PrefixMismatch, find_mismatches
+from groundwire.train.why import CAUSES, PrefixMismatch, _explain, find_mismatches
 
 DATA = ROOT / "tests" / "data"
 FILE = DATA / "rollouts-tokenizer.json"  # of the recorded rollouts: an earlier starter's
 WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
 NOWHERE = TokenDecoder()
-REAL = {name: from_row(row).calls for name, row in json.loads((DATA / "rollouts.json").read_text()).items()}
+ROLLOUTS = {name: from_row(row) for name, row in json.loads((DATA / "rollouts.json").read_text()).items()}
+REAL = {name: rollout.calls for name, rollout in ROLLOUTS.items()}
 SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
 ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"
 HEADER = "<|im_start|>assistant\n"
@@ -54,8 +55,9 @@ def test_real_rollouts_of_one_conversation_have_no_mismatch_unless_tokenized_aga
     assert find_mismatches(REAL["openai-agents"], WORDS) == []
     mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"], WORDS)
     assert {each.cause for each in found} == {"retokenized"}
-    assert "tokenized again" in mismatch.explanation("openai-agents", WORDS)
-    assert "openai-agents" in mismatch.explanation("openai-agents", WORDS)
+    rollout = ROLLOUTS["openai-agents, tokenized again"]
+    lines = list(_explain([[rollout]], rollout.rollout_id, lambda step: {"backend": "openai-agents"}, WORDS))
+    assert f"{mismatch.difference}; likely {CAUSES['retokenized']} (openai-agents)" in lines
 
 
 def test_graph_nodes_with_own_prompts_begin_new_conversations() -> None:
@@ -112,9 +114,9 @@ def test_the_first_differing_token_is_reported_with_its_position() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer")
     start = len(ids(SYSTEM + ASKED + HEADER))
     assert mismatch.position == start + 1
-    assert "'age'" in mismatch.difference(WORDS).replace(" age", "age")
-    assert "was sampled" in mismatch.difference(WORDS)
-    assert f"token {mismatch.position}" in mismatch.difference(WORDS)
+    assert "'age'" in mismatch.difference.replace(" age", "age")
+    assert "was sampled" in mismatch.difference
+    assert f"token {mismatch.position}" in mismatch.difference
 
 
 def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix() -> None:
@@ -129,7 +131,7 @@ def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix()
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
-    assert f"'#{mismatch.expected}' was sampled" in mismatch.difference(NOWHERE)
+    assert f"'#{mismatch.expected}' was sampled" in mismatch.difference
     assert mismatch.cause in CAUSES
 
 
