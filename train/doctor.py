@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,27 +126,27 @@ def examine(
 ) -> Iterator[Check]:
     """The findings, in order. A check that raises an error counts as a failure."""
     wanted = trainer_of(trainer or "local")
-    checks: list[Callable[[], Iterator[Check]]] = [
-        check_python,
-        check_packages,
-        check_gpus,
-        lambda: check_trainer(not wanted.in_process),
-        lambda: _check_port(port),
-        lambda: check_disk(output_dir, wanted.disk_gb),
-        check_shared_memory,
-        _check_logins,
+    checks = [  # generators: each runs, and fails, when it is iterated
+        check_python(),
+        check_packages(),
+        check_gpus(),
+        check_trainer(not wanted.in_process),
+        _check_port(port),
+        check_disk(output_dir, wanted.disk_gb),
+        check_shared_memory(),
+        _check_logins(),
     ]
     if planned is not None:
-        checks.append(lambda: check_memory(planned, gpu_memory))
+        checks.append(check_memory(planned, gpu_memory))
     if model is not None:
-        checks.append(lambda: _check_chat_template(model, tool_format))
+        checks.append(_check_chat_template(model, tool_format))
     if store is not None:
-        checks.append(lambda: _check_store(store, token_file))
+        checks.append(_check_store(store, token_file))
     if endpoint is not None:
-        checks.append(lambda: _check_endpoint(endpoint))
+        checks.append(_check_endpoint(endpoint))
     for check in checks:
         try:
-            yield from check()
+            yield from check
         except ModuleNotFoundError as error:
             yield Check("failure", missing_layer(error) or f"a module is missing: {error}")
         except Exception as error:
@@ -212,9 +212,7 @@ def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:
     try:
         check_store(address, token=token_for(address, token_file), starting=False)
         yield Check("ok", f"store at {address}")
-    except TokenError as error:
-        yield Check("failure", str(error), "correct the token")
-    except StoreAddressError as error:
+    except (TokenError, StoreAddressError) as error:
         yield Check("failure", str(error), "start the store, or correct the address or the token")
 
 

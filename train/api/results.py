@@ -147,9 +147,7 @@ class EvaluationResult(_Result):
 def training_result(run: RunDir) -> TrainingResult:
     """The result of a run that has ended."""
     before, after = first_and_last(run)
-    change, checkpoint = None, None
-    with suppress(ValueError):  # one validation, or no question that both judged
-        change = Change.of(summarize_change(before, after))
+    change, checkpoint = summarize_change(before, after), None
     with suppress(RunDirError):
         found = trained_model(run.path)
         checkpoint = found[0] if found else None
@@ -158,6 +156,6 @@ def training_result(run: RunDir) -> TrainingResult:
         checkpoint=checkpoint,
         before=Accuracy.of(compute_accuracy(before)) if before else None,
         after=Accuracy.of(compute_accuracy(after)),
-        change=change,
+        change=Change.of(change) if change else None,
         untrained=untrained(run.metrics()),
     )

@@ -37,8 +37,8 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
 
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
     temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Their calls are
-    those of the trained agents. ``context`` are the characters of schema and results in prompts, and ``speed`` is
-    :func:`read_speed`. Without ``domain`` it is the one that the run names.
+    those of the trained agents. ``context`` are the characters of schema and results in prompts (``2048``, or
+    ``4000 / 72``), and ``speed`` is :func:`read_speed`. Without ``domain`` it is the one that the run names.
 
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
@@ -47,10 +47,9 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     with suppress(UserError):  # the domain may be a plugin that is not installed here
         breakdowns = (domain or domains.get(str(config.get("domain")))).breakdowns
     before, after = first_and_last(run)
-    change = None
-    with suppress(ValueError):  # one validation, or no question that both judged
-        change = summarize_change(before, after)
+    change = summarize_change(before, after)
     match, options = config.get("agent_match"), config.get("agent_options") or {}
+    limits = [options.get(name) for name in ("table_info_truncate", "execution_truncate")]
     agents = sorted({call.agent for rollout in [*before, *after] for call in rollout.trainable_calls if call.agent})
     for rollout in [*before, *after]:
         rollout.calls = [call for call in rollout.calls if re.search(match or "", call.agent)]
@@ -58,7 +57,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         "run": run.path.name,
         "model": _model_name(str(config.get("model"))),
         "backend": config.get("backend"),
-        "context": _context(config),
+        "context": " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None)),
         "max_turns": options.get("max_turns"),
         "agents": match or ", ".join(agents) or "-",
         "before": compute_metrics(before, breakdowns) if before else None,
@@ -66,13 +65,6 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         "change": change,
         "speed": read_speed(run),
     }
-
-
-def _context(config: Mapping[str, Any]) -> str:
-    """The truncation of the schema and of a query's result, in characters: ``2048``, or ``4000 / 72``."""
-    options = config.get("agent_options") or {}
-    limits = [options.get(name) for name in ("table_info_truncate", "execution_truncate")]
-    return " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None))
 
 
 def final_rollouts(run: RunDir) -> Rollouts:
@@ -113,12 +105,9 @@ def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
     Only what both judged is compared (:func:`groundwire.train.evaluation.metrics.compare`). Empty without two of them.
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
-    changes = {}
-    for temperature, by_step in _validations(run, _PAIRED).items():
-        before, after = _ends(by_step)
-        with suppress(ValueError):  # they share no question
-            changes[validation_name(temperature)] = summarize_change(before, after)
-    return changes
+    validations = _validations(run, _PAIRED).items()
+    changes = {validation_name(temperature): summarize_change(*_ends(by_step)) for temperature, by_step in validations}
+    return {name: change for name, change in changes.items() if change}
 
 
 def settings_changes(run: RunDir) -> list[str]:
@@ -147,19 +136,17 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {name: value for name, value in settings.items() if name not in tables}
 
 
-def summarize_change(before: Rollouts, after: Rollouts) -> dict[str, Any]:
-    """The part of a comparison that a summary has, of the answers ``after`` against the :func:`baseline` of ``before``.
-
-    Raises ``ValueError`` if they share no question.
+def summarize_change(before: Rollouts, after: Rollouts) -> dict[str, Any] | None:
+    """The part of a comparison that a summary has, of the answers ``after`` against the :func:`baseline` of ``before``;
+    None if they share no question, as where ``before`` is empty.
     """
     scores, name = baseline(before)
-    compared = compare(scores, scores_by_question(after))
-    return {
-        "baseline": name,
-        "difference": compared["difference"],
-        "difference_ci95": compared["difference_ci95"],
-        "paired_questions": compared["questions"],
-    }
+    try:
+        compared = compare(scores, scores_by_question(after))
+    except ValueError:
+        return None
+    kept = {key: compared[key] for key in ("difference", "difference_ci95")}
+    return {"baseline": name, **kept, "paired_questions": compared["questions"]}
 
 
 def _ends(by_step: Mapping[int, Rollouts]) -> tuple[Rollouts, Rollouts]:
@@ -190,14 +177,13 @@ def read_speed(run: RunDir) -> dict[str, Any] | None:
     """The run's ``gpus`` (None: unknown), ``steps``, ``hours`` and ``seconds_per_step``, and the shares of rollout and
     update in the steps (None: unknown). None for a run without a step.
     """
-    config, lines = run.config(), run.metrics()
+    lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0 and "seconds" in line]
     if not steps:
         return None
-    times = [_verls_times(line["verl"]) if "verl" in line else _own_times(line["seconds"]) for line in steps]
-    total_s, rollout_s, update_s = (sum(column) for column in zip(*times, strict=True))
+    total_s, rollout_s, update_s = map(sum, zip(*map(_step_times, steps), strict=True))
     return {
-        "gpus": _gpus(config, steps),
+        "gpus": _gpus(run.config(), steps),
         "steps": len(steps),
         "hours": round(lines[-1].get("wall_time_s", 0.0) / 3600, 3),
         "seconds_per_step": round(total_s / len(steps), 2),
@@ -206,15 +192,12 @@ def read_speed(run: RunDir) -> dict[str, Any] | None:
     }
 
 
-def _own_times(seconds: Mapping[str, float]) -> tuple[float, float, float]:
-    """Seconds of a step, of its rollouts and of its update. Everything but the update is for the rollouts."""
-    total = sum(seconds.values())
-    return total, total - seconds.get("update", 0.0), seconds.get("update", 0.0)
-
-
-def _verls_times(logged: Mapping[str, Any]) -> tuple[float, float, float]:
-    total, rollout, update = (float(logged.get(f"timing_s/{name}") or 0.0) for name in ("step", "gen", "update_actor"))
-    return total, rollout, update
+def _step_times(line: Mapping[str, Any]) -> tuple[float, ...]:
+    """Seconds of a step, of its rollouts and of its update. Without verl all but the update is for the rollouts."""
+    if "verl" in line:
+        return tuple(float(line["verl"].get(f"timing_s/{name}") or 0.0) for name in ("step", "gen", "update_actor"))
+    total, update = sum(line["seconds"].values()), line["seconds"].get("update", 0.0)
+    return total, total - update, update
 
 
 def _gpus(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int | None:
@@ -238,12 +221,11 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     """
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0]
-    failures: Counter[str] = Counter()
-    for line in steps:
-        failures.update(line["failures"])
+    failures = sum((Counter(line["failures"]) for line in steps), Counter[str]())
     silent = sum(line.get("without_calls", 0) for line in steps)
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
     total_s = sum(sum(line["seconds"].values()) for line in steps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB, on macOS in bytes
     summary: dict[str, Any] = {
         "backend": config.backend,
         "domain": config.domain,
@@ -252,7 +234,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "seed": config.seed,
         "steps": steps[-1]["step"] if steps else 0,
         "wall_time_s": lines[-1]["wall_time_s"] if lines else 0.0,
-        "peak_memory_mb": _peak_memory_mb(),
+        "peak_memory_mb": round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1),
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
         **({"without_calls": silent} if silent else {}),
@@ -301,8 +283,3 @@ def _prefixed(prefix: str, validation: Mapping[str, Any]) -> dict[str, Any]:
             if key.startswith("by_")
         },
     }
-
-
-def _peak_memory_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
