@@ -93,7 +93,7 @@ def main(
 def _dev(job: Job, shown: Console) -> None:
     results = run_dev(job, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
-    from groundwire.train.evaluation.stop_reasons import never_called
+    from groundwire.train.evaluation.notes import never_called
 
     show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
     if reason := never_called(results):

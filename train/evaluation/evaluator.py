@@ -13,9 +13,8 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
+from groundwire.train.evaluation.notes import RolloutNotes, agent_notes, lasting_failure, never_called, nothing_judged
 from groundwire.train.evaluation.probe_endpoint import probe_endpoint
-from groundwire.train.evaluation.stop_reasons import lasting_failure, never_called, nothing_judged
 from groundwire.train.evaluation.validation import (
     choose_tasks,
     validation_deadline_s,

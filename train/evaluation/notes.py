@@ -1,4 +1,7 @@
-"""Notes for the terminal: what a user should know of an agent's first rollouts, and of those of each step."""
+"""What a user should know of rollouts: notes on an agent's first ones and on each step, and why a run ends.
+
+A run ends if its rollouts failed, or gave nothing to train on, in a way that will last.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,32 @@ from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.text import texts_in
-from groundwire.train.evaluation.diagnosis import NO_CALL, scored
-from groundwire.train.evaluation.stop_reasons import CACHES, MAX_MESSAGE, first_failure, rollouts_text
+from groundwire.train.evaluation.diagnosis import NO_CALL, no_triplets, scored
+from groundwire.train.evaluation.metrics import is_judged
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
 _log = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 300
+"""Characters of a failure's message in an error."""
+_TRANSIENT = ("tool", "timeout", "no_result", "not_stored", "endpoint")
+_ADVICE = {
+    "agent": "repair the agent (groundwire run --dev shows its calls)",
+    "setup": "repair the agent (groundwire run --dev shows its calls)",
+    "reward": "fix the reward (groundwire audit tries it without a model)",
+    "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
+    "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
+}
+_REWARD_FAILED = ("reward", "unreadable_answer")
+_GIVEN_TO_REWARD = ("succeeded", *_REWARD_FAILED, "judge_abstained")
+"""The statuses of rollouts whose answer the reward got."""
+_MAX_FAILED_STEPS = 3
+_CACHES = (
+    "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
+    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own); or a worker thread or task that serves "
+    "several rollouts makes their calls, and all count for the rollout that started it: start one in each rollout"
+)
 
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
@@ -25,9 +48,9 @@ _EVIDENCE = 8
 """Characters of the different golds that were found. So few, such as "yes" and "no", are in many prompts."""
 _ABOVE_CHANCE = 3
 """How many times as often as the gold of another task a task's own is found, where that is no chance."""
-PROMPT_TOKENS = 2000
+_PROMPT_TOKENS = 2000
 """Tokens of the longest prompts that the starter was made for."""
-TOOLS = 10
+_TOOLS = 10
 """Tools of one request that the starter was made for."""
 
 
@@ -49,7 +72,7 @@ class RolloutNotes:
         failures = dict.fromkeys(rollout.outcome.failure for rollout in rollouts if rollout.outcome.failure)
         for failure in failures if self._run else ():
             failed = [rollout for rollout in rollouts if rollout.outcome.failure == failure]
-            text = f"{_share(failed, rollouts)} failed ({scored(failed[0])}); {first_failure(failed)}"
+            text = f"{_share(failed, rollouts)} failed ({scored(failed[0])}); {_first_failure(failed)}"
             self._once(failure, f"{text}. More: groundwire why {self._run}")
 
     def _show_silent(self, rollouts: Sequence[Rollout]) -> None:
@@ -61,7 +84,7 @@ class RolloutNotes:
             text = f"{_share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
             self._once("silent", text)
         if cached := [rollout for rollout in silent if str(rollout.task["id"]) in self._called]:
-            text = f"{_share(cached, rollouts)} made no LLM call, though others of their questions did: {CACHES}"
+            text = f"{_share(cached, rollouts)} made no LLM call, though others of their questions did: {_CACHES}"
             self._once("cached", text, partial(_log.warning, "%s"))
 
     def _show_left_out(self, rollouts: Sequence[Rollout]) -> None:
@@ -78,7 +101,11 @@ class RolloutNotes:
 
 
 def _share(some: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
-    return f"{len(some)} of {len(rollouts)} {rollouts_text(rollouts)}"
+    return f"{len(some)} of {_counted(rollouts)}"
+
+
+def _counted(rollouts: Sequence[Rollout]) -> str:
+    return f"{len(rollouts)} {'validation ' if rollouts[0].mode == 'val' else ''}rollouts"
 
 
 def agent_notes(rollouts: Sequence[Rollout], *, served: str, view: AgentView, model: str = "") -> list[str]:
@@ -99,7 +126,7 @@ def _answers_note(rollouts: Sequence[Rollout]) -> str:
     if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
         return ""
     [answer] = set(answers.values())
-    same = f"the same: {answer[:MAX_MESSAGE]!r}" if answer else "empty"
+    same = f"the same: {answer[:_MAX_MESSAGE]!r}" if answer else "empty"
     return (
         f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
         "that reads the answer from its result: --agent-output module:name"
@@ -156,20 +183,115 @@ def starter_limits(calls: Iterable[LLMCall]) -> str:
     longest = max((len(call.prompt_ids) or call.prompt_tokens for call in calls), default=0)
     most = max(map(len, tools.values()), default=0)
     failed = sum("<tool_call>" in str(call.reply.get("content")) for call in calls if call.tools_json)
-    beyond = []
-    if longest > PROMPT_TOKENS:
-        beyond.append(f"prompts of up to {longest:,} tokens (at most {PROMPT_TOKENS:,})")
-    if most > TOOLS:
-        beyond.append(f"{most} tools in one request (at most {TOOLS})")
-    if most and not any(_takes_text(tool) for offered in tools.values() for tool in offered):
-        beyond.append("tools of which none has a text argument, for a query")
-    if failed > len(calls) / 10:  # a toy makes such mistakes now and then
-        beyond.append(f"calls of tools that the agent does not have, in {failed} of {len(calls)} replies")
-    if not beyond:
-        return ""
-    return f"beyond what the starter, a toy, was made for: {'; '.join(beyond)}. --model takes a larger model"
+    without_text = most and not any(_takes_text(tool) for offered in tools.values() for tool in offered)
+    limits = {
+        f"prompts of up to {longest:,} tokens (at most {_PROMPT_TOKENS:,})": longest > _PROMPT_TOKENS,
+        f"{most} tools in one request (at most {_TOOLS})": most > _TOOLS,
+        "tools of which none has a text argument, for a query": without_text,
+        # A toy makes such mistakes now and then.
+        f"calls of tools that the agent does not have, in {failed} of {len(calls)} replies": failed > len(calls) / 10,
+    }
+    beyond = "; ".join(text for text, is_beyond in limits.items() if is_beyond)
+    return beyond and f"beyond what the starter, a toy, was made for: {beyond}. --model takes a larger model"
 
 
 def _takes_text(tool: dict[str, Any]) -> bool:
     properties = (tool.get("parameters") or {}).get("properties") or {}
     return any(isinstance(kind, dict) and kind.get("type", "string") == "string" for kind in properties.values())
+
+
+def nothing_judged(rollouts: Sequence[Rollout]) -> str:
+    """Why no rollout (of a step, or a validation) could be judged, and what to do; empty if one could."""
+    if not rollouts or any(map(is_judged, rollouts)):
+        return ""
+    return f"none of {_counted(rollouts)} could be judged; {_first_failure(rollouts)}"
+
+
+def all_failed(rollouts: Sequence[Rollout]) -> str:
+    """Why every rollout (of a step, or a validation) failed, and what to do; empty if one succeeded."""
+    if not rollouts or not all(rollout.outcome.failure for rollout in rollouts):
+        return ""
+    return f"all {_counted(rollouts)} failed; {_first_failure(rollouts)}"
+
+
+def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
+    """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
+    did not.
+
+    A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
+    """
+    answered = [rollout for rollout in rollouts if rollout.outcome.status in _GIVEN_TO_REWARD]
+    failed = [rollout for rollout in answered if rollout.outcome.failure in _REWARD_FAILED and not is_judged(rollout)]
+    transient = sum(rollout.outcome.failure in _TRANSIENT for rollout in rollouts)
+    if 2 * len(failed) <= len(answered) or transient > len(failed):  # a step that mostly timed out gave it few answers
+        return ""
+    rest = len(answered) - len(failed)
+    biased = f"; the other {rest} would be a biased sample" if rest else ""
+    return f"{_share(failed, answered)} have no reward; {_first_failure(failed)}{biased}"
+
+
+def lasting_failure(rollouts: Sequence[Rollout]) -> str:
+    """Why a run ends at these rollouts (of a step, or a validation), and what to do; empty if it goes on.
+
+    All failed for a reason that will persist, or the reward failed for most.
+    """
+    reason = nothing_judged(rollouts) or all_failed(rollouts)
+    return reason if reason and not is_transient(rollouts) else mostly_unscored(rollouts)
+
+
+def failed_by_policy(rollouts: Sequence[Rollout]) -> bool:
+    """Whether every rollout failed, and the policy caused one or more of them: what training may repair."""
+    return bool(all_failed(rollouts)) and any(map(is_judged, rollouts))
+
+
+class FailedSteps:
+    """Counts the training steps in a row that :func:`failed_by_policy`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, rollouts: Sequence[Rollout]) -> str:
+        """Why training ends at these rollouts of a step, and what to do; empty if it goes on."""
+        self._count = self._count + 1 if failed_by_policy(rollouts) else 0
+        return f"in {self._count} steps in a row {all_failed(rollouts)}" if self._count >= _MAX_FAILED_STEPS else ""
+
+
+def nothing_to_train(rollouts: Sequence[Rollout], *, agent_match: str | None = None) -> str:
+    """Why no rollout (of whole steps, or a validation) gives a triplet; empty if one does."""
+    if silent := never_called(rollouts):
+        return f"no rollout gave anything to train on: {silent}"
+    reasons = [reason for rollout in rollouts if (reason := no_triplets(rollout, agent_match))]
+    if not reasons or len(reasons) < len(rollouts):
+        return ""
+    texts = {reason.kind: reason.text for reason in reversed(reasons)}  # the first of each kind
+    counts = Counter(reason.kind for reason in reasons).most_common()
+    listed = "; ".join(f"{count} of {len(rollouts)}: {texts[kind]}" for kind, count in counts)
+    return f"no rollout gave anything to train on. {listed}"
+
+
+def never_called(rollouts: Sequence[Rollout]) -> str:
+    """What is known if no rollout (of a validation) had an LLM call; empty if one had."""
+    if not rollouts or not all(rollout.made_no_call for rollout in rollouts):
+        return ""
+    known = rollouts[0].outcome.message or NO_CALL
+    return f"none of {_counted(rollouts)} made an LLM call: {known}; {_CACHES}"
+
+
+def is_transient(rollouts: Sequence[Rollout]) -> bool:
+    """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
+    and their messages differ by more than numbers.
+    """
+    outcomes = [rollout.outcome for rollout in rollouts]
+    if any(outcome.failure in _TRANSIENT for outcome in outcomes):
+        return True
+    ways = {(outcome.failure, re.sub(r"\d+", "0", outcome.message)) for outcome in outcomes}
+    return any(map(is_judged, rollouts)) and len(ways) > 1
+
+
+def _first_failure(failed: Sequence[Rollout]) -> str:
+    """The type and the message of the first of ``failed``, and what to do."""
+    failures = {rollout.outcome.failure for rollout in failed}
+    first = failed[0].outcome
+    message = " ".join((first.message or "no message").split())[:_MAX_MESSAGE]
+    advice = (text for failure, text in _ADVICE.items() if failure in failures)
+    return "; ".join([f"the first failed of {first.failure}: {message}", *advice])

@@ -23,8 +23,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.evaluator import first_notes, runtime_of
 from groundwire.train.evaluation.metrics import compute_accuracy
-from groundwire.train.evaluation.notes import RolloutNotes
-from groundwire.train.evaluation.stop_reasons import mostly_unscored, nothing_judged
+from groundwire.train.evaluation.notes import RolloutNotes, mostly_unscored, nothing_judged
 from groundwire.train.evaluation.validation import (
     choose_tasks,
     validation_deadline_s,

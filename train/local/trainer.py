@@ -29,9 +29,10 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions, scores_by_question
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
-from groundwire.train.evaluation.stop_reasons import (
+from groundwire.train.evaluation.notes import (
     FailedSteps,
+    RolloutNotes,
+    agent_notes,
     failed_by_policy,
     lasting_failure,
     nothing_judged,

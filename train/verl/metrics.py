@@ -28,8 +28,14 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions
-from groundwire.train.evaluation.notes import RolloutNotes, agent_notes
-from groundwire.train.evaluation.stop_reasons import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
+from groundwire.train.evaluation.notes import (
+    FailedSteps,
+    RolloutNotes,
+    agent_notes,
+    failed_by_policy,
+    lasting_failure,
+    nothing_judged,
+)
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError

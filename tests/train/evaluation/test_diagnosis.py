@@ -16,7 +16,7 @@ from groundwire.adapters.tracing import CallCredit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
-from groundwire.train.evaluation.stop_reasons import nothing_to_train
+from groundwire.train.evaluation.notes import nothing_to_train
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row
 from groundwire.train.why import app

@@ -19,9 +19,8 @@ from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluate import details, table
 from groundwire.train.evaluation.metrics import compute_metrics
-from groundwire.train.evaluation.notes import RolloutNotes
+from groundwire.train.evaluation.notes import RolloutNotes, all_failed, is_transient, lasting_failure, nothing_judged
 from groundwire.train.evaluation.run_reader import summarize
-from groundwire.train.evaluation.stop_reasons import all_failed, is_transient, lasting_failure, nothing_judged
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import draw_curve
 from groundwire.train.store.rollout import Rollout
