@@ -2,7 +2,16 @@
 
 The object runs as it is: its own models, clients, prompts, tools, turn limits and output types. It gets the task by
 its fields or parameters, and never a gold answer. :mod:`groundwire.adapters.agents.redirection` redirects its LLM
-calls.
+calls. An agent is, in this order:
+
+===============================  ==============================================  ==========================
+a ``LitAgent``                   by its class                                    :class:`LitAgentBackend`
+a backend                        by its class, or its ``agents`` and ``run``     itself
+a function that makes the agent  no parameter without a default gets a task      what it makes
+a LangGraph graph                by its class                                    ``graph.ainvoke``
+an agent of the SDK              by its class                                    ``Runner.run``
+a function of the task           it can be called with the task                  a call, in a thread if not async
+===============================  ==============================================  ==========================
 """
 
 from __future__ import annotations

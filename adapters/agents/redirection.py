@@ -1,4 +1,4 @@
-"""Sends the LLM calls of an unmodified agent to the URL of its attempt.
+"""Sends the LLM calls of an agent, which stays as it is, to the URL of its attempt.
 
 OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads and jobs of thread pools
 get it when they are started, as with OpenTelemetry's own instrumentation of ``threading``, which would need the same
