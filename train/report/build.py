@@ -11,10 +11,13 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -46,8 +49,7 @@ _CUT = " … "
 _MAX_BADGE = 40  # characters of a task's column that is shown as a badge
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """The page and its charts."""
 
     html: str
@@ -61,34 +63,36 @@ def build(run: RunDir, *, live: str = "") -> Report:
     damaged ``config.json`` or ``metrics.jsonl``.
     """
     config, metrics = run.config(), run.metrics()
-    notes = read_notes(run)
-    data = rollout_data(run, choose(notes.rollouts), token_decoder(run))
-    drawn = charts(metrics, notes.lengths)
+    unreadable: list[str] = []
+    changes: Mapping[str, Mapping[str, Any]] = {}
+    notes, lengths = _read_notes(run, unreadable)
+    data = _rollout_data(run, choose(notes), token_decoder(run))
+    packed = gzip.compress(
+        json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), 6, mtime=0
+    )
+    drawn = charts(metrics, lengths)
+    with suppress(RunDirError):  # there is no validation yet, or the page's warnings name the file
+        changes = paired_changes(run)
     environment = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
     html = environment.get_template("page.html").render(
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
-        warnings=[*notes.unreadable, *settings_changes(run), *warnings_by_step(metrics)],
-        tiles=list(_tiles(metrics, len(notes.rollouts), _changes(run))),
+        warnings=[*unreadable, *settings_changes(run), *warnings_by_step(metrics)],
+        tiles=list(_tiles(metrics, len(notes), changes)),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,
-        reasons=[(KINDS[kind], count) for kind, count in notes.reasons.most_common()],
-        total=len(notes.rollouts),
+        reasons=[(KINDS[kind], count) for kind, count in Counter(note.kind for note in notes).most_common()],
+        total=len(notes),
         shown=len(data["rollouts"]),
         settings=json.dumps(config, indent=1, ensure_ascii=False, default=str),
-        data=_pack(data),
+        data=base64.b64encode(packed).decode(),
         style=(_FOLDER / "page.css").read_text(),
         script=(_FOLDER / "page.js").read_text(),
         live=live,
     )
-    return Report(html=html, charts=drawn)
-
-
-def _pack(data: Mapping[str, Any]) -> str:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
+    return Report(html, drawn)
 
 
 def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -98,13 +102,6 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
     else:
         progress = f"{step} of {steps} steps" if steps else f"step {step}"
     return f"model {config.get('model', '?')} · seed {config.get('seed', 0)} · {progress}"
-
-
-def _changes(run: RunDir) -> Mapping[str, Mapping[str, Any]]:
-    try:
-        return paired_changes(run)
-    except RunDirError:  # there is no validation yet, or the page's warnings name the file
-        return {}
 
 
 def _tiles(
@@ -143,28 +140,19 @@ class Note:
     task: str
     failure: str
     reward: float | None
+    kind: str
+    """Of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
     why: str
     credit: list[str]
 
 
-@dataclass
-class RunNotes:
-    """The result of the first pass. ``lengths`` has the mean tokens of a step's replies and prompts."""
-
-    rollouts: list[Note] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Rollouts per kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
-    lengths: dict[int, dict[str, float]] = field(default_factory=dict)
-    unreadable: list[str] = field(default_factory=list)
-
-
-def read_notes(run: RunDir) -> RunNotes:
-    """Read the whole run once."""
-    notes = RunNotes()
-    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable)):
+def _read_notes(run: RunDir, unreadable: list[str]) -> tuple[list[Note], dict[int, dict[str, float]]]:
+    """Read the whole run once: the notes, and for each step the mean tokens of its replies and prompts."""
+    notes: list[Note] = []
+    lengths: dict[int, dict[str, float]] = {}
+    for batch_index, batch in enumerate(run.rollout_batches(None, unreadable)):
         for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
-            notes.reasons[reason.kind] += 1
-            notes.rollouts.append(
+            notes.append(
                 Note(
                     place=(batch_index, index),
                     step=rollout.step,
@@ -174,16 +162,17 @@ def read_notes(run: RunDir) -> RunNotes:
                     task=str(rollout.task["id"]),
                     failure=rollout.outcome.failure,
                     reward=rollout.outcome.reward,
+                    kind=reason.kind,
                     why=reason.text,
                     credit=list(credit_lines(rollout)),
                 )
             )
         if calls := [call for rollout in batch if rollout.mode == "train" for call in rollout.trainable_calls]:
-            notes.lengths[batch[0].step] = {
+            lengths[batch[0].step] = {
                 "reply": fmean(len(call.response_ids) for call in calls),
                 "prompt": fmean(len(call.prompt_ids) for call in calls),
             }
-    return notes
+    return notes, lengths
 
 
 def choose(notes: Sequence[Note]) -> list[Note]:
@@ -192,7 +181,7 @@ def choose(notes: Sequence[Note]) -> list[Note]:
     return [chosen[place] for place in sorted(chosen)]
 
 
-def rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> dict[str, Any]:
+def _rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> dict[str, Any]:
     """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
     notes = {note.place: note for note in chosen}
     tasks: dict[str, dict[str, Any]] = {}
@@ -246,11 +235,8 @@ def _validation(notes: Sequence[Note]) -> Iterator[Note]:
 
 
 def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
-    if len(values) <= count:
-        return list(values)
-    if count < 2:
-        return list(values[:count])
-    return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
+    count = min(count, len(values))
+    return [values[round(index * (len(values) - 1) / max(1, count - 1))] for index in range(count)]
 
 
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,13 +260,11 @@ def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
         "temperature": note.temperature,
         "status": outcome.status,
         "reward": outcome.reward,
-        "message": _shorten(outcome.message),
+        **{name: _shorten(getattr(outcome, name)) for name in ("message", "answer", "input")},
         "reward_components": dict(outcome.reward_components),
         "why": "" if rollout.mode == "val" and not outcome.failure else note.why,
         "credit": note.credit,
         "seconds": round(rollout.seconds, 2),
-        "answer": _shorten(outcome.answer),
-        "input": _shorten(outcome.input),
         "judged_field": outcome.judged_field,
         "turns": [
             {
@@ -299,10 +283,9 @@ def _token_spans(rollout: Rollout, agent_match: str | None) -> list[list[Any]]:
     ``[-1, [n]]`` stands for n tokens that are left out.
     """
     calls = rollout.trainable_calls
-    shown = trajectories(calls_of_agents(calls, agent_match))[:MAX_TRAJECTORIES]
     credits = {(call.sequence, call.choice): call.credit for call in calls if call.credit}
     spans = []
-    for trajectory in shown:
+    for trajectory in trajectories(calls_of_agents(calls, agent_match))[:MAX_TRAJECTORIES]:
         mask = token_credit(trajectory, credits)[0] if credits else trajectory.loss_mask
         ids = trajectory.prompt_ids + trajectory.response_ids
         spans.append(_spans(ids, [0] * len(trajectory.prompt_ids) + mask))
@@ -317,18 +300,12 @@ def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple
 
 
 def _spans(ids: Sequence[int], mask: Sequence[int]) -> list[list[Any]]:
-    left_out = max(0, len(ids) - MAX_TOKENS)
-    head = MAX_TOKENS // 4 if left_out else len(ids)
-    spans: list[list[Any]] = []
-    for index, (token_id, in_loss) in enumerate(zip(ids, mask, strict=True)):
-        if head <= index < head + left_out:
-            if index == head:
-                spans.append([-1, [left_out]])
-            continue
-        if not spans or spans[-1][0] != in_loss:
-            spans.append([in_loss, []])
-        spans[-1][1].append(token_id)
-    return spans
+    left_out = len(ids) - MAX_TOKENS
+    if left_out > 0:
+        head, tail = MAX_TOKENS // 4, MAX_TOKENS // 4 + left_out
+        return [*_spans(ids[:head], mask[:head]), [-1, [left_out]], *_spans(ids[tail:], mask[tail:])]
+    by_mask = groupby(zip(ids, mask, strict=True), key=itemgetter(1))
+    return [[in_loss, [token_id for token_id, _ in run]] for in_loss, run in by_mask]
 
 
 def _shorten(text: str) -> str:

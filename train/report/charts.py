@@ -71,15 +71,18 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
     """
     steps = [line for line in metrics if line["step"] > 0]
     components = {line["step"]: line.get("reward_components", {}) for line in steps}
+
+    def figures(names: Sequence[str]) -> list[Series]:
+        return _lines(
+            {line["step"]: {name: line[name] for name in names if line.get(name) is not None} for line in steps}
+        )
+
     made = [
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
         Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
         Chart(key="length", title="Length of replies and prompts", unit="tokens per call", series=_lines(lengths)),
-        *(
-            Chart(key=key, title=title, unit=unit, series=_lines(_figures(steps, names)))
-            for key, title, unit, names in _HEALTH
-        ),
+        *(Chart(key=key, title=title, unit=unit, series=figures(names)) for key, title, unit, names in _HEALTH),
         Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
         Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
     ]
@@ -141,11 +144,6 @@ def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
     ]
 
 
-def _figures(steps: Metrics, names: Sequence[str]) -> dict[int, dict[str, float]]:
-    """The figures with these names that each step has."""
-    return {line["step"]: {name: line[name] for name in names if line.get(name) is not None} for line in steps}
-
-
 def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
     """A series for each name that is not always 0, with a value for each step."""
     names = dict.fromkeys([*order, *(name for line in steps for name in line.get(key, {}))])
@@ -164,10 +162,10 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
 def draw_pngs(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write ``folder/<key>.png`` for each chart; creates the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{chart.key}.png" for chart in charts]
-    for chart, file in zip(charts, files, strict=True):
+    files = {folder / f"{chart.key}.png": chart for chart in charts}
+    for file, chart in files.items():
         _save_png(chart, file)
-    return files
+    return list(files)
 
 
 def svg(chart: Chart) -> str:
@@ -187,10 +185,12 @@ def svg(chart: Chart) -> str:
         figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
     root = ElementTree.fromstring(file.getvalue())  # noqa: S314 (matplotlib has just written it)
     _add_tooltips(root, chart)
-    _use_page_fonts(root)
+    for text in root.iter(f"{{{_SVG}}}text"):  # its font is the page's
+        anchor = re.search(r"text-anchor: \w+", text.get("style", ""))
+        text.set("style", anchor[0] if anchor else "")
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": chart.title}
-    text = ElementTree.tostring(root, encoding="unicode")
-    return re.sub("|".join(_CSS_COLORS), lambda match: _CSS_COLORS[match[0]], text)
+    drawing = ElementTree.tostring(root, encoding="unicode")
+    return re.sub("|".join(_CSS_COLORS), lambda match: _CSS_COLORS[match[0]], drawing)
 
 
 def css_class(chart: Chart, number: int) -> str:
@@ -260,9 +260,3 @@ def _add_tooltips(root: ElementTree.Element, chart: Chart) -> None:
         for mark, (x, y) in zip(marks, series.points, strict=False):
             if mark is not None:
                 ElementTree.SubElement(mark, f"{{{_SVG}}}title").text = f"step {x:g}: {y:.4g}, {series.name}"
-
-
-def _use_page_fonts(root: ElementTree.Element) -> None:
-    for text in root.iter(f"{{{_SVG}}}text"):
-        anchor = re.search(r"text-anchor: \w+", text.get("style", ""))
-        text.set("style", anchor[0] if anchor else "")

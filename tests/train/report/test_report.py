@@ -298,7 +298,7 @@ def test_reward_components_have_a_chart(tmp_path: Path) -> None:
 def note(step: int, number: int, *, mode: str, reward: float) -> Note:
     return Note(
         place=(step, number), step=step, mode=mode, temperature=float(mode == "train"), group="g", failure="",
-        task=str(number) if mode == "val" else "t", reward=reward, why="", credit=[],
+        task=str(number) if mode == "val" else "t", reward=reward, kind="trained", why="", credit=[],
     )  # fmt: skip
 
 
