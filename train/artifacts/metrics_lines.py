@@ -135,18 +135,16 @@ class RolloutsLine(_StepLine):
 
 
 _BY_TYPE = re.compile(r"(dropped|zero)_\w+")
-_LINES: dict[type[BaseModel], TypeAdapter[Any]] = {model: TypeAdapter(model) for model in (MetricsLine, RolloutsLine)}
+_METRICS_LINE = TypeAdapter(MetricsLine)
 
 
 def check_names(model: type[BaseModel], line: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a line has a key that its ``model`` does not declare."""
-    unknown = [name for name in line if name not in model.model_fields]
-    if model is RolloutsLine:
-        unknown = [name for name in unknown if not _BY_TYPE.fullmatch(name)]
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)}: no key of a {model.__name__}; declare it in {__name__}")
+    by_type = model is RolloutsLine
+    if unknown := [key for key in line.keys() - model.model_fields if not (by_type and _BY_TYPE.fullmatch(key))]:
+        raise ValueError(f"{', '.join(sorted(unknown))}: no key of a {model.__name__}; declare it in {__name__}")
 
 
-def line_error(model: type[BaseModel], line: Any) -> str:
-    """What is wrong with a line that was read, or an empty text. Keys that another version wrote are no error."""
-    return first_error(_LINES[model], line)
+def line_error(line: Any) -> str:
+    """What is wrong with a line of ``metrics.jsonl``; empty if nothing is. Keys of another version are no error."""
+    return first_error(_METRICS_LINE, line)

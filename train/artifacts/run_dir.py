@@ -57,7 +57,7 @@ class RunDamagedError(RunDirError):
 
 
 class RunDir:
-    """A run directory."""
+    """The files of the run in ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -234,7 +234,7 @@ class RunDir:
         for number, text in enumerate([*texts, incomplete], 1):
             try:
                 line = parse_json(text)
-                problem = line_error(MetricsLine, line)
+                problem = line_error(line)
             except ValueError as error:
                 problem = str(error)
             if not problem:
@@ -308,8 +308,7 @@ class RunDir:
         ):
             for part in parts:
                 try:
-                    with pq.ParquetFile(part) as file:
-                        table = file.read()
+                    table = pq.read_table(part)
                 except (pa.ArrowException, OSError) as error:
                     unreadable.append(_unreadable_message(part, error))
                     continue

@@ -137,25 +137,13 @@ def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
     import wandb
 
     variables = {name: os.environ.get(name) or value for name, value in wandb_environment(run).items()}
-    try:
-        wandb_run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or _PROJECT,
-            name=run.path.name,
-            id=variables["WANDB_RUN_ID"],
-            resume="allow",
-            dir=variables["WANDB_DIR"],
-            config=masked_values(config.to_dict()),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-    except wandb.Error as error:
-        message = str(error).strip().splitlines()[0]
-        raise ConfigError(f"--track wandb: {message} (wandb login, or WANDB_MODE=offline)") from error
-    address = wandb_run.url or f"offline; wandb sync {wandb_run.settings.sync_dir} uploads it"
-    print(f"wandb: {address}", file=sys.stderr)
-    try:
+    options = {"id": variables["WANDB_RUN_ID"], "resume": "allow", "dir": variables["WANDB_DIR"]}
+    options["settings"] = wandb.Settings(silent=True, console="off")
+    project = os.environ.get("WANDB_PROJECT")
+    with _opened("wandb", wandb.init, project, config, run, options) as wandb_run:
+        address = wandb_run.url or f"offline; wandb sync {wandb_run.settings.sync_dir} uploads it"
+        print(f"wandb: {address}", file=sys.stderr)
         yield lambda step, metrics: wandb_run.log(metrics, step=step)
-    finally:
-        wandb_run.finish()
 
 
 @contextmanager
@@ -163,23 +151,29 @@ def _swanlab(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
     import swanlab
 
     mode = os.environ.get("SWANLAB_MODE") or "online"
-    resumed: dict[str, Any] = {"id": run.resources_id, "resume": "allow"} if mode == "online" else {}
+    folder = os.environ.get("SWANLAB_LOG_DIR") or str(run.path.resolve() / "swanlab")
+    options = {"mode": mode, "log_dir": folder}
+    options |= {"id": run.resources_id, "resume": "allow"} if mode == "online" else {}
+    project = os.environ.get("SWANLAB_PROJ_NAME")
+    with _opened("swanlab", swanlab.init, project, config, run, options) as swanlab_run:
+        yield lambda step, metrics: swanlab_run.log(metrics, step=step)
+
+
+@contextmanager
+def _opened(
+    name: str, init: Callable[..., Any], project: str | None, config: Any, run: RunDir, options: Mapping[str, Any]
+) -> Iterator[Any]:
+    """The run of a service, which has the run's settings, and is finished at the end."""
+    settings = masked_values(config.to_dict())
     try:
-        swanlab_run = swanlab.init(
-            project=os.environ.get("SWANLAB_PROJ_NAME") or _PROJECT,
-            name=run.path.name,
-            mode=mode,
-            log_dir=os.environ.get("SWANLAB_LOG_DIR") or str(run.path.resolve() / "swanlab"),
-            config=masked_values(config.to_dict()),
-            **resumed,
-        )
+        opened = init(project=project or _PROJECT, name=run.path.name, config=settings, **options)
     except Exception as error:  # SwanLab has no base class for its errors
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"--track swanlab: {message} (swanlab login, or SWANLAB_MODE=offline)") from error
+        raise ConfigError(f"--track {name}: {message} ({name} login, or {name.upper()}_MODE=offline)") from error
     try:
-        yield lambda step, metrics: swanlab_run.log(metrics, step=step)
+        yield opened
     finally:
-        swanlab_run.finish()
+        opened.finish()
 
 
 _TRACKERS: dict[str, Callable[[Any, RunDir, int], AbstractContextManager[Log]]] = {
