@@ -23,7 +23,9 @@ from groundwire.train.api.evaluation import DEFAULTS, make_evaluation_job, run_e
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change
+from groundwire.train.evaluation.metrics import compare as compare_scores
+from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change, scores_by_question
+from groundwire.train.evaluation.run_reader import final_rollouts, table_entry
 from groundwire.train.job.job import ModelEndpoint
 
 _COLUMNS = (
@@ -40,16 +42,12 @@ _MAX_IDS = 10
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_OPTIONS = {
-    **{name: name for name in AgentSettings.model_fields if name != "judge"},
-    **{
-        name: name
-        for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "prompts", "otlp", "n_runners")
-    },
-    **{name: name for name in ("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries")},
-    "val_temperature": "temperature",
-    "val_tasks": "tasks",
-}
+_SAME_NAMES = (
+    *(name for name in AgentSettings.model_fields if name != "judge"),
+    *("config", "model", "data_dir", "output_dir", "device", "seed", "prompts", "otlp", "n_runners"),
+    *("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries"),
+)
+_OPTIONS = {**{name: name for name in _SAME_NAMES}, "val_temperature": "temperature", "val_tasks": "tasks"}
 """The settings of an evaluation, and the names of their options."""
 
 
@@ -101,10 +99,6 @@ def main(
 
 
 def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
-    from groundwire.train.evaluation.metrics import compare as compared
-    from groundwire.train.evaluation.metrics import scores_by_question
-    from groundwire.train.evaluation.run_reader import final_rollouts, table_entry
-
     runs = [RunDir.open(path) for path in paths]
     if not compare:
         entries = [table_entry(run) for run in runs]
@@ -112,7 +106,7 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
         parts += [] if form == "json" else [speed_table(entries, form), changes(entries, form)]
         return "\n\n".join(filter(None, parts))
     try:
-        result = compared(*(scores_by_question(final_rollouts(run)) for run in runs))
+        result = compare_scores(*(scores_by_question(final_rollouts(run)) for run in runs))
     except ValueError as error:
         raise RunDirError(f"{paths[0]} and {paths[1]} cannot be compared: {error}") from error
     return comparison(result, [run.path.name for run in runs], form)
@@ -148,7 +142,8 @@ def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
 
 def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
     if form == "markdown":
-        return "\n".join(map(_markdown_row, [columns, ["---"] * len(columns), *rows]))
+        escaped = ([cell.replace("|", "\\|") for cell in row] for row in [columns, ["---"] * len(columns), *rows])
+        return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -233,43 +228,36 @@ def _with_interval(metrics: Mapping[str, Any]) -> str:
 
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:
+    """A row under :data:`_COLUMNS`."""
     before, after = entry["before"], entry["after"]
     return [
-        str(entry["model"]),
-        str(entry["context"] or "-"),
-        str(entry["max_turns"] or "-"),
-        str(entry["agents"]),
-        "-" if before is None else _percent(before),
-        _percent(after),
+        *(str(entry[name] or "-") for name in ("model", "context", "max_turns", "agents")),
+        "-" if before is None else _percent(before["accuracy"]),
+        _percent(after["accuracy"]),
         *(_change(before, after, name) for name in ("calls_per_rollout", "prompt_tokens", "response_tokens")),
     ]
 
 
 def _speed_cells(run: str, speed: Mapping[str, Any]) -> list[str]:
     """A row under :data:`_SPEED_COLUMNS`."""
-    shares = [speed[name] for name in ("rollout_share", "update_share")]
     return [
         run,
         "-" if speed["gpus"] is None else str(speed["gpus"]),
         str(speed["steps"]),
         f"{speed['hours']:.2f}",
         f"{speed['seconds_per_step']:.1f}",
-        *("-" if share is None else f"{100 * share:.1f} %" for share in shares),
+        *(_percent(speed[name], " %") for name in ("rollout_share", "update_share")),
     ]
 
 
-def _percent(metrics: Mapping[str, Any]) -> str:
-    return "-" if metrics["accuracy"] is None else f"{100 * metrics['accuracy']:.1f}"
+def _percent(share: float | None, unit: str = "") -> str:
+    return "-" if share is None else f"{100 * share:.1f}{unit}"
 
 
 def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any], name: str) -> str:
     values = [metrics[name] for metrics in (before, after) if metrics is not None]
     texts = ["-" if value is None else f"{value:.4g}" for value in values]
     return " → ".join(dict.fromkeys(texts))
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,10 @@ from groundwire.train.cli.options import AgentOptions, JudgeBaseUrl, JudgeModel,
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
+
+if TYPE_CHECKING:
+    from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+    from groundwire.train.store.remote import RemoteStore
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -106,39 +110,32 @@ def main(
         )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
-        check_store(external_store_address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
+        address = external_store_address
+        check_store(address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
         with suppress(KeyboardInterrupt):  # the usual end
-            _run(external_store_address, token, settings, data_dir, policy_host or [], n_runners, until_eof, debug)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, raise_keyboard_interrupt)
+            with fast_import():
+                from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+                from groundwire.train.rollouts.runner.request_check import RequestCheck
+                from groundwire.train.store.remote import RemoteStore
+
+                setup_logging(debug)
+                hosts, own_domain = policy_host or [], domains.get(domain)
+                check = RequestCheck.of(settings, own_domain, data_dir=data_dir, policy_hosts=hosts, store=address)
+                runner_agent = RemoteRolloutAgent(check)
+            started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
+            _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started)
     exit_now(0)
 
 
-def _run(
-    address: str,
-    token: str | None,
-    settings: AgentSettings,
-    data_dir: str | None,
-    policy_hosts: list[str],
-    n_runners: int,
-    until_eof: bool,
-    debug: bool,
-) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_keyboard_interrupt)
-    with fast_import():
-        from groundwire.train.rollouts.event_loop import EventLoopThread
-        from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
-        from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
-        from groundwire.train.rollouts.runner.request_check import RequestCheck
-        from groundwire.train.store.remote import RemoteStore
+def _run(store: RemoteStore, agent: RemoteRolloutAgent, n_runners: int, until_eof: bool, started: str) -> None:
+    """Run until interrupted, or until the end of standard input; ``started`` is said when the store is reached."""
+    from groundwire.train.rollouts.event_loop import EventLoopThread
+    from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 
-        setup_logging(debug)
-        domain = domains.get(settings.domain)
-        rollout_agent = RemoteRolloutAgent(
-            RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
-        )
-    store = RemoteStore(address, token=token)
     poll_s = NOTIFIED_POLL_S if until_eof else POLL_S
-    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=poll_s)
+    runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=poll_s)
 
     async def start() -> None:
         await store.start()
@@ -146,7 +143,7 @@ def _run(
 
     async def stop() -> None:
         await runners.stop()
-        await rollout_agent.stop()
+        await agent.stop()
         await store.stop()
 
     # No limit: the policy runs in another process, and other runners take over the rollouts of a blocked one.
@@ -155,7 +152,7 @@ def _run(
     loop.start()
     try:
         loop.call(start())
-        typer.echo(mask_secrets(f"runner: {n_runners} {settings.backend} agents for {address}"))
+        typer.echo(started)
         notify = partial(events.call_soon_threadsafe, runners.notify)
         loop.wait(in_thread(partial(_read_stdin, notify), name="stdin") if until_eof else Future[None]())
     finally:
