@@ -79,24 +79,18 @@ def main(
         if not tasks:
             raise CommandError(f"{data.source}: there are no tasks to audit")
         view = AgentView.of(chosen, function)
-        given: dict[str, Any] = {"golds": list(map(view.gold, tasks)), "answers": view.answers}
+        golds, databases = list(map(view.gold, tasks)), chosen.database
         with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
-            result = asyncio.run(audit(tasks, function, **given, database=chosen.database, on_end=on_end))
+            auditing = audit(tasks, function, golds=golds, answers=view.answers, database=databases, on_end=on_end)
+            result = asyncio.run(auditing)
         examined = _sample(tasks, _EXAMINED) if has_variants(function) else []
         with progress("Making variants", len(examined)) as on_end:
             alone = without_variants(examined, on_end=on_end)
         unfit = _unfit_reason(result, allow)
         if json_file is not None:
-            told: dict[str, Any] = {
-                "domain": domain,
-                "data": data.source,
-                "left_out": data.left_out,
-                "reward": name,
-                "unfit": unfit,
-            }
-            share = round(result.share_with_findings, 4)
-            told |= {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
-            write_json(json_file, {**told, "without_variants": alone, **asdict(result)})
+            told = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
+            told |= {"share_with_findings": round(result.share_with_findings, 4), "without_variants": alone}
+            write_json(json_file, {**told, "tasks_by_finding": result.tasks_by_finding, **asdict(result)})
         listed = [_write_suspects(suspects_file, chosen, tasks, rollouts)] if suspects_file is not None else []
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]

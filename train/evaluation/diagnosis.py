@@ -10,9 +10,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing import CallCredit, LLMCall
 from groundwire.train.store.rollout import Rollout
@@ -60,8 +59,7 @@ _TOO_LONG = (
 )
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a rollout taught nothing, or that it was trained on: a key of :data:`KINDS`, and an explanation."""
 
     kind: str
@@ -69,9 +67,7 @@ class Reason:
 
 
 def diagnose(rollouts: Sequence[Rollout], settings: Mapping[str, Any] = MappingProxyType({})) -> list[Reason]:
-    """The reason of each rollout. They are those of whole steps, since each is compared with its group; ``settings``
-    are the run's.
-    """
+    """The reason of each rollout of whole steps, since each is compared with its group; ``settings`` are the run's."""
     match = settings.get("agent_match")
     groups: defaultdict[tuple[Any, ...], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -101,11 +97,8 @@ def credit_lines(rollout: Rollout) -> Iterator[str]:
     """
     trained = [(call.agent, call.credit) for call in rollout.calls if call.credit is not None]
     for number, (agent, credit) in enumerate(trained, 1):
-        name = f" ({agent})" if agent else ""
-        yield (
-            f"call {number}{name}: return {credit.returns:.4g}, advantage {credit.advantage:.3g}, "
-            f"weight {credit.weight:.3g}"
-        )
+        figures = f"return {credit.returns:.4g}, advantage {credit.advantage:.3g}, weight {credit.weight:.3g}"
+        yield f"call {number}{f' ({agent})' if agent else ''}: {figures}"
 
 
 def scored(rollout: Rollout) -> str:
@@ -144,24 +137,19 @@ def _reason(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None)
 
 def _failure(rollout: Rollout) -> Reason | None:
     """The failure of a rollout, and what it scores; None if it succeeded."""
-    if not rollout.outcome.failure:
-        return None
-    reason = _failure_reason(rollout)
-    return Reason(reason.kind, f"{reason.text} ({scored(rollout)})")
-
-
-def _failure_reason(rollout: Rollout) -> Reason:
     failure, message = rollout.outcome.failure, rollout.outcome.message or "no message"
-    if failure == "prompt_too_long":
-        return Reason("prompt_too_long", _too_long_text(message))
-    if failure == "no_result":
-        return Reason("no_result", f"the store has neither its reward nor its failure: {message}")
-    if failure == "endpoint" and (untrainable := rollout.untrainable_calls):
-        last = untrainable[-1].untrainable_reason
-        return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {last}")
+    if not failure:
+        return None
     kind = failure if failure in KINDS else "failed"
-    attempts = rollout.attempt.number if rollout.attempt else 0
-    return Reason(kind, f"{KINDS[kind]} after {attempts} attempt(s): {message}")
+    if failure == "prompt_too_long":
+        text = _too_long_text(message)
+    elif failure == "no_result":
+        text = f"the store has neither its reward nor its failure: {message}"
+    elif failure == "endpoint" and (untrainable := rollout.untrainable_calls):
+        text = f"{KINDS[kind]}: {message}; its last call {untrainable[-1].untrainable_reason}"
+    else:
+        text = f"{KINDS[kind]} after {rollout.attempt.number if rollout.attempt else 0} attempt(s): {message}"
+    return Reason(kind, f"{text} ({scored(rollout)})")
 
 
 def _too_long_text(message: str) -> str:

@@ -54,20 +54,10 @@ def evaluate(
                 for note in first_notes(job, runtime, ended):
                     callback.on_note(note)
             notes.show(ended)
-            _check_judged(rollouts, run, last=sample + 1 == samples)
-    return _write_metrics(job, run, rollouts, samples=samples, seconds=round(sum(timer.split().values()), 2))
-
-
-def _check_judged(rollouts: Sequence[Rollout], run: RunDir, *, last: bool) -> None:
-    reason = lasting_failure(rollouts) or never_called(rollouts)
-    if reason := reason or (nothing_judged(rollouts) if last else ""):
-        raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
-
-
-def _write_metrics(
-    job: Job, run: RunDir, rollouts: Sequence[Rollout], *, samples: int, seconds: float
-) -> dict[str, Any]:
-    config, breakdowns = job.config, job.domain.breakdowns
+            reason = lasting_failure(rollouts) or never_called(rollouts)
+            if reason := reason or (nothing_judged(rollouts) if sample + 1 == samples else ""):
+                raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
+    seconds, breakdowns = round(sum(timer.split().values()), 2), job.domain.breakdowns
     metrics = compute_metrics(rollouts, breakdowns)
     validation = {validation_name(config.val_temperature): compute_accuracy(rollouts, breakdowns)}
     run.append_metrics({"step": 0, **validation, "wall_time_s": seconds})

@@ -227,11 +227,8 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     total_s = sum(sum(line["seconds"].values()) for line in steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB, on macOS in bytes
     summary: dict[str, Any] = {
-        "backend": config.backend,
-        "domain": config.domain,
         "data": source,
-        "model": config.model,
-        "seed": config.seed,
+        **{name: getattr(config, name) for name in ("backend", "domain", "model", "seed")},
         "steps": steps[-1]["step"] if steps else 0,
         "wall_time_s": lines[-1]["wall_time_s"] if lines else 0.0,
         "peak_memory_mb": round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1),
@@ -266,20 +263,14 @@ def _before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, An
     if not validations:
         return {}
     before, after = validations[0], validations[-1]
-    result = {"n": before["n"], **_prefixed("before", before)}
+    full = {"before": before}
     if after is not before and after["total"] == before["total"]:  # validations during training have fewer tasks
-        result |= _prefixed("after", after)
+        full["after"] = after
+    result = {"n": before["n"]}
+    for when, validation in full.items():
+        result[when], result[f"{when}_ci95"] = validation["accuracy"], validation["ci95"]
+        result[f"{when}_first_query"] = validation.get("first_query_accuracy")
+        for key in validation:
+            if key.startswith("by_"):
+                result[f"{when}_{key}"] = {value: part["accuracy"] for value, part in validation[key].items()}
     return result
-
-
-def _prefixed(prefix: str, validation: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        prefix: validation["accuracy"],
-        f"{prefix}_ci95": validation["ci95"],
-        f"{prefix}_first_query": validation.get("first_query_accuracy"),
-        **{
-            f"{prefix}_{key}": {value: part["accuracy"] for value, part in parts.items()}
-            for key, parts in validation.items()
-            if key.startswith("by_")
-        },
-    }

@@ -94,7 +94,7 @@ def accuracy_chart(metrics: Metrics) -> Chart:
     rewards = [(line["step"], line["reward"]) for line in metrics if line.get("reward") is not None]
     series = [
         Series(name="training reward (sampled)", points=rewards, faint=True),
-        *(_validation(metrics, key, f"validation, {way}") for key, way in VALIDATIONS.items()),
+        *(_validation(metrics, key, way) for key, way in VALIDATIONS.items()),
     ]
     values = [value for one in series for _, value in one.points]
     graded = any(line.get(key, {}).get("metric_name") == "mean reward" for line in metrics for key in VALIDATIONS)
@@ -107,10 +107,10 @@ def accuracy_chart(metrics: Metrics) -> Chart:
     )
 
 
-def _validation(metrics: Metrics, key: str, name: str) -> Series:
+def _validation(metrics: Metrics, key: str, way: str) -> Series:
     measured = [(line["step"], line[key]) for line in metrics if line.get(key, {}).get("accuracy") is not None]
     return Series(
-        name=name,
+        name=f"validation, {way}",
         points=[(step, result["accuracy"]) for step, result in measured],
         bands=[(result["ci95"][0], result["ci95"][1]) for _, result in measured],
     )
@@ -146,12 +146,9 @@ def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
 
 def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
     """A series for each name that is not always 0, with a value for each step."""
-    names = dict.fromkeys([*order, *(name for line in steps for name in line.get(key, {}))])
-    return [
-        Series(name=name, points=[(line["step"], line.get(key, {}).get(name, 0)) for line in steps])
-        for name in names
-        if any(line.get(key, {}).get(name) for line in steps)
-    ]
+    zeros = dict.fromkeys([*order, *(name for line in steps for name in line.get(key, {}))], 0)
+    series = _lines({line["step"]: zeros | line.get(key, {}) for line in steps})
+    return [one for one in series if any(value for _, value in one.points)]
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
