@@ -30,8 +30,7 @@ from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
-from groundwire.train.cli.options import AgentOptions, JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
-from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
 
@@ -42,23 +41,15 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+_SETTINGS = ("backend", "agent", "agent_input", "agent_output", "train_model", "domain", "reward")
+"""Those of a run that its runners need; docs/several-machines.md says which must be the same."""
+
+
+@app.command(cls=SettingsCommand)
+@takes_settings({name: name for name in _SETTINGS}, backend="langgraph, with --agent custom", domain="spider")
 def main(
+    settings: dict[str, Any],
     external_store_address: Annotated[str, typer.Option(help="Address of the store, http://HOST:PORT", metavar="URL")],
-    backend: Annotated[str | None, typer.Option(help="The trainer's --backend")] = None,
-    # Named, because typer 0.27 takes a metavar that equals the parameter's name for the name of the option.
-    agent: Annotated[str | None, typer.Option("--agent", help="The trainer's --agent", metavar="AGENT")] = None,
-    agent_input: Annotated[str | None, typer.Option(help="The trainer's --agent-input", metavar="FUNCTION")] = None,
-    agent_output: Annotated[str | None, typer.Option(help="The trainer's --agent-output", metavar="FUNCTION")] = None,
-    train_model: Annotated[str | None, typer.Option(help="The trainer's --train-model", metavar="REGEX")] = None,
-    agent_option: AgentOptions = None,
-    domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
-    reward: Annotated[
-        str | None, typer.Option(help="The trainer's --reward. Without it, the domain's own reward")
-    ] = None,
-    judge_model: JudgeModel = None,
-    judge_base_url: JudgeBaseUrl = None,
-    judge: JudgePairs = None,
     data_dir: Annotated[
         str | None,
         typer.Option(help="Folder with the domain's data: agents read no other databases", metavar="DIR"),
@@ -89,25 +80,16 @@ def main(
     """Run agents for the trainers of a store, until stopped."""
     with exit_on_user_error(debug):
         read_env_file()
-        backend = backend or ("custom" if agent else "langgraph")
+        given = given_settings(settings, ())
+        backend = given.setdefault("backend", "custom" if "agent" in given else "langgraph")
         adapters.check(backend)
-        reward = reward or domains.get(domain).default_reward
-        given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-        judge_settings = JudgeSettings(**given)
-        for note in rewards.notes(reward, judge=judge_settings) if reward else ():  # a LitAgent returns its own
+        judge = JudgeSettings(**given.pop("judge", {}))
+        shortest = AgentSettings.model_fields["reward_timeout_s"].default
+        own = AgentSettings(**given, judge=judge, reward_timeout_s=max(judge.deadline_s, shortest))
+        domain = domains.get(own.domain)
+        own = own.model_copy(update={"reward": own.reward or domain.default_reward})
+        for note in rewards.notes(own.reward, judge=judge) if own.reward else ():  # a LitAgent returns its own
             typer.echo(f"reward: {note}")
-        settings = AgentSettings(
-            backend=backend,
-            agent=agent,
-            agent_input=agent_input,
-            agent_output=agent_output,
-            train_model=train_model,
-            agent_options=parse_overrides(agent_option or ()),
-            domain=domain,
-            reward=reward,
-            judge=judge_settings,
-            reward_timeout_s=max(judge_settings.deadline_s, AgentSettings.model_fields["reward_timeout_s"].default),
-        )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
         address = external_store_address
@@ -121,8 +103,8 @@ def main(
                 from groundwire.train.store.remote import RemoteStore
 
                 setup_logging(debug)
-                hosts, own_domain = policy_host or [], domains.get(domain)
-                check = RequestCheck.of(settings, own_domain, data_dir=data_dir, policy_hosts=hosts, store=address)
+                hosts = policy_host or []
+                check = RequestCheck.of(own, domain, data_dir=data_dir, policy_hosts=hosts, store=address)
                 runner_agent = RemoteRolloutAgent(check)
             started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
             _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started)

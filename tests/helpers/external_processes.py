@@ -72,17 +72,12 @@ def their_runner(address: str, agent: str = AGENT) -> None:
 
 
 def runner(address: str, n_runners: int, backend: str, agent: str = AGENT, data_dir: str | None = None) -> None:
-    from groundwire.train.runner import main
+    from groundwire.train.runner import app
 
-    main(
-        external_store_address=address,
-        backend=backend,
-        agent=agent if backend == "custom" else None,
-        domain="spider",
-        data_dir=data_dir,
-        n_runners=n_runners,
-        debug=False,
-    )
+    options = {"external-store-address": address, "backend": backend, "domain": "spider", "n-runners": n_runners}
+    options |= {"agent": agent} if backend == "custom" else {}
+    options |= {} if data_dir is None else {"data-dir": data_dir}
+    app([text for name, value in options.items() for text in (f"--{name}", str(value))])
 
 
 def trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int, result: str) -> None:
