@@ -13,8 +13,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -158,24 +157,13 @@ def _counts(counts: Counter[str], total: int, names: Mapping[str, str], examples
         yield f"                {examples[kind]}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefixMismatch:
-    """A call whose prompt begins with no earlier call's prompt and reply.
+class PrefixMismatch(NamedTuple):
+    """A call whose prompt begins with no earlier call's prompt and reply."""
 
-    ``call`` and ``earlier`` are indices of the rollout's calls; ``earlier`` is the one with the longest common prefix.
-    At token ``position`` it has ``expected``.
-    """
-
-    call: int
-    earlier: int
-    position: int
-    expected: int
-    sampled: bool
-    """Whether the expected token was sampled; else it was in the earlier prompt."""
     cause: str
     """A key of :data:`CAUSES`."""
     difference: str
-    """The first token that differs, in words."""
+    """Its first token that differs from the earlier call with the longest common prefix, in words."""
 
 
 def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[PrefixMismatch]:
@@ -190,22 +178,16 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
         common = [_common_prefix(context, prompt) for context in contexts]
         if common and not any(length == len(context) for length, context in zip(common, contexts, strict=True)):
             earlier = max(range(index), key=lambda place: (common[place], place))
-            before, position, expected = calls[earlier], common[earlier], contexts[earlier][common[earlier]]
+            before, position = calls[earlier], common[earlier]
             sampled = position >= len(before.prompt_ids)
+            cause = (_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder)
             found = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
-            mismatches.append(
-                PrefixMismatch(
-                    call=index,
-                    earlier=earlier,
-                    position=position,
-                    expected=expected,
-                    sampled=sampled,
-                    cause=(_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder),
-                    difference=f"call {index + 1} ({call.agent or 'no name'}) does not begin with call {earlier + 1}: "
-                    f"token {position} is {found}, and {decoder.token(expected)!r} was "
-                    f"{'sampled' if sampled else 'in the earlier prompt'}",
-                )
+            expected = decoder.token(contexts[earlier][position])
+            difference = (
+                f"call {index + 1} ({call.agent or 'no name'}) does not begin with call {earlier + 1}: token "
+                f"{position} is {found}, and {expected!r} was {'sampled' if sampled else 'in the earlier prompt'}"
             )
+            mismatches.append(PrefixMismatch(cause, difference))
         contexts.append(prompt + call.response_ids)
     return mismatches
 

@@ -43,7 +43,7 @@ def after(message: str, kept: str, *, words: TokenDecoder = WORDS) -> list[Prefi
 
 def cause(message: str, kept: str) -> str:
     [mismatch] = after(message, kept)
-    assert mismatch.sampled
+    assert mismatch.difference.endswith("was sampled")
     return mismatch.cause
 
 
@@ -63,7 +63,7 @@ def test_real_rollouts_of_one_conversation_have_no_mismatch_unless_tokenized_aga
 def test_graph_nodes_with_own_prompts_begin_new_conversations() -> None:
     found = find_mismatches(REAL["langgraph"], WORDS)
     assert [mismatch.cause for mismatch in found] == ["new_conversation", "new_conversation"]
-    assert not any(mismatch.sampled for mismatch in found)
+    assert all(mismatch.difference.endswith("in the earlier prompt") for mismatch in found)
 
 
 def test_stripped_thinking_is_recognised() -> None:
@@ -100,7 +100,7 @@ def test_left_out_messages_are_truncated() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
     [mismatch] = find_mismatches([first, call(ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
     assert mismatch.cause == "truncated"
-    assert not mismatch.sampled
+    assert mismatch.difference.endswith("in the earlier prompt")
 
 
 def test_a_changed_system_message_is_an_edited_history() -> None:
@@ -113,10 +113,9 @@ def test_a_changed_system_message_is_an_edited_history() -> None:
 def test_the_first_differing_token_is_reported_with_its_position() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer")
     start = len(ids(SYSTEM + ASKED + HEADER))
-    assert mismatch.position == start + 1
+    assert f"token {start + 1} is" in mismatch.difference
     assert "'age'" in mismatch.difference.replace(" age", "age")
     assert "was sampled" in mismatch.difference
-    assert f"token {mismatch.position}" in mismatch.difference
 
 
 def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix() -> None:
@@ -125,13 +124,14 @@ def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix()
     [new, mismatch] = find_mismatches(
         [first, other, call(SYSTEM + ASKED + HEADER + "SELECT 2<|im_end|>\n" + NEXT + HEADER)], WORDS
     )
-    assert (new.cause, new.call) == ("new_conversation", 1)
-    assert (mismatch.call, mismatch.earlier) == (2, 0)
+    assert new.cause == "new_conversation"
+    assert new.difference.startswith("call 2 (")
+    assert mismatch.difference.startswith("call 3 (sql_agent) does not begin with call 1:")
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
-    assert f"'#{mismatch.expected}' was sampled" in mismatch.difference
+    assert f"'#{ids('SELECT name')[1]}' was sampled" in mismatch.difference
     assert mismatch.cause in CAUSES
 
 
