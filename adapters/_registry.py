@@ -7,8 +7,6 @@ from collections.abc import Callable
 from groundwire.adapters._types import Backend
 from groundwire.tools.plugins import Registry, hookimpl
 
-__all__ = ["check", "get", "names"]
-
 _registry: Registry[Callable[..., Backend]] = Registry("backend", hook="register_backends", builtin=__name__)
 check = _registry.check
 get = _registry.get

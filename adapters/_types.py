@@ -13,26 +13,6 @@ from urllib.parse import quote
 from groundwire.tools.text import valid_texts
 from groundwire.tools.types import TEXT, AgentStep, AnswerKind
 
-__all__ = [
-    "AGENT_HEADER",
-    "AgentError",
-    "AgentSetupError",
-    "Answer",
-    "Backend",
-    "BackendError",
-    "Endpoint",
-    "EndpointError",
-    "MalformedOutputError",
-    "PromptTooLongError",
-    "Question",
-    "TimeLimitError",
-    "ToolError",
-    "TurnLimitError",
-    "as_backend",
-    "is_backend",
-    "quoted_name",
-]
-
 AGENT_HEADER = "x-agent-name"
 """The request header that names the agent or node behind a call, percent-encoded; ``agent_match`` reads it."""
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")

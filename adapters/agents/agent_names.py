@@ -14,8 +14,6 @@ from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters.tracing import semconv
 
-__all__ = ["current_agent", "follow_agent_names"]
-
 
 def current_agent() -> str:
     """The agent or node that is calling; empty if no framework tells it.

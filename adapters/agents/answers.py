@@ -10,8 +10,6 @@ from typing import Any
 from groundwire.adapters._types import AgentSetupError
 from groundwire.tools.types import AgentResult, AgentStep, AnswerKind, Candidate
 
-__all__ = ["ASK", "check_done", "field_names", "judged_answer", "lacks_answer", "own_steps"]
-
 ASK = "name a function that returns the answer from the result: --agent-output module:name"
 _FINAL = ("final_output", "structured_response", "output_text")
 _USUAL = ("answer", "final_answer", "generation", "response", "result", "output", "report", "final_report")

@@ -45,8 +45,6 @@ from groundwire.tools.loading import load_object
 if TYPE_CHECKING:
     from groundwire.adapters.agents.redirection import AttemptCalls
 
-__all__ = ["FRAMEWORKS", "AgentBackend", "agent_backend"]
-
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
 _ENVIRONMENT = {

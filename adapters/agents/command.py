@@ -24,8 +24,6 @@ from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
-__all__ = ["CommandBackend"]
-
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of the last line of standard error in the message of a failure."""

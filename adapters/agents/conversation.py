@@ -12,8 +12,6 @@ from groundwire.adapters.tracing.wire.responses_input import input_messages
 from groundwire.tools.sql.syntax import is_query
 from groundwire.tools.types import AgentStep
 
-__all__ = ["ToolCalls"]
-
 _MAX_CALLS = 1000
 
 

@@ -15,8 +15,6 @@ from groundwire.adapters.agents.answers import field_names
 from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of", "takes_a_task"]
-
 TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
     *("problem", "instruction", "user_question", "question_text", "nl_question"),

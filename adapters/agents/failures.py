@@ -20,8 +20,6 @@ from groundwire.adapters._types import (
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
 
-__all__ = ["agent_failure", "failure_at", "known_failure", "refused_call", "typed_failures"]
-
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
     "GraphRecursionError",  # LangGraph

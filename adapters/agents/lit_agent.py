@@ -12,8 +12,6 @@ from groundwire.adapters._types import AgentError, Answer, Backend, Endpoint, Qu
 from groundwire.adapters.agents.failures import typed_failures
 from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["LitAgentBackend", "is_lit_agent"]
-
 _LIT_AGENT = "agentlightning.litagent.litagent.LitAgent"
 
 

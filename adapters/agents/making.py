@@ -15,8 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from groundwire.adapters.agents.drivers import takes_a_task
 from groundwire.tools.binding import is_async
 
-__all__ = ["OF_THE_RUN", "Maker", "checked_options", "maker_of", "options_of"]
-
 OF_THE_RUN = ("form", "prompts")
 """Parameters that get the form of the answers, ``sql`` or ``prose``, and the named prompts of the run."""
 _KEPT = 8

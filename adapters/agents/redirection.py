@@ -32,8 +32,6 @@ from groundwire.adapters.agents.agent_names import current_agent, follow_agent_n
 from groundwire.adapters.agents.conversation import ToolCalls
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 
-__all__ = ["AttemptCalls", "AttemptEndedError", "redirected"]
-
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
 _COUNT_TOKENS = "/messages/count_tokens"  # samples nothing

@@ -14,8 +14,6 @@ from groundwire.adapters.agents.making import maker_of
 from groundwire.adapters.sql_agents.prompts import PROFILES, texts, write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 
-__all__ = ["SQLAgentBackend", "sql_backend"]
-
 
 def sql_backend(
     make: Callable[..., Any], agents: tuple[str, ...], names: Mapping[str, tuple[str, ...]]

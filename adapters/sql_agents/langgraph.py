@@ -29,8 +29,6 @@ from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["AGENTS", "PROMPTS", "backend", "build_sql_graph", "sql_graph"]
-
 AGENTS = ("write_query", "check_query", "rewrite_query", "answer_question")
 """The nodes that ask the model."""
 PROMPTS = {

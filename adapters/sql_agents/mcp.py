@@ -34,8 +34,6 @@ from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
 
-__all__ = ["McpQueries", "backend"]
-
 _MAX_CHARS = 100_000  # far more than an agent reads: the toolkit cuts the rows
 _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
 # The server ends when its standard input closes, so a killed trainer leaves no server behind.

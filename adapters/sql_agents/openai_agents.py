@@ -31,8 +31,6 @@ from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
-__all__ = ["AGENTS", "PROMPTS", "SQLRun", "backend", "build_sql_agent", "sql_agent", "sql_agents"]
-
 AGENTS = ("sql_agent",)
 PROMPTS = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
 """The names of the prompts for each form of answers; they make the first request."""

@@ -13,25 +13,6 @@ from typing import Any
 from groundwire.tools.errors import UserError
 from groundwire.tools.sql.syntax import fenced_sql
 
-__all__ = [
-    "CORRECT",
-    "DONE",
-    "FIELDS",
-    "FULL",
-    "INCORRECT",
-    "MISTAKES",
-    "PROFILES",
-    "QUERY_TOOL",
-    "SHORT",
-    "UnknownPromptError",
-    "extract_sql",
-    "fence",
-    "fill",
-    "is_correct",
-    "texts",
-    "write",
-]
-
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
 DONE = "DONE"
 

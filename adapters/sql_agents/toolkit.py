@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
 
-__all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
-
 MAX_ROWS = 100
 
 

@@ -23,21 +23,6 @@ from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.spans import SpanRecord, call_rewards
 from groundwire.tools.text import valid_texts
 
-__all__ = [
-    "UNKNOWN_GRAMMAR",
-    "CallCredit",
-    "LLMCall",
-    "all_calls_from_spans",
-    "calls_from_spans",
-    "check_ids",
-    "from_span",
-    "order_calls",
-    "same_request",
-    "select_calls",
-    "to_json",
-    "to_span",
-]
-
 UNKNOWN_GRAMMAR = "null"
 """The grammar of a reply that was constrained in a way that the server did not report."""
 _UINT32 = "I" if array("I").itemsize == 4 else "L"

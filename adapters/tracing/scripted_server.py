@@ -23,8 +23,6 @@ from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
 from groundwire.tools.http.server import HttpServer
 
-__all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
-
 END = 256
 """The token that ends a turn, in prompts and in replies."""
 _ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from groundwire.adapters.tracing.calls import LLMCall, select_calls
 
-__all__ = ["Trajectory", "calls_of_agents", "trajectories", "triplets"]
-
 
 def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
     """The calls of the agents in whose name ``re.search`` finds ``agent_match``, as :func:`select_calls`; all calls if
