@@ -6,7 +6,6 @@ answers a call.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Protocol
@@ -25,17 +24,30 @@ class Conversations:
     """The chat messages up to each response, for each rollout; the oldest rollouts are dropped beyond ``max_bytes``."""
 
     def __init__(self, *, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._of: dict[str, dict[str, tuple[Messages, int]]] = {}
+        self.max_bytes, self.bytes = max_bytes, 0
+        self.kept: dict[str, dict[str, tuple[Messages, int]]] = {}
 
     def of(self, rollout_id: str, size: int = 0) -> Conversation:
         """The conversation of a rollout, for a request of ``size`` bytes."""
         return Conversation(self, rollout_id, size)
 
-    def get(self, rollout_id: str, response_id: str) -> Messages:
-        """The messages up to a response, which they include. Raises :class:`RefusedError`."""
-        kept = self._of.get(rollout_id, {}).get(response_id)
-        if kept is None:
+    def forget(self, rollout_id: str) -> None:
+        """Drop the responses of a rollout that has ended."""
+        self.bytes -= sum(size for _, size in self.kept.pop(rollout_id, {}).values())
+
+
+class Conversation:
+    """The responses of one rollout, as one of its requests sees them."""
+
+    def __init__(self, conversations: Conversations, rollout_id: str, size: int) -> None:
+        self._all, self._rollout_id, self._size = conversations, rollout_id, size
+
+    def before(self, response_id: str | None) -> Messages:
+        """The messages up to a response, which they include; none without an id. Raises :class:`RefusedError`."""
+        if response_id is None:
+            return ()
+        responses = self._all.kept.get(self._rollout_id, {})
+        if require_text(response_id, "previous_response_id") not in responses:
             raise RefusedError(
                 400,
                 f"previous_response_id {response_id!r:.100} is unknown: the responses of an attempt are kept until it "
@@ -43,39 +55,19 @@ class Conversations:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return kept[0]
-
-    def add(self, rollout_id: str, response_id: str, messages: Messages, size: int) -> None:
-        """Keep the messages up to a response; ``size`` is that of the request that added the last ones."""
-        self._of.setdefault(rollout_id, {})[response_id] = messages, size
-        self._bytes += size
-        while self._bytes > self._max_bytes and self._of:
-            self.forget(next(iter(self._of)))
-
-    def forget(self, rollout_id: str) -> None:
-        """Drop the responses of a rollout that has ended."""
-        self._bytes -= sum(size for _, size in self._of.pop(rollout_id, {}).values())
-
-
-class Conversation:
-    """The responses of one rollout, as one of its requests sees them."""
-
-    def __init__(self, conversations: Conversations, rollout_id: str, size: int) -> None:
-        self._conversations, self._rollout_id, self._size = conversations, rollout_id, size
-
-    def before(self, response_id: str | None) -> Messages:
-        """The messages up to ``response_id``; none without an id. Raises :class:`RefusedError` for an unknown one."""
-        if response_id is None:
-            return ()
-        return self._conversations.get(self._rollout_id, require_text(response_id, "previous_response_id"))
+        return responses[response_id][0]
 
     def add(self, response_id: str, messages: Messages) -> None:
-        """Keep ``messages``, which end with the response."""
-        self._conversations.add(self._rollout_id, response_id, messages, self._size)
+        """Keep ``messages``, which end with the response and whose last ones the request added."""
+        self._all.kept.setdefault(self._rollout_id, {})[response_id] = messages, self._size
+        self._all.bytes += self._size
+        while self._all.bytes > self._all.max_bytes and self._all.kept:
+            self._all.forget(next(iter(self._all.kept)))
 
 
-class WireCall(ABC):
-    """One call. Its attribute ``chat`` is the request to the policy.
+class WireCall:
+    """One call. Its attribute ``chat`` is the request to the policy. The defaults are those of a chat completion, of
+    which nothing is translated.
 
     A whole reply goes through :meth:`reply`. The chunks of a stream go through :meth:`events`, and after the last one
     comes :meth:`end`.
@@ -88,24 +80,23 @@ class WireCall(ABC):
     """The end of the API's path."""
     name: ClassVar[str]
     """The API's name in spans."""
-    chat: dict[str, Any]
     reply_id: str = ""
     """The id of the reply that the agent gets; "" if it is that of the chat completion."""
 
-    @abstractmethod
-    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None: ...
+    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
+        self.chat = request
 
-    @abstractmethod
     def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
         """The reply that the agent gets for a whole chat completion."""
+        return completion
 
-    @abstractmethod
     def events(self, chunk: Mapping[str, Any]) -> bytes:
         """The server-sent events for one chat chunk; may be empty."""
+        return encode_event(chunk)
 
-    @abstractmethod
     def end(self) -> bytes:
-        """The events after the last chunk."""
+        """The events after the last chunk: here OpenAI's mark."""
+        return b"data: [DONE]\n\n"
 
     @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:
@@ -113,34 +104,15 @@ class WireCall(ABC):
         return refused.body()
 
     def error_event(self, refused: RefusedError) -> bytes:
-        """The event that reports an error within a stream."""
-        return encode_event(masked_values(self.error(refused)), "error")
+        """The event that reports an error within a stream: here without a name, as of vLLM."""
+        return encode_event(masked_values(self.error(refused)))
 
 
 class ChatCall(WireCall):
-    """A chat completion: nothing is translated."""
+    """A chat completion."""
 
     api = "chat/completions"
     name = "chat"
-
-    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        self.chat = request
-
-    def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The completion."""
-        return completion
-
-    def events(self, chunk: Mapping[str, Any]) -> bytes:
-        """The chunk as an event."""
-        return encode_event(chunk)
-
-    def end(self) -> bytes:
-        """OpenAI's mark for the end."""
-        return b"data: [DONE]\n\n"
-
-    def error_event(self, refused: RefusedError) -> bytes:
-        """An event without a name, as of vLLM."""
-        return encode_event(masked_values(self.error(refused)))
 
 
 def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:

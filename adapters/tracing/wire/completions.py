@@ -49,14 +49,6 @@ class CompletionsCall(WireCall):
         """The chunk as an event."""
         return encode_event(self._legacy(chunk, "delta"))
 
-    def end(self) -> bytes:
-        """OpenAI's mark for the end."""
-        return b"data: [DONE]\n\n"
-
-    def error_event(self, refused: RefusedError) -> bytes:
-        """An event without a name, as of vLLM."""
-        return encode_event(self.error(refused))
-
     def _legacy(self, reply: Mapping[str, Any], part: str) -> dict[str, Any]:
         """A chat completion, or a chunk of one, in the legacy format."""
         choices = []

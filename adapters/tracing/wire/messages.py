@@ -10,6 +10,7 @@ from typing import Any
 from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
 from groundwire.adapters.tracing.wire.messages_input import MALFORMED, chat_messages, chat_options
 from groundwire.adapters.tracing.wire.request import RefusedError
+from groundwire.tools.secrets import masked_values
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
@@ -68,6 +69,10 @@ class MessagesCall(WireCall):
         """The error as Anthropic formats it."""
         default = "api_error" if refused.status >= _SERVER_ERROR else "invalid_request_error"
         return {"type": "error", "error": {"type": _ERRORS.get(refused.status, default), "message": str(refused)}}
+
+    def error_event(self, refused: RefusedError) -> bytes:
+        """The event ``error``."""
+        return encode_event(masked_values(self.error(refused)), "error")
 
     def _note(self, reply: Mapping[str, Any]) -> None:
         self._model = reply.get("model") or self._model

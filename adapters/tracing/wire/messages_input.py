@@ -8,10 +8,14 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
+    named_tools,
+    passed_on,
+    read_content,
     reject_unserved,
     require_list,
     require_object,
     require_text,
+    unserved_kind,
     warn_ignored,
 )
 
@@ -42,14 +46,11 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
     for name in _IGNORED:
         if request.get(name) not in (None, {}, {"type": "disabled"}):
             warn_ignored("Messages", name)
-    ignored = _TRANSLATED | _WITHOUT_EFFECT
-    chat = {name: value for name, value in request.items() if name not in ignored and value is not None}
+    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | named_tools(request.get("tools"), _tool)
     if (limit := request.get("max_tokens")) is not None:
         chat["max_tokens"] = limit
     if stop := request.get("stop_sequences"):
         chat["stop"] = stop
-    if tools := request.get("tools"):
-        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(require_list(tools, "tools"))]
     if (choice := request.get("tool_choice")) is not None:
         chat |= _tool_choice(require_object(choice, "tool_choice"))
     output = require_object(request.get("output_config") or {}, "output_config")
@@ -58,8 +59,6 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
     if effort := output.get("effort"):
         chat["reasoning_effort"] = effort
-    if request.get("stream"):
-        chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
     return chat
 
 
@@ -67,7 +66,7 @@ def chat_messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The chat messages of ``system`` and ``messages``. Each tool result becomes a message of its own."""
     messages: list[dict[str, Any]] = []
     if system := request.get("system"):
-        messages.append({"role": "system", "content": _content(system, "system")})
+        messages.append({"role": "system", "content": read_content(system, "system", _part)})
     for index, message in enumerate(require_list(request.get("messages"), "messages")):
         name = f"messages[{index}]"
         role, content = require_object(message, name).get("role"), message.get("content")
@@ -88,11 +87,11 @@ def _user_messages(role: Any, content: Any, name: str) -> list[dict[str, Any]]:
     messages, rest = [], []
     for index, block in enumerate(require_list(content, name)):
         if require_object(block, f"{name}[{index}]").get("type") == "tool_result":
-            result = _content(block.get("content") or "", f"{name}[{index}].content")
+            result = read_content(block.get("content") or "", f"{name}[{index}].content", _part)
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         else:
             rest.append(block)
-    return [*messages, {"role": role, "content": _content(rest, name)}] if rest else messages
+    return [*messages, {"role": role, "content": read_content(rest, name, _part)}] if rest else messages
 
 
 def _assistant_message(blocks: Any, name: str) -> dict[str, Any]:
@@ -120,14 +119,6 @@ def _arguments(value: Any) -> str:
     return json.dumps({} if value is None else value, ensure_ascii=False)
 
 
-def _content(content: Any, name: str) -> Any:
-    """Text as text; other content as parts."""
-    if isinstance(content, str):
-        return content
-    parts = [_part(block, f"{name}[{index}]") for index, block in enumerate(require_list(content, name))]
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
 def _part(block: Any, name: str) -> dict[str, Any]:
     kind = require_object(block, name).get("type")
     if kind == "text":
@@ -140,20 +131,14 @@ def _part(block: Any, name: str) -> dict[str, Any]:
 
 
 def _unknown_block(name: str, kind: Any) -> RefusedError:
-    return RefusedError(
-        400, f"{name} is of type {kind!r:.60}, which is not served: send text, images, tool uses and tool results"
-    )
+    return unserved_kind(name, kind, "is not served: send text, images, tool uses and tool results")
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
     kind = require_object(tool, name).get("type") or "custom"
     if kind != "custom":
-        raise RefusedError(
-            400,
-            f"{name} is of type {kind!r:.60}, which Anthropic defines; offer tools with an input_schema, which "
-            "the agent runs itself",
-            param="tools",
-        )
+        advice = "Anthropic defines; offer tools with an input_schema, which the agent runs itself"
+        raise unserved_kind(name, kind, advice, param="tools")
     names = {"name": "name", "description": "description", "parameters": "input_schema"}
     fields = {chat: tool[own] for chat, own in names.items() if tool.get(own) is not None}
     return {"type": "function", "function": {**fields, **({"strict": True} if tool.get("strict") else {})}}

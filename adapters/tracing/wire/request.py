@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,14 +34,10 @@ class RefusedError(Exception):
         self.status, self.code, self.param = status, code, param
 
     def body(self) -> dict[str, Any]:
-        """The error as OpenAI's API formats it."""
+        """The error as OpenAI's API formats it, so that every client raises its own error type."""
         kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
-        return error_body(str(self), kind=kind, code=self.code or self.status, param=self.param)
-
-
-def error_body(message: str, *, kind: str, code: str | int, param: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's API formats it, so that every client raises its own error type."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code or self.status}
+        return {"error": error}
 
 
 def require_list(value: Any, name: str) -> list[Any]:
@@ -49,6 +45,11 @@ def require_list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
     return value
+
+
+def unserved_kind(name: str, kind: Any, advice: str, *, param: str | None = None) -> RefusedError:
+    """The refusal of a part of a request, by its type."""
+    return RefusedError(400, f"{name} is of type {kind!r:.60}, which {advice}", param=param)
 
 
 def reject_unserved(request: Mapping[str, Any], unserved: Mapping[str, str]) -> None:
@@ -77,6 +78,28 @@ def require_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise RefusedError(400, f"{name} must be text, not {shorten_repr(value)}", param=name)
     return value
+
+
+def read_content(content: Any, name: str, read_part: Callable[[Any, str], dict[str, Any]]) -> Any:
+    """The content of a chat message: text as text, other content as parts."""
+    if isinstance(content, str):
+        return content
+    parts = [read_part(part, f"{name}[{index}]") for index, part in enumerate(require_list(content, name))]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def passed_on(request: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
+    """The fields of a request to another API that are a chat request's as well: those that are not its ``own``."""
+    chat = {name: value for name, value in request.items() if name not in own and value is not None}
+    if request.get("stream"):
+        chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
+    return chat
+
+
+def named_tools(tools: Any, read_tool: Callable[[Any, str], dict[str, Any]]) -> dict[str, Any]:
+    """The field ``tools`` of a chat request, of which ``read_tool`` makes each; empty without tools."""
+    tools = require_list(tools or [], "tools")
+    return {"tools": [read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]} if tools else {}
 
 
 @functools.cache

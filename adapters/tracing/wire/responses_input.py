@@ -8,10 +8,14 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
+    named_tools,
+    passed_on,
+    read_content,
     reject_unserved,
     require_list,
     require_object,
     require_text,
+    unserved_kind,
     warn_ignored,
 )
 
@@ -50,12 +54,9 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
         raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
     if request.get("max_tool_calls") is not None:
         warn_ignored("Responses", "max_tool_calls")
-    ignored = _TRANSLATED | _WITHOUT_EFFECT
-    chat = {name: value for name, value in request.items() if name not in ignored and value is not None}
+    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | named_tools(request.get("tools"), _tool)
     if (limit := request.get("max_output_tokens")) is not None:
         chat["max_completion_tokens"] = limit
-    if tools := request.get("tools"):
-        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(require_list(tools, "tools"))]
     if (choice := request.get("tool_choice")) is not None:
         chat["tool_choice"] = _tool_choice(choice)
     text = require_object(request.get("text") or {}, "text")
@@ -67,8 +68,6 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
         chat["reasoning_effort"] = effort
     if "message.output_text.logprobs" in require_list(request.get("include") or [], "include"):
         chat |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
-    if request.get("stream"):
-        chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
     return chat
 
 
@@ -89,25 +88,21 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": content})
         elif kind == "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
-            messages.append({"role": role, "content": _content(item.get("content"), f"{name}.content")})
+            messages.append({"role": role, "content": read_content(item.get("content"), f"{name}.content", _part)})
         elif kind in ("function_call", "custom_tool_call"):
             if last is None:
                 messages.append(last := {"role": "assistant"})
             last.setdefault("content", None)
             last.setdefault("tool_calls", []).append(_tool_call(item))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            output = _content(item.get("output"), f"{name}.output")
+            output = read_content(item.get("output"), f"{name}.output", _part)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         elif kind == "reasoning":
             if text := _reasoning_text(item, name):  # servers read one of the two names
                 messages.append({"role": "assistant", "reasoning": text, "reasoning_content": text})
         else:
-            raise RefusedError(
-                400,
-                f"{name} is of type {kind!r:.60}, which is not served: send messages, function calls with "
-                "their outputs, and reasoning",
-                param="input",
-            )
+            advice = "is not served: send messages, function calls with their outputs, and reasoning"
+            raise unserved_kind(name, kind, advice, param="input")
     return [message for message in messages if "content" in message]
 
 
@@ -124,16 +119,8 @@ def _reasoning_text(item: Mapping[str, Any], name: str) -> str:
     return "".join(require_text(require_object(part, name).get("text"), f"{name}.content.text") for part in parts)
 
 
-def _content(content: Any, name: str) -> Any:
-    """Text as text; other content as parts."""
-    if isinstance(content, str):
-        return content
-    parts = [_part(part, f"{name}[{index}]") for index, part in enumerate(require_list(content, name))]
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
 def _joined(content: Any, name: str) -> str:
-    parts = _content(content, name)
+    parts = read_content(content, name, _part)
     return parts if isinstance(parts, str) else "".join(part.get("text") or "" for part in parts)
 
 
@@ -146,9 +133,7 @@ def _part(part: Any, name: str) -> dict[str, Any]:
     if kind == "input_image" and part.get("image_url"):
         image = {"url": part["image_url"], **({"detail": part["detail"]} if part.get("detail") else {})}
         return {"type": "image_url", "image_url": image}
-    raise RefusedError(
-        400, f"{name} is of type {kind!r:.60}, which is not served; send text, or an image's URL", param="input"
-    )
+    raise unserved_kind(name, kind, "is not served; send text, or an image's URL", param="input")
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
@@ -156,12 +141,8 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
     if kind == "custom":
         tool = {**tool, "parameters": _CUSTOM_PARAMETERS}
     elif kind != "function":
-        raise RefusedError(
-            400,
-            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function or custom "
-            "tools, which the agent runs itself",
-            param="tools",
-        )
+        advice = "OpenAI runs on its own servers; offer function or custom tools, which the agent runs itself"
+        raise unserved_kind(name, kind, advice, param="tools")
     # strict=false is the default; the prompt shall not depend on the API.
     fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
     return {"type": "function", "function": {**fields, **({"strict": True} if tool.get("strict") else {})}}
