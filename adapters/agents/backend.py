@@ -16,15 +16,19 @@ a function of the task           it can be called with the task                 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters._types import (
+    AgentError,
     AgentSetupError,
     Answer,
     Backend,
@@ -37,9 +41,9 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
 from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, takes_a_task
-from groundwire.adapters.agents.failures import agent_failure, failure_at, known_failure, refused_call
-from groundwire.adapters.agents.lit_agent import LitAgentBackend, is_lit_agent
+from groundwire.adapters.agents.failures import agent_failure, failure_at, known_failure, refused_call, typed_failures
 from groundwire.adapters.agents.making import Maker, maker_of
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
+_LIT_AGENT = "agentlightning.litagent.litagent.LitAgent"
 _ENVIRONMENT = {
     # Clients refuse to be made without a key. The policy needs none.
     "OPENAI_API_KEY": "none",
@@ -222,6 +227,47 @@ class AgentBackend(Backend):
         if not isinstance(text, str):
             raise AgentSetupError(f"agent_output returned {text!r:.200}: it returns the answer as str")
         return Answer(text=text, judged_field="agent_output", steps=steps)
+
+
+class LitAgentBackend(Backend):
+    """Runs ``agent``, a ``LitAgent`` or a class of them that is made without arguments.
+
+    The runner calls :meth:`rollout` in place of :meth:`run`. Raises ``ValueError`` if the class needs arguments.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        try:
+            self.agent: Any = agent() if inspect.isclass(agent) else agent
+        except TypeError as error:
+            raise ValueError(f"agent {agent.__qualname__!r} cannot be made ({error}): name an object of it") from error
+
+    def describe_call(self, question: Question) -> str:
+        """How the agent is called."""
+        return f"{type(self.agent).__name__}.training_rollout(the whole task, resources, rollout)"
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        """Always raises :class:`adapters.AgentError`."""
+        raise AgentError("a LitAgent needs the whole task: it runs in a training run or an evaluation only")
+
+    async def rollout(
+        self, task: Mapping[str, Any], resources: Mapping[str, Any], rollout: Any, endpoint: Endpoint
+    ) -> Any:
+        """What the agent returns for an attempt; a plain method has its own thread.
+
+        Raises a :class:`adapters.BackendError`.
+        """
+        prefix = "training" if rollout.mode == "train" else "validation"
+        with typed_failures(endpoint):
+            if self.agent.is_async():
+                return await getattr(self.agent, f"{prefix}_rollout_async")(task, resources, rollout)
+            call = partial(getattr(self.agent, f"{prefix}_rollout"), task, resources, rollout)
+            return await asyncio.wrap_future(in_thread(call, name=f"agent {rollout.rollout_id}"))
+
+
+def is_lit_agent(agent: Any) -> bool:
+    """Whether ``agent`` is a ``LitAgent`` or a class of them. Imports nothing."""
+    classes = agent.__mro__ if inspect.isclass(agent) else type(agent).__mro__
+    return any(f"{each.__module__}.{each.__qualname__}" == _LIT_AGENT for each in classes)
 
 
 def _copy(given: Any) -> dict[str, Any]:

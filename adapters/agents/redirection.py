@@ -29,11 +29,16 @@ from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
-from groundwire.adapters.agents.conversation import ToolCalls
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
+from groundwire.adapters.tracing.wire.messages_input import chat_messages
+from groundwire.adapters.tracing.wire.request import RefusedError
+from groundwire.adapters.tracing.wire.responses_input import input_messages
+from groundwire.tools.sql.syntax import is_query
+from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
+_MAX_CALLS = 1000
 _COUNT_TOKENS = "/messages/count_tokens"  # samples nothing
 # Path of the API, and the field that its requests have besides the model.
 _APIS = {
@@ -51,6 +56,39 @@ _CREDENTIALS = ("x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-orga
 
 class AttemptEndedError(RuntimeError):
     """A call in the context of an attempt that has ended; it is no failure of the policy."""
+
+
+class ToolCalls:
+    """The tool calls of one attempt, in the order in which its requests first show them: each request repeats the
+    conversation so far.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[str, Any]] = {}
+        self._results: dict[str, str] = {}
+
+    def add(self, path: str, request: Mapping[str, Any]) -> None:
+        """Read the tool calls and their results in a request to the API at ``path``."""
+        for message in _messages(path, request):
+            for call in _objects(message.get("tool_calls")):
+                if len(self._calls) < _MAX_CALLS and isinstance(function := call.get("function"), Mapping):
+                    named = str(function.get("name")), _parsed(function.get("arguments"))
+                    self._calls.setdefault(str(call.get("id")), named)
+            if message.get("role") == "tool" and len(self._results) < _MAX_CALLS:
+                self._results.setdefault(str(message.get("tool_call_id")), _to_text(message.get("content")))
+
+    def steps(self) -> list[AgentStep]:
+        """The tool calls as steps: the input is the query if there is one, else the arguments."""
+        return [
+            AgentStep(
+                agent=name,
+                kind="tool",
+                input=_query_argument(arguments) or _to_text(arguments),
+                output=self._results.get(call_id, ""),
+                ok=call_id in self._results,
+            )
+            for call_id, (name, arguments) in self._calls.items()
+        ]
 
 
 @dataclass(kw_only=True)
@@ -268,3 +306,35 @@ def _in_present_context(function: Callable[..., Any]) -> Callable[..., Any]:
             context.detach(token)
 
     return run
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def _messages(path: str, request: Mapping[str, Any]) -> list[Any]:
+    """The chat messages of a request; none if the proxy refuses it."""
+    try:
+        if path == "/responses":
+            return input_messages(request.get("input") or [])
+        return chat_messages(request) if path == "/messages" else _objects(request.get("messages"))
+    except RefusedError:
+        return []
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _query_argument(arguments: Any) -> str:
+    values = arguments.values() if isinstance(arguments, Mapping) else [arguments]
+    return next((value for value in values if isinstance(value, str) and is_query(value)), "")
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
+        return "".join(str(part["text"]) for part in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

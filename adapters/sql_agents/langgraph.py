@@ -24,8 +24,7 @@ from langgraph.pregel import Pregel
 from openai import DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.backend import sql_backend
-from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
+from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 

@@ -27,10 +27,9 @@ import httpx2
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 
-from groundwire.adapters.sql_agents.backend import sql_backend
 from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, Query, sql_agents
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
-from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit
+from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit, sql_backend
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
 

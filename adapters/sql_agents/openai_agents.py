@@ -25,9 +25,8 @@ from agents.models.interface import Model
 from agents.tool_context import ToolContext
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from groundwire.adapters.sql_agents.backend import sql_backend
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL, texts, write
-from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
+from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 

@@ -84,8 +84,9 @@ class LLMProxy(HttpServer):
     Args:
         sink: where calls are written.
         policy: a policy in this process; the alternative to ``upstreams`` and the options below.
-        upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of
-            a rollout go to one of them, whose prefix cache then holds the growing prompt.
+        upstreams: OpenAI base URLs that end in ``/v1``. ``proxy.upstreams.urls`` and ``.model`` may be
+            replaced while calls are running. All calls of a rollout go to one of the servers, whose prefix cache then
+            holds the growing prompt.
         model: replaces the model's name in requests.
         api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
@@ -119,29 +120,11 @@ class LLMProxy(HttpServer):
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
         self._policy, self._sink, self._max_calls = policy, sink, max_calls
-        self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
+        self.upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
         self._sampling_rule = SamplingRule()
         self._writer: CallWriter
         self._open_attempts = OpenAttempts(sink.sampling_of)
-
-    @property
-    def upstreams(self) -> Sequence[str]:
-        """The OpenAI base URLs of the policy servers."""
-        return self._upstreams.urls
-
-    @upstreams.setter
-    def upstreams(self, urls: Sequence[str]) -> None:
-        self._upstreams.urls = urls
-
-    @property
-    def model(self) -> str | None:
-        """The model's name in requests to the policy servers."""
-        return self._upstreams.model
-
-    @model.setter
-    def model(self, name: str | None) -> None:
-        self._upstreams.model = name
 
     def guard(self) -> Guard:
         """The routes of an attempt need no token."""
@@ -186,7 +169,7 @@ class LLMProxy(HttpServer):
                 f"port {self.port} on {self.host} {problem}: give another one with --proxy-host HOST:PORT, or leave "
                 "it out for any free port"
             ) from error
-        self._upstreams.start()
+        self.upstreams.start()
         self._writer = CallWriter(self._sink)
 
     async def stop(self) -> None:
@@ -202,7 +185,7 @@ class LLMProxy(HttpServer):
             self._open_attempts.close()
             await self._writer.close(timeout_s=self.drain_timeout_s)
         finally:
-            await self._upstreams.close()
+            await self.upstreams.close()
 
     def base_url(self, rollout_id: str, attempt_id: str) -> str:
         """The base URL for the agent of an attempt; any OpenAI client takes it."""
@@ -270,7 +253,7 @@ class LLMProxy(HttpServer):
         session = quote(exchange.rollout_id, safe="")
         if self._policy is None:
             record = partial(self._record, exchange, places)
-            return await self._upstreams.answer(request, call, exchange, session=session, record=record)
+            return await self.upstreams.answer(request, call, exchange, session=session, record=record)
 
         def on_sampled(choice: int, sampled: Mapping[str, Any]) -> None:
             exchange.sampled[choice], exchange.ended = sampled, exchange.ended or time.time()
@@ -285,7 +268,7 @@ class LLMProxy(HttpServer):
             await self._open_attempts.check(rollout_id, request.match_info["attempt_id"])
             body = read_request(await _read_body(request))
             if self._policy is None:
-                return await self._upstreams.forward(request, COUNT_PATHS[0], body)
+                return await self.upstreams.forward(request, COUNT_PATHS[0], body)
             chat = MessagesCall(body, self._conversations.of(rollout_id)).chat
             count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
             return web.json_response({"input_tokens": count})
@@ -305,7 +288,7 @@ class LLMProxy(HttpServer):
         if self._policy is not None:
             return web.json_response(self._policy.models())
         try:
-            return await self._upstreams.forward(request, "models")
+            return await self.upstreams.forward(request, "models")
         except RefusedError as refused:
             return _refusal(refused)
 

@@ -28,7 +28,7 @@ from groundwire.adapters import (
     agent_backend,
 )
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.agents.conversation import ToolCalls
+from groundwire.adapters.agents.redirection import ToolCalls
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer

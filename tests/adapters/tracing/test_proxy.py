@@ -286,9 +286,9 @@ async def test_an_api_that_is_not_served_is_refused_in_one_sentence(bench: Any, 
 
 async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: Any) -> None:
     b = await bench(["old"])
-    b.proxy.model = "policy-v2"
+    b.proxy.upstreams.model = "policy-v2"
     async with ScriptedPolicyServer(replies=["new"]) as other:
-        b.proxy.upstreams = [other.base_url]
+        b.proxy.upstreams.urls = [other.base_url]
         assert (await b.ask()).choices[0].message.content == "new"
         assert other.requests[0]["model"] == "policy-v2"
 
