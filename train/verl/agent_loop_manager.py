@@ -2,8 +2,8 @@
 
 verl creates one in its trainer's process, calls :meth:`RolloutManager.generate_sequences` with prompts, and takes
 finished groups from TransferQueue (``verl/trainer/main_ppo.py``, ``verl/trainer/ppo/v1/``). Here the prompts become
-rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them. verl's trainer is
-unchanged but for what :mod:`.patches` lists.
+rollouts, which the same agents, proxy and rewards as on a laptop run. :mod:`.patches` lists what changes in verl's
+trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from groundwire import domains
-from groundwire.domains import Task
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.losses import OldLogprobs
@@ -40,12 +39,17 @@ class RolloutManager:
     """For the next manager. verl's sampler starts them, some minutes before verl creates the manager."""
 
     def __init__(self, config: Any, workers: RolloutWorkers, row_writers: Sequence[Any]) -> None:
+        import pyarrow.parquet as pq
+
         self.config, self._verl = run_config(config), config
         self.run = RunDir.open(config.groundwire.run_dir)
         rollout = config.actor_rollout_ref.rollout
         self._group_sizes = {"train": rollout.n, "val": rollout.val_kwargs.n}
         self._old_logprobs = OldLogprobs() if chooses_old_logprobs(self.config, config) else None
         self.timer, self.workers = VerlStepTimer(), workers
+        # Those that were written for verl's data set.
+        tasks = pq.read_table(self.run.path / "tasks" / "train.parquet", columns=["task"])["task"].to_pylist()
+        breakdowns = domains.get(self.config.domain).breakdowns
         self.service = RolloutService(
             runtime=workers,
             queue=TransferQueueRows(row_writers, self.config.domain),
@@ -53,9 +57,7 @@ class RolloutManager:
             run=self.run,
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
             own_advantages=config.algorithm.adv_estimator == OWN_ESTIMATOR,
-            schedule=TaskSchedule.of(
-                _training_tasks(self.run), self.config, self.run, domains.get(self.config.domain).breakdowns
-            ),
+            schedule=TaskSchedule.of(list(map(json.loads, tasks)), self.config, self.run, breakdowns),
         )
 
     @classmethod
@@ -127,14 +129,6 @@ class RolloutManager:
             section.ppo_mini_batch_size = prompts
 
 
-def _training_tasks(run: RunDir) -> list[Task]:
-    """The tasks that were written for verl."""
-    import pyarrow.parquet as pq
-
-    column = pq.read_table(run.path / "tasks" / "train.parquet", columns=["task"])["task"]
-    return [json.loads(task) for task in column.to_pylist()]
-
-
 def choose_old_logprobs(rule: OldLogprobs, verl: Any, run: RunDir, step: int) -> dict[str, float]:
     """Set for ``step``, whose rollouts are complete, what verl's trainer reads in every step; returns a metric.
 
@@ -173,14 +167,12 @@ class VerlStepTimer(StepTimer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._update: Counter[str] | None = None
+        self._update = Counter[str]()
 
     def start_sampling(self) -> None:
         """The trainer starts to wait for rollouts."""
         seconds = self.split()
-        if self._update is None:  # the first sampling: the time before it was startup
-            self._update = Counter()
-        else:
+        if self._busy["update"]:  # the time before the first sampling was startup
             self.leave("update")
             self._update.update(seconds)
 
@@ -190,14 +182,13 @@ class VerlStepTimer(StepTimer):
         ``worked`` are the workers' seconds since :meth:`start_sampling`; ``waiting`` is what they leave of the time.
         Until :meth:`start_update` the rollouts are written to disk, which does not count as update.
         """
-        seconds = self.split()
+        seconds, update = self.split(), self._update
         for phase in worked.keys() - {"update", "waiting"}:
             seconds[phase] += worked[phase]
             seconds["waiting"] -= worked[phase]
-        if training and self._update is not None:
-            for phase, value in self._update.items():
-                seconds[phase] += value
-            self._update.clear()
+        if training:
+            self._update = Counter()
+            return {phase: value + update[phase] for phase, value in seconds.items()}
         return seconds
 
     def start_update(self) -> None:
@@ -209,9 +200,7 @@ def prompts_from_batch(batch: Any, group_sizes: dict[str, int]) -> list[Prompt]:
     """The rows of a batch from verl. ``group_sizes``: rollouts per prompt in the partitions ``train`` and ``val``."""
     names, count = set(batch.keys()), len(batch)
     partition = "val" if "validate" in names and _column(batch, "validate", 1)[0] else "train"
-    sizes = [group_sizes[partition]] * count
-    if "__rollout_n__" in names:
-        sizes = _column(batch, "__rollout_n__", count)
+    sizes = _column(batch, "__rollout_n__", count) if "__rollout_n__" in names else [group_sizes[partition]] * count
     columns = (_column(batch, name, count) for name in ("uid", "task", "global_steps"))
     return [
         Prompt(uid=str(uid), task=json.loads(task), rollouts=int(size), step=int(step), partition=partition)

@@ -3,7 +3,6 @@
 verl gives an agent loop a client that works with token ids: it balances the load over the servers, keeps a session on
 one server, applies a LoRA adapter, waits while weights change, continues a reply that the change interrupted, and
 reports the versions of the weights. vLLM's own HTTP port does none of this, so calls go through the client.
-:class:`groundwire.train.policy.server.PolicyServer` converts messages to ids, and ids to text and tool calls.
 """
 
 from __future__ import annotations
@@ -120,22 +119,18 @@ class VerlEngine:
             "top_k": -1,
             "max_tokens": limit,
             "logprobs": True,
+            "stop": list(sampling.stop) or None,
+            "stop_token_ids": list(sampling.stop_token_ids) or None,
         }
-        if sampling.stop:
-            parameters["stop"] = list(sampling.stop)
-        if sampling.stop_token_ids:
-            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
-        if self._server != "vllm":
-            return parameters  # SGLang refuses a seed
-        # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
-        parameters["detokenize"] = bool(sampling.stop)
-        if sampling.seed is not None:
-            parameters["seed"] = sampling.seed
-        if sampling.grammar:
-            parameters["structured_outputs"] = _structured_outputs(sampling.grammar)
-        if self._final_only:
-            parameters["output_kind"] = _FinalOnly()
-        return parameters
+        if self._server == "vllm":  # SGLang refuses a seed
+            parameters |= {
+                # Making text is more than half of vLLM's CPU work per token, and only stop strings need it.
+                "detokenize": bool(sampling.stop),
+                "seed": sampling.seed,
+                "structured_outputs": _structured_outputs(sampling.grammar) if sampling.grammar else None,
+                "output_kind": _FinalOnly() if self._final_only else None,
+            }
+        return {name: value for name, value in parameters.items() if value is not None}
 
     def _text(self, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
         """The text of a reply before what ended it, and whether a stop string or the end of the turn did."""

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,41 @@ class VerlTraining(Trainer):
             return find_model(config.model, any_architecture=True)
 
     def check(self, job: Job) -> None:
-        """As :func:`check`."""
+        """Also warns on stderr about settings without an effect. Nothing is written."""
         with spinner("starting"):
-            check(job.config, job.data)
+            _check(job.config, job.data)
 
     def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
         """Train until verl ends. verl prints its own progress."""
-        train(job.config, job.data, run, callback.on_note)
+        import ray
+        from verl.trainer.main_ppo import run_ppo
+        from verl.utils.device import auto_set_device
+
+        from groundwire.train.verl.samplers import TaskRunner
+
+        config, data, path = job.config, job.data, str(run.path.resolve())
+        validated = choose_tasks(data.validation, config.val_tasks)
+        for name, tasks in (("train", data.train), ("validation", validated)):
+            write_tasks(run.path / "tasks" / f"{name}.parquet", tasks, config.domain)
+        archive_verl_log(run)
+        composed, _ = compose_for_run(config, data, path)
+        auto_set_device(composed)
+        try:
+            with follow_verl_log(run, callback.on_note), ray_job(path):
+                run_ppo(composed, task_runner_class=ray.remote(TaskRunner))
+        except ray.exceptions.RayError as error:
+            (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes
+            cause = getattr(error, "cause", None) or error
+            message = str(cause).strip() or repr(cause)
+            raise TrainingError(f"verl stopped: {type(cause).__name__}: {message.splitlines()[-1]}") from error
+        except SystemExit as error:  # Ray handles SIGTERM itself, with sys.exit
+            raise KeyboardInterrupt from error
+        except Exception as error:
+            if ray.is_initialized():
+                raise
+            raise TrainingError(f"Ray did not start on this machine: {error}") from error
+        finally:
+            ray.shutdown()
 
     def collect(self, run: RunDir) -> None:
         """Write ``metrics.jsonl`` and link ``model`` to the newest checkpoint."""
@@ -105,11 +133,8 @@ class VerlTraining(Trainer):
         return plan, {name: value for name, value in config.verl.items() if name not in known and name[0] != "+"}
 
 
-def check(config: RunConfig, data: TaskData) -> None:
-    """Raise :class:`ConfigError` if this run cannot be trained on this machine. Nothing is written.
-
-    Warns on stderr about settings without an effect.
-    """
+def _check(config: RunConfig, data: TaskData) -> None:
+    """Raise :class:`ConfigError` if this run cannot be trained on this machine."""
     if estimator := other_estimator(config):
         print(
             f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
@@ -126,20 +151,13 @@ def check(config: RunConfig, data: TaskData) -> None:
             "old log-probabilities: the sampler's, except in every 20th step and while they differ (docs/verl.md)",
             file=sys.stderr,
         )
-    model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
-    if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
-        _check_gpus(composed.trainer.n_gpus_per_node)
+    if refusal := _missing_here(composed):
+        raise ConfigError(refusal)
     if is_hub_name(config.model):
         check_hub(config.model)
-    if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
-        raise ConfigError("separate_async needs GPUs for sampling alone: docs/verl.md lists the settings")
-    if model.lora_rank > 0 and (why_not := peft_problem()):
-        raise ConfigError(": ".join(why_not))
-    if rollout.checkpoint_engine.backend == "nccl" and importlib.util.find_spec("cupy") is None:
-        raise ConfigError("checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x")
     try:
         import ray  # noqa: F401 (train() starts it)
-        from verl.trainer.main_ppo import run_ppo  # noqa: F401 (as above)
+        import verl.trainer.main_ppo  # noqa: F401 (as above)
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
         from verl.utils.config import validate_config
         from verl.utils.device import auto_set_device
@@ -154,6 +172,26 @@ def check(config: RunConfig, data: TaskData) -> None:
         )
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses this configuration: {error}") from error
+
+
+def _missing_here(composed: Any) -> str:
+    """What this machine has not that the run needs; "" if it has all."""
+    trainer, rollout = composed.trainer, composed.actor_rollout_ref.rollout
+    if trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
+        if not (available := count_gpus()):
+            return (
+                "verl trains on GPUs, and torch finds none here: leave out --trainer verl, or run groundwire doctor "
+                "--trainer verl for the reason"
+            )
+        if trainer.n_gpus_per_node > available:
+            return f"trainer.n_gpus_per_node is {trainer.n_gpus_per_node}, but torch finds {available} GPUs here"
+    if trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
+        return "separate_async needs GPUs for sampling alone: docs/verl.md lists the settings"
+    if composed.actor_rollout_ref.model.lora_rank > 0 and (why_not := peft_problem()):
+        return ": ".join(why_not)
+    if rollout.checkpoint_engine.backend == "nccl" and importlib.util.find_spec("cupy") is None:
+        return "checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x"
+    return ""
 
 
 def patch_problem() -> str:
@@ -178,61 +216,12 @@ def peft_problem() -> tuple[str, str] | None:
     return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix
 
 
-def _check_gpus(wanted: int) -> None:
-    available = count_gpus()
-    if not available:
-        raise ConfigError(
-            "verl trains on GPUs, and torch finds none here: leave out --trainer verl, or run "
-            "groundwire doctor --trainer verl for the reason"
-        )
-    if wanted > available:
-        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {available} GPUs here")
-
-
-def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str], None]) -> None:
-    """Train until verl ends; call :func:`check` first. ``on_note`` gets warnings meanwhile.
-
-    Raises :class:`TrainingError`, ``KeyboardInterrupt``.
-    """
-    import ray
-    from verl.trainer.main_ppo import run_ppo
-    from verl.utils.device import auto_set_device
-
-    from groundwire.train.verl.samplers import TaskRunner
-
-    write_tasks(run.path / "tasks" / "train.parquet", data.train, config.domain)
-    write_tasks(
-        run.path / "tasks" / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain
-    )
-    archive_verl_log(run)
-    composed, _ = compose_for_run(config, data, str(run.path.resolve()))
-    auto_set_device(composed)
-    try:
-        with follow_verl_log(run, on_note), ray_job(str(run.path.resolve())):
-            run_ppo(composed, task_runner_class=ray.remote(TaskRunner))
-    except ray.exceptions.RayError as error:
-        (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes
-        raise TrainingError(_error_message(error)) from error
-    except SystemExit as error:  # Ray handles SIGTERM itself, with sys.exit
-        raise KeyboardInterrupt from error
-    except Exception as error:
-        if ray.is_initialized():
-            raise
-        raise TrainingError(f"Ray did not start on this machine: {error}") from error
-    finally:
-        ray.shutdown()
-
-
 def link_newest_model(run_dir: Path) -> Path | None:
     """Link ``model`` in a run directory to its newest checkpoint in Hugging Face's format; returns that, or None.
 
     LoRA adapters, which verl writes beside the base weights, are merged first.
     """
-    saved = [
-        folder / "actor" / "huggingface"
-        for folder in (run_dir / "checkpoints").glob("global_step_*")
-        if any((folder / "actor" / "huggingface").glob("*.safetensors"))
-    ]
+    saved = {file.parent for file in run_dir.glob("checkpoints/global_step_*/actor/huggingface/*.safetensors")}
     if not saved:
         return None
     newest = max(saved, key=lambda folder: int(folder.parts[-3].removeprefix("global_step_")))
@@ -262,39 +251,27 @@ def write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def _error_message(error: BaseException) -> str:
-    """The error of a Ray process in one line, without the traceback that Ray puts around it."""
-    cause: BaseException = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines()
-    return f"verl stopped: {type(cause).__name__}: {lines[-1] if lines else repr(cause)}"
-
-
 def merge_adapters(folder: Path, settings: Path) -> bool:
-    """Replace each LoRA-adapted weight W of the checkpoint in ``folder`` by W + (alpha / r) B A; False if it has none.
+    """Replace each LoRA-adapted weight W of the checkpoint in ``folder`` by W + (alpha / r) B A (Hu et al., 2021).
 
     verl saves an adapted model under peft's parameter names, which transformers does not know: it would load the folder
-    with random weights and a warning. The merged checkpoint is an ordinary model (Hu et al., 2021).
-
-    ``settings`` is verl's ``lora_train_meta.json`` with ``r`` and ``lora_alpha``. The files are replaced atomically.
+    with random weights and a warning. ``settings`` is verl's ``lora_train_meta.json``. The files are replaced
+    atomically. False if no weight is adapted.
     """
-    import torch
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("*.safetensors"))
-    names = set[str]()
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            names.update(opened.keys())
-    if not any(".lora_A." in name for name in names):
+    if not any(".lora_A." in name for file in files for name in safe_open(file, framework="pt").keys()):  # noqa: SIM118
         return False
     lora = json.loads(settings.read_text())
     scale = float(lora["lora_alpha"]) / float(lora["r"])
-    state: dict[str, torch.Tensor] = {}
-    for file in files:
-        for name, value in load_file(file).items():
-            state[name.removeprefix(_ADAPTED_PREFIX).replace(".default.", ".")] = value
-    merged: dict[str, torch.Tensor] = {}
+    state = {
+        name.removeprefix(_ADAPTED_PREFIX).replace(".default.", "."): value
+        for file in files
+        for name, value in load_file(file).items()
+    }
+    merged = {}
     for name, base in state.items():
         if ".lora_" in name:
             continue

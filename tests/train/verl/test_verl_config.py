@@ -9,6 +9,8 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from programs import ROOT
@@ -27,7 +29,7 @@ from groundwire.train.policy import STARTER
 from groundwire.train.run import app
 from groundwire.train.verl import hydra_config
 from groundwire.train.verl.hydra_config import check_context_length, compose, flat_config
-from groundwire.train.verl.launch import check
+from groundwire.train.verl.launch import VerlTraining
 from groundwire.train.verl.rollout_workers import run_config
 
 KEYS = set(json.loads((ROOT / "tests" / "data" / "verl_0_9_1_keys.json").read_text()))
@@ -223,13 +225,18 @@ def test_the_projects_own_estimator_may_be_named(name: str) -> None:
     assert flat_config(_resolve("fast", f"algorithm.adv_estimator={name}"))["algorithm.adv_estimator"] == "groundwire"
 
 
+def _check(config: RunConfig, tasks: list[dict[str, str]]) -> None:
+    job: Any = SimpleNamespace(config=config, data=TaskData(train=tasks, validation=[], source=""))
+    VerlTraining().check(job)
+
+
 def test_other_estimators_of_verl_are_passed_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     config = _resolve("fast", "algorithm.adv_estimator=rloo", "algorithm.use_kl_in_reward=true")
     chosen = flat_config(config)
     assert chosen["algorithm.adv_estimator"] == "rloo"
     assert chosen["algorithm.use_kl_in_reward"] is True
     with pytest.raises(ConfigError, match="0 training tasks"):
-        check(config, TaskData(train=[], validation=[], source=""))
+        _check(config, [])
     warning = "warning: with algorithm.adv_estimator=rloo verl computes the advantages"
     assert capsys.readouterr().err.startswith(warning)
 
@@ -427,5 +434,5 @@ def test_a_run_says_that_its_old_log_probabilities_may_be_the_samplers(
 ) -> None:
     config = _resolve("starter", *given, model="starter", tasks_per_step=1)
     with suppress(ConfigError):  # of a machine without a GPU
-        check(config, TaskData(train=[{"id": "t", "question": "?"}], validation=[], source=""))
+        _check(config, [{"id": "t", "question": "?"}])
     assert ("old log-probabilities: the sampler's" in capsys.readouterr().err) == (not given)
