@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,9 +32,9 @@ from groundwire.train.config.verl_names import (
 )
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS, removed_preset
 from groundwire.train.policy.chat.response import FORMATS
-from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name, local_folder
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length
-from groundwire.train.verl.memory_plan import TOKENS, plan_for_settings
+from groundwire.train.verl.memory_plan import TOKENS, plan_run
 from groundwire.train.verl.ray_job import SETUP_HOOK, environment
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
@@ -67,7 +67,7 @@ _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
 
 
 def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[Any, MemoryPlan | None]:
-    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``, and :func:`plan_run`.
+    """verl's whole configuration for this run on this machine, and the plan for its GPUs, if it has some.
 
     Raises :class:`ConfigError`.
     """
@@ -81,33 +81,14 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[An
         n_gpus=max(1, count_gpus()),
         epoch_steps=len(data.train) // config.tasks_per_step,
     )
-    if plan := plan_run(config, flat):
-        flat[TOKENS] = plan.tokens
-    return compose(flat), plan
-
-
-def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None = None) -> MemoryPlan | None:
-    """The memory of a run with verl's settings ``flat`` on GPUs with ``available`` bytes, or on this machine's.
-
-    None without a GPU, and where :func:`groundwire.train.verl.memory_plan.plan_for_settings` has no plan. Raises
-    :class:`ConfigError` for GPUs that are too small, and for a model that cannot be had.
-    """
-    if available is None:
-        if not count_gpus():
-            return None
+    plan = None
+    if count_gpus():
         import torch
 
-        available = torch.cuda.get_device_properties(0).total_memory
-    given = _verl_overrides(config).get(TOKENS)
-    model = config.model
-    if is_hub_name(model):
-        check_hub(model)  # transformers would try for 25 s
-    else:
-        model = str(find_model(model, any_architecture=True))
-    try:
-        return plan_for_settings(model, flat, available=available, tokens=given)
-    except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it
-        return None
+        plan = plan_run(config, flat, torch.cuda.get_device_properties(0).total_memory)
+    if plan:
+        flat[TOKENS] = plan.tokens
+    return compose(flat), plan
 
 
 def count_gpus() -> int:
@@ -143,6 +124,9 @@ def flat_config(
     workers = _workers(config, plain, n_gpus)
     _check_overrides(config, plain, mode, {_UPDATES: updates, _WORKERS: workers})
     minibatches = updates if mode == "separate_async" else config.minibatches
+    attention = without_flash_attn(plain)
+    if attention.get(_ATTENTION) == "groundwire_varlen":  # which the engine for shared prefixes needs
+        attention["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
     changeable = {
         **BASE,
         MINIBATCH: max(1, config.tasks_per_step // minibatches),
@@ -153,14 +137,16 @@ def flat_config(
         **({} if mode == "sync" else {"algorithm.rollout_correction.rollout_is": "token"}),
         # Only verl's own router knows full_determinism.
         **({} if plain.get("actor_rollout_ref.rollout.full_determinism") else {_ROUTER: str(_ROUTER_FILE)}),
-        **_without_padding(plain),
+        **attention,
         **{_in_model_config(key): value for key, value in given.items()},
     }
+    loggers = changeable[LOGGER]
+    names = [loggers] if isinstance(loggers, str) else list(loggers)
     return {
         **changeable,
         **({} if other_estimator(config) else {ESTIMATOR: OWN_ESTIMATOR}),
         **_duration(config, changeable[_EPOCHS], epoch_steps),
-        LOGGER: _loggers(changeable[LOGGER]),
+        LOGGER: names if "file" in names else [*names, "file"],  # from which metrics.jsonl is made
         "trainer.v1.sampler.custom_sampler.name": _SAMPLERS[mode],
         _WORKERS: workers,
         f"+{_SAMPLER_WORKERS}": workers,
@@ -191,20 +177,6 @@ def _duration(config: RunConfig, epochs: int, epoch_steps: int | None) -> dict[s
     if config.steps == 0:
         return {SHARED["steps"]: None if epoch_steps is None else max(1, epochs * epoch_steps)}
     return {} if _EPOCHS in config.verl else {_EPOCHS: BASE[_EPOCHS]}  # a preset's epochs are for its own steps
-
-
-def _loggers(loggers: str | Sequence[str]) -> list[str]:
-    """With ``file``, from which ``metrics.jsonl`` is made."""
-    names = [loggers] if isinstance(loggers, str) else list(loggers)
-    return names if "file" in names else [*names, "file"]
-
-
-def _without_padding(given: Mapping[str, Any]) -> dict[str, str | bool]:
-    """:func:`without_flash_attn`, and the engine for shared prefixes, which needs the attention without padding."""
-    chosen = without_flash_attn(given)
-    if chosen.get(_ATTENTION) == "groundwire_varlen":
-        chosen["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
-    return chosen
 
 
 def _in_model_config(key: str) -> str:
@@ -244,8 +216,7 @@ def _is_old_gpu() -> bool:
 
 def other_estimator(config: RunConfig) -> str | None:
     """The advantage estimator of verl's that the settings name instead of the project's GRPO; None without one."""
-    overrides = _verl_overrides(config)
-    name = overrides.get(f"+{ESTIMATOR}", overrides.get(ESTIMATOR))
+    name = {key.lstrip("+"): value for key, value in _verl_overrides(config).items()}.get(ESTIMATOR)
     return None if name in (None, "grpo", OWN_ESTIMATOR) else str(name)
 
 
@@ -357,11 +328,11 @@ def compose(flat: Mapping[str, Any]) -> Any:
         from hydra import compose as hydra_compose
         from hydra import initialize_config_dir
         from hydra.errors import HydraException
-        from omegaconf import OmegaConf, open_dict
+        from omegaconf import OmegaConf
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: {INSTALL}") from error
 
-    groups = [f"{key}={value}" for key, value in flat.items() if _is_group(key)]
+    groups = [f"{key}={value}" for key, value in flat.items() if "." not in key and key[0] != "+"]
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = hydra_compose("ppo_trainer", overrides=groups)
@@ -370,21 +341,16 @@ def compose(flat: Mapping[str, Any]) -> Any:
         hint = next((suggestion_for(name, NAMES) for name in flat if f"'{name}'" in why), "")
         raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
     known = set(_dotted_keys(OmegaConf.to_container(config, resolve=False)))
-    with open_dict(config):
-        for key, value in flat.items():
-            if _is_group(key):
-                continue
-            name = key.lstrip("+")
-            if name == key and name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"write +{name}=… to add it"
-                raise ConfigError(f"verl has no setting {name}: {hint}")
-            OmegaConf.update(config, name, value, merge=False, force_add=True)
+    for key, value in flat.items():
+        if f"{key}={value}" in groups:
+            continue
+        name = key.lstrip("+")
+        if name == key and name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"write +{name}=… to add it"
+            raise ConfigError(f"verl has no setting {name}: {hint}")
+        OmegaConf.update(config, name, value, merge=False, force_add=True)
     return config
-
-
-def _is_group(key: str) -> bool:
-    return "." not in key and not key.startswith("+")
 
 
 def _dotted_keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -38,8 +38,8 @@ from groundwire.train.verl.hydra_config import (
     count_gpus,
     flat_config,
     other_estimator,
-    plan_run,
 )
+from groundwire.train.verl.memory_plan import plan_run
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job

@@ -11,6 +11,9 @@ from functools import partial
 from typing import Any
 
 from groundwire.train.algorithms.model_size import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name
 
 _MODEL = "actor_rollout_ref.model."
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -22,8 +25,7 @@ _MAX_MODEL_LEN = f"{_ROLLOUT}max_model_len"
 _UTILIZATION = f"{_ROLLOUT}gpu_memory_utilization"
 _CACHE = f"{_ROLLOUT}engine_kwargs.vllm.kv_cache_memory_bytes"
 _FSDP_SIZE = f"{_ACTOR}fsdp_config.fsdp_size"
-_OFFLOAD_OPTIMIZER = f"{_ACTOR}fsdp_config.optimizer_offload"
-_OFFLOAD_PARAMETERS = f"{_ACTOR}fsdp_config.param_offload"
+_OFFLOAD = (f"{_ACTOR}fsdp_config.optimizer_offload", f"{_ACTOR}fsdp_config.param_offload")
 _GPUS = "trainer.n_gpus_per_node"
 
 _STATES = 16
@@ -46,26 +48,28 @@ _VLLM_GRAPHS = 4 << 30
 _LEAST_TOKENS = 2048
 
 
-def plan_for_settings(
-    model: str, flat: Mapping[str, Any], *, available: int, tokens: int | None = None
-) -> MemoryPlan | None:
+def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int) -> MemoryPlan | None:
     """The plan of a run with verl's settings ``flat`` on GPUs with ``available`` bytes each.
 
-    ``model`` is a folder in Hugging Face's format or a name of the hub, of which only the configuration is read.
-    Without ``tokens`` the value of ``flat`` is halved until an update fits; a micro-batch has at least one row of
+    If the tokens of a micro-batch are not given, they are halved until an update fits; it has at least one row of
     ``max_model_len`` tokens. None for a model whose layers are not those of Llama, for padded rows, since the padding
     is not known, and for engines other than FSDP.
 
-    Raises:
-        ConfigError: the update does not fit, or vLLM not beside the trainer.
-        OSError: the model's configuration cannot be read.
+    Raises :class:`.ConfigError` if the update does not fit, or vLLM not beside the trainer, or there is no such model.
     """
     settings = {key.lstrip("+"): value for key, value in flat.items()}
-    whole = empty_model(model)
+    tokens = {**VERL_PRESETS[config.config], **config.verl}.get(TOKENS)
+    if is_hub_name(model := config.model):
+        check_hub(model)  # transformers would try for 25 s
+    else:
+        model = str(find_model(model, any_architecture=True))
+    try:
+        whole = empty_model(model)
+    except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it
+        return None
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers")
     padded = not settings.get(f"{_MODEL}use_remove_padding", True)
-    fsdp = settings.get("model_engine", "dp") == "dp"
-    if padded or not fsdp or not all(hasattr(whole.config, name) for name in sizes):
+    if padded or settings.get("model_engine", "dp") != "dp" or not all(hasattr(whole.config, name) for name in sizes):
         return None
     length, rank = settings[_MAX_MODEL_LEN], settings.get(_LORA_RANK) or 0
     least = max(_LEAST_TOKENS, length)
@@ -87,10 +91,7 @@ def plan_for_settings(
         update=changes,
         sampling={
             f"lower {memory} ({settings.get(memory)})": {memory: 0},
-            f"set {_OFFLOAD_OPTIMIZER}=True and {_OFFLOAD_PARAMETERS}=True": {
-                _OFFLOAD_OPTIMIZER: True,
-                _OFFLOAD_PARAMETERS: True,
-            },
+            "set " + " and ".join(f"{name}=True" for name in _OFFLOAD): dict.fromkeys(_OFFLOAD, True),
         },
     )
 
@@ -125,14 +126,14 @@ def _sampling(settings: Mapping[str, Any], kept: int, parameters: int, available
     """vLLM's memory, and the weights and moments that stay beside it."""
     if settings.get("trainer.v1.trainer_mode") == "separate_async":  # vLLM has GPUs of its own
         return 0
-    if settings.get(_OFFLOAD_OPTIMIZER):
-        kept = 0 if settings.get(_OFFLOAD_PARAMETERS) else kept // 3
+    optimizer, weights_too = map(settings.get, _OFFLOAD)
+    if optimizer:
+        kept = 0 if weights_too else kept // 3
     cache = settings.get(_CACHE)
     if cache is None:
         return kept + int(settings[_UTILIZATION] * available)
-    return (
-        kept + cache + _COPY * parameters // (settings.get(f"{_ROLLOUT}tensor_model_parallel_size") or 1) + _VLLM_GRAPHS
-    )
+    weights = _COPY * parameters // (settings.get(f"{_ROLLOUT}tensor_model_parallel_size") or 1)
+    return kept + cache + weights + _VLLM_GRAPHS
 
 
 def _shards(settings: Mapping[str, Any]) -> int:

@@ -12,7 +12,8 @@ from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
-from groundwire.train.verl.hydra_config import flat_config, plan_run
+from groundwire.train.verl.hydra_config import flat_config
+from groundwire.train.verl.memory_plan import plan_run
 
 RECOMPUTED = "actor_rollout_ref.model.enable_gradient_checkpointing=True"
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
