@@ -1,8 +1,7 @@
 """The metrics of a run with verl: those of its rollouts, from the trainer's process, and one file of all of them.
 
 :class:`SampledSteps` writes ``rollouts.jsonl`` and returns the same figures for verl's log and trackers.
-:func:`follow_verl_log` writes ``metrics.jsonl`` from that file and from ``verl.jsonl``, verl's log. Its lines have the
-same fields as the local trainer's; ``verl`` holds everything that verl logged for the step.
+:func:`follow_verl_log` makes ``metrics.jsonl``, with the fields of the local trainer's, of it and of verl's own log.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -73,18 +72,12 @@ class _Metrics:
     """Metrics that add up over the parts of a step."""
     seconds: Counter[str] = field(default_factory=Counter)
 
-    def add(self, part: _Metrics) -> None:
-        self.rollouts += part.rollouts
-        self.counts.update(part.counts)
-        self.seconds.update(part.seconds)
-
     def means(self) -> dict[str, float]:
         """Metrics that do not add up; empty without rollouts."""
         metrics: dict[str, float] = {}
         if seconds := [rollout.seconds for rollout in self.rollouts]:
             metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
-        rewards = [rollout.outcome.reward for rollout in self.rollouts if rollout.outcome.reward is not None]
-        if rewards:
+        if rewards := [rollout.outcome.reward for rollout in self.rollouts if rollout.outcome.reward is not None]:
             metrics["reward_mean"] = mean(rewards)
         if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
             metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
@@ -103,9 +96,8 @@ class SampledSteps:
         # Writing thousands of rollouts takes a while, and the GPUs can update meanwhile.
         self._writer, self._written = ThreadPoolExecutor(1, thread_name_prefix="write-rollouts"), Future[None]()
         self._written.set_result(None)
-        self._failed_steps = FailedSteps()
+        self._failed_steps, self._agent_checked = FailedSteps(), False
         self._notes = RolloutNotes(partial(_log.warning, "%s"), run=run.path, credit=config.credit)
-        self._agent_checked = False
 
     def add(
         self, partition: str, step: int, rollouts: Sequence[Rollout], counts: Counter[str], seconds: Mapping[str, float]
@@ -120,19 +112,24 @@ class SampledSteps:
         continues = partition in self._steps and self._steps[partition].step == step
         total = self._steps[partition] if continues else _Metrics(step)
         self._steps[partition] = total
-        total.add(part)
+        total.rollouts += part.rollouts
+        total.counts.update(part.counts)
+        total.seconds.update(part.seconds)
         if rollouts:
             rows = list(map(to_row, rollouts))  # here, since a later part may change a score
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
             self._written = self._writer.submit(self._run.write_rows, step, rows, kind=kind, append=continues)
-        self._check(partition, rollouts)
+        reason = "" if failed_by_policy(rollouts) else lasting_failure(rollouts)
+        if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
+            raise RolloutsFailedError(reason)
         self._notes.show(rollouts)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if components := component_means(total.rollouts):
             line["reward_components"] = components
         if partition == "val":
-            self._show_agent_notes(rollouts)
+            if not self._agent_checked:
+                self._show_agent_notes(rollouts)
             breakdowns = domains.get(self._config.domain).breakdowns
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, breakdowns)
         self._run.append_rollout_metrics(line)
@@ -146,15 +143,8 @@ class SampledSteps:
         """Wait until the rollouts of the last :meth:`add` are written. Raises why they could not be."""
         self._written.result()
 
-    def _check(self, partition: str, rollouts: Sequence[Rollout]) -> None:
-        reason = "" if failed_by_policy(rollouts) else lasting_failure(rollouts)
-        if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
-            raise RolloutsFailedError(reason)
-
     def _show_agent_notes(self, rollouts: Sequence[Rollout]) -> None:
-        """Once, after the first validation."""
-        if self._agent_checked:
-            return
+        """After the first validation."""
         self._agent_checked = True
         domain = domains.get(self._config.domain)
         few = few_questions(len({rollout.task["id"] for rollout in rollouts}))
@@ -164,49 +154,42 @@ class SampledSteps:
 
 
 def _metrics_of(
-    step: int,
-    rollouts: Sequence[Rollout],
-    counts: Counter[str],
-    seconds: Mapping[str, float],
-    agent_match: str | None,
+    step: int, rollouts: Sequence[Rollout], counts: Counter[str], seconds: Mapping[str, float], agent_match: str | None
 ) -> _Metrics:
     """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
     failed = [rollout.outcome for rollout in rollouts if rollout.outcome.failure]
     counts.update(f"{'dropped' if outcome.reward is None else 'zero'}_{outcome.failure}" for outcome in failed)
     calls = [call for rollout in rollouts for call in rollout.trainable_calls]
+    if silent := sum(rollout.made_no_call for rollout in rollouts):
+        counts["without_calls"] = silent
     counts.update(
         ended=len(rollouts),
         dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
         zero=sum(outcome.reward is not None for outcome in failed),
-        **({"without_calls": silent} if (silent := sum(rollout.made_no_call for rollout in rollouts)) else {}),
         retried=sum(rollout.attempt is not None and rollout.attempt.number > 1 for rollout in rollouts),
         calls=len(calls),
         tokens_sampled=sum(len(call.response_ids) for call in calls),
         **reply_counts(rollouts, agent_match),
     )
-    return _Metrics(step, list(map(_without_tokens, rollouts)), counts, Counter(seconds))
-
-
-def _without_tokens(rollout: Rollout) -> Rollout:
     empty: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": []}
     empty |= {"messages_json": "[]", "tools_json": "", "reply_json": ""}
-    return replace(rollout, calls=[replace(call, **empty) for call in rollout.calls])
+    kept = [replace(rollout, calls=[replace(call, **empty) for call in rollout.calls]) for rollout in rollouts]
+    return _Metrics(step, kept, counts, Counter(seconds))
 
 
 def write_metrics(run: RunDir) -> None:
     """Write ``metrics.jsonl`` anew, one line per step."""
-    logged: dict[int, dict[str, Any]] = {}
+    logged = defaultdict[int, dict[str, Any]](dict)
     for line in _verl_lines(run.path):
-        logged.setdefault(line["step"], {}).update(line["data"])
-    rollouts = {
-        (line["step"], line["partition"]): line for line in _read_lines(run.path / "rollouts.jsonl", "partition", str)
-    }
+        logged[line["step"]].update(line["data"])
+    sampled = defaultdict[str, dict[int, Any]](dict)
+    for line in _read_lines(run.path / "rollouts.jsonl", "partition", str):
+        sampled[line["partition"]][line["step"]] = line
     lines, wall_time_s = [], 0.0
     for step, data in sorted(logged.items()):
         wall_time_s += float(data.get("timing_s/step", 0.0)) + float(data.get("timing_s/testing", 0.0))
-        lines.append(
-            _metrics_line(step, data, rollouts.get((step, "train"), {}), rollouts.get((step, "val"), {}), wall_time_s)
-        )
+        line = _metrics_line(step, data, *(sampled[partition].get(step, {}) for partition in ("train", "val")))
+        lines.append({**line, "wall_time_s": round(wall_time_s, 2), "verl": data})
     run.write_metrics(lines)
 
 
@@ -219,13 +202,13 @@ def follow_verl_log(run: RunDir, on_note: Callable[[str], None], interval_s: flo
         last_size = 0
         while not stopped.wait(interval_s):
             with suppress(FileNotFoundError):
-                size = (run.path / _LOG).stat().st_size
-                if size != last_size:
-                    last_size = size
-                    write_metrics(run)
-                    for line in run.metrics():
-                        for warning in rules.check(line) if line["step"] >= rules.last_step else ():
-                            on_note(warning)
+                if (size := (run.path / _LOG).stat().st_size) == last_size:
+                    continue
+                last_size = size
+                write_metrics(run)
+                for line in run.metrics():
+                    for warning in rules.check(line) if line["step"] >= rules.last_step else ():
+                        on_note(warning)
 
     thread = threading.Thread(target=follow, name="follow-verl-log", daemon=True)
     thread.start()
@@ -237,10 +220,7 @@ def follow_verl_log(run: RunDir, on_note: Callable[[str], None], interval_s: flo
 
 
 def last_probability_difference(run: RunDir) -> float | None:
-    """Mean absolute difference of the sampler's and the trainer's token probabilities in the last line of verl's log.
-
-    None if that step did not measure it.
-    """
+    """Of the sampler's and the trainer's token probabilities, if the last step in verl's log measured it."""
     lines = _read_lines(run.path / _LOG, "data", dict)
     value = lines[-1]["data"].get(_FIGURES["probability_difference"]) if lines else None
     return value if _is_finite(value) else None
@@ -262,7 +242,7 @@ def _verl_lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _metrics_line(
-    step: int, logged: Mapping[str, Any], trained: Mapping[str, Any], validated: Mapping[str, Any], wall_time_s: float
+    step: int, logged: Mapping[str, Any], trained: Mapping[str, Any], validated: Mapping[str, Any]
 ) -> dict[str, Any]:
     line: dict[str, Any] = {"step": step}
     if step > 0:
@@ -284,8 +264,7 @@ def _metrics_line(
             "tokens_per_s": round(sampled / step_s, 1) if step_s else 0.0,
             "seconds": dict(trained.get("seconds") or dict.fromkeys(PHASES, 0.0)),
         }
-    line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
-    return {**line, "wall_time_s": round(wall_time_s, 2), "verl": dict(logged)}
+    return line | {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
 
 
 def _is_finite(value: Any) -> bool:

@@ -4,11 +4,9 @@ A prompt takes this way: :meth:`RolloutService.submit` gives it a task and seeds
 ``_train`` or ``_validate`` makes their rows, the queue gets these, and at the end of the sampling
 :class:`.metrics.SampledSteps` gets the rollouts.
 
-A group with at least two rewards is ``finished``; failed rollouts are not in it. A group with fewer has nothing to
-compare: it has no rows and is a ``failure``, which verl replaces by another prompt. So is a group without a gradient,
-as long as the ``sampling_budget`` of its step allows. Retries, time limits and cancellation are the store's
-(:mod:`groundwire.train.rollouts.collector`), so every group ends. After many failed groups in a row the trainer gets an
-error instead of one new prompt after another.
+A group with fewer than two rewards has nothing to compare: it has no rows and is a ``failure``, which verl replaces by
+another prompt. So is a group without a gradient, as long as the ``sampling_budget`` of its step allows. After many
+failed groups in a row the trainer gets an error instead of one new prompt after another.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import FailureScores, requests_of_step
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.metrics import SampledSteps
-from groundwire.train.verl.rows import TrainingRow, training_rows, untrained_row
+from groundwire.train.verl.rows import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 if TYPE_CHECKING:
@@ -202,7 +200,9 @@ class RolloutService:
         self._scores.settle(list(ended.values()))
         scored = {session: rollout for session, rollout in ended.items() if rollout.outcome.reward is not None}
         if partition == "train":
-            self._warn_of_constraints(ended.values())
+            if not self._warned_of_constraints and _constrained(ended.values()):
+                self._warned_of_constraints = True
+                _log.warning("%s", _CONSTRAINED)
             rows, counts = self._train(prompt, ended, scored)
         else:
             rows = self._validate(prompt, scored)
@@ -232,9 +232,7 @@ class RolloutService:
         budget = int((config.sampling_budget - 1) * config.tasks_per_step)
         replaced = usable and not teaches and step.replaced < budget
         step.replaced += replaced
-        counts = Counter(
-            groups=1, groups_used=int(teaches), groups_replaced=int(replaced), groups_skipped=int(not usable)
-        )
+        counts = Counter(groups=1, groups_used=teaches, groups_replaced=replaced, groups_skipped=not usable)
         if unused := sum(not rollout.made_no_call for session, rollout in scored.items() if session not in used):
             counts["dropped_unused"] = unused
         if teaches:
@@ -245,16 +243,21 @@ class RolloutService:
             return [], counts
         if self._own_advantages:
             group.record()
-        counts.update(_batch_counts(rows))
+        trained = (pair[0] for row in rows for pair in zip(row.logprobs, row.mask, strict=True) if pair[1])
+        logprobs: Any = list(trained)  # those that the sampler had for the trained tokens
+        counts.update(batch_tokens=len(logprobs), batch_logprobs=sum(logprobs))
         return rows, counts
 
     def _validate(self, prompt: Prompt, scored: Mapping[int, Rollout]) -> list[TrainingRow]:
-        """The rows of a validation group. Each rollout with a reward has one."""
+        """The rows of a validation group. Each rollout with a reward has one; verl needs a token in it."""
         _, rows = self._group(prompt, scored, self._validation_config, own_advantages=False)
-        without_row = scored.keys() - {row.session for row in rows}
+        empty: dict[str, Any] = {"prompt_ids": [self._pad_id], "response_ids": [self._pad_id]}
+        empty |= {"mask": [0], "logprobs": [0.0]} | dict.fromkeys(
+            ("step", "first_version", "last_version"), prompt.step
+        )
         return rows + [
-            untrained_row(scored[session], session, step=prompt.step, token=self._pad_id)
-            for session in sorted(without_row)
+            TrainingRow(uid=prompt.uid, session=session, reward=scored[session].outcome.reward or 0.0, **empty)
+            for session in sorted(scored.keys() - {row.session for row in rows})
         ]
 
     def _group(
@@ -263,10 +266,8 @@ class RolloutService:
         """What a group trains, and that as rows. verl trains no replies to a grammar: they are context alone."""
         groups = training_items(list(scored.values()), config, least=self._scores.least, constrained=False)
         group = groups[0] if groups else TrainingGroup(rollouts=[], teaches=False)
-        of_agents = config.agent_match
-        return group, training_rows(
-            group, scored, step=prompt.step, agent_match=of_agents, own_advantages=own_advantages
-        )
+        rows = training_rows(group, scored, prompt.step, config.agent_match, own_advantages=own_advantages)
+        return group, rows
 
     def _note_unused(self, rollouts: Sequence[Rollout]) -> None:
         """Remember why the last of these rollouts is not trained."""
@@ -282,18 +283,6 @@ class RolloutService:
             + ("; truncated replies are masked (--truncated mask)" if self._config.truncated == "mask" else "")
         )
 
-    def _warn_of_constraints(self, rollouts: Iterable[Rollout]) -> None:
-        if not self._warned_of_constraints and _constrained(rollouts):
-            self._warned_of_constraints = True
-            _log.warning("%s", _CONSTRAINED)
-
 
 def _constrained(rollouts: Iterable[Rollout]) -> bool:
     return any(call.grammar for rollout in rollouts for call in rollout.trainable_calls)
-
-
-def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:
-    """The number of the rows' trained tokens, and the sum of the log-probabilities that the sampler had for them."""
-    pairs = [pair for row in rows for pair in zip(row.logprobs, row.mask, strict=True)]
-    logprobs = [logprob for logprob, trained in pairs if trained]
-    return {"batch_tokens": len(logprobs), "batch_logprobs": sum(logprobs)}

@@ -1,9 +1,9 @@
 """A trajectory as verl stores it: a row under ``{uid}_{session}_{index}`` (prompt, rollout, trajectory).
 
-verl's estimators know no calls, so the advantages are those of :func:`.training_items`, as for the local trainer. Rows
-have them, and the sampler's log-probabilities as the old ones, from the start. verl's trainer would read some columns
-and write them as others, while the GPUs wait (:mod:`.patches`). Its workers would read all columns, and each costs time
-for each row: they read half of them, and derive what follows from these.
+verl's estimators know no calls, so the advantages are those of :func:`.training_items`. Rows have them, and the
+sampler's log-probabilities as the old ones, from the start: verl's trainer would write them while the GPUs wait
+(:mod:`.patches`). Its workers would read all columns, and each costs time for each row: they read half of them, and
+derive what follows from these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # verl's workers import this module and need none of these
 
     from groundwire.adapters.tracing import LLMCall
     from groundwire.train.algorithms.credit import TrainingGroup
-    from groundwire.train.store.rollout import Rollout
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
@@ -39,11 +38,11 @@ class TrainingRow:
     prompt_ids: list[int]
     response_ids: list[int]
     mask: list[int]
-    advantages: list[float] | None
+    advantages: list[float] | None = None
     """Those that the tokens are trained with; None if verl computes them."""
     logprobs: list[float]
     reward: float
-    turns: int
+    turns: int = 0
     """LLM calls of the whole rollout."""
     first_version: int
     last_version: int
@@ -63,7 +62,7 @@ class TrainingRow:
 
 
 def training_rows(
-    group: TrainingGroup, sessions: Iterable[int], *, step: int, agent_match: str | None, own_advantages: bool
+    group: TrainingGroup, sessions: Iterable[int], step: int, agent_match: str | None, *, own_advantages: bool
 ) -> list[TrainingRow]:
     """The rows of a group, whose rollouts have these ``sessions``. A rollout of which nothing is trained has none.
 
@@ -74,7 +73,6 @@ def training_rows(
         # The trajectory with the last call comes last: verl takes a session's reward from its row with the highest
         # index.
         items = sorted(trained.items, key=lambda item: item.trajectory.calls[-1].sequence)
-        turns = len(trained.rollout.trained_calls(agent_match))
         for index, item in enumerate(items):
             versions = [_weights_versions(call, step) for call in item.trajectory.calls]
             rows.append(
@@ -88,7 +86,7 @@ def training_rows(
                     advantages=item.advantages if own_advantages else None,
                     logprobs=item.trajectory.logprobs,
                     reward=trained.reward,
-                    turns=turns,
+                    turns=len(trained.rollout.trained_calls(agent_match)),
                     first_version=min(first for first, _ in versions),
                     last_version=max(last for _, last in versions),
                     step=step,
@@ -103,24 +101,6 @@ def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
     last = call.weights_version if call.weights_version is not None else max(0, step - 1)
     first = call.first_weights_version if call.first_weights_version is not None else last
     return first, last
-
-
-def untrained_row(rollout: Rollout, session: int, *, step: int, token: int) -> TrainingRow:
-    """The row of a validation rollout that has no trajectory but counts; verl needs a token."""
-    return TrainingRow(
-        uid=rollout.group,
-        session=session,
-        prompt_ids=[token],
-        response_ids=[token],
-        mask=[0],
-        advantages=None,
-        logprobs=[0.0],
-        reward=rollout.outcome.reward or 0.0,
-        turns=0,
-        first_version=step,
-        last_version=step,
-        step=step,
-    )
 
 
 def row_tag(row: TrainingRow) -> dict[str, Any]:
@@ -142,21 +122,18 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
     """A row's fields under verl's names (``verl/trainer/ppo/v1/agent_loop_tq.py``); ``source`` groups verl's metrics.
 
     Tensors are int64 [tokens], but log-probabilities, ``rm_scores``, advantages and returns float32 [response tokens].
-    The reward is at the last token. The old log-probabilities are the sampler's, until verl computes others. Rows have
-    no advantages if verl computes them.
     """
     import torch
 
     prompts = torch.tensor(row.prompt_ids, dtype=torch.int64)
     responses = torch.tensor(row.response_ids, dtype=torch.int64)
     mask = torch.tensor(row.mask, dtype=torch.int64)
-    scores = torch.zeros(len(row.response_ids), dtype=torch.float32)
-    scores[-1] = row.reward
     logprobs = torch.tensor(row.logprobs, dtype=torch.float32)
+    scores = torch.zeros_like(logprobs)
+    scores[-1] = row.reward
     advantages = {}
-    if row.advantages is not None:
-        values = torch.tensor(row.advantages, dtype=torch.float32) * mask
-        advantages = {"advantages": values, "returns": values}
+    if row.advantages is not None:  # else verl computes them
+        advantages = dict.fromkeys(("advantages", "returns"), torch.tensor(row.advantages, dtype=torch.float32) * mask)
     return {
         "prompts": prompts,
         "responses": responses,
@@ -165,7 +142,7 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
         "response_mask": mask,
         "loss_mask": mask,
         "rollout_log_probs": logprobs,
-        "old_log_probs": logprobs,
+        "old_log_probs": logprobs,  # until verl computes others
         **advantages,
         "rm_scores": scores,
         "multi_modal_inputs": {},
