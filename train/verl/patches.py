@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,10 +91,8 @@ EXTENDED: Mapping[str, str] = {
 
 def patch(name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
     """Replace ``name``, one of :data:`PATCHES`, by what ``wrap`` makes of it. The result puts it back."""
-    owner: Any = importlib.import_module(PATCHES[name].module)
-    *classes, attribute = name.split(".")[1:]
-    for class_name in classes:
-        owner = getattr(owner, class_name)
+    classes, _, attribute = name.partition(".")[2].rpartition(".")
+    owner = pkgutil.resolve_name(f"{PATCHES[name].module}:{classes}")
     original = getattr(owner, attribute)
     setattr(owner, attribute, wrap(original))
     return lambda: setattr(owner, attribute, original)
@@ -128,20 +126,18 @@ def source_digest(source: str) -> str:
     package, _, rest = file.partition("/")
     spec = importlib.util.find_spec(package)
     path = Path(next(iter((spec and spec.submodule_search_locations) or [""]))) / rest
-    if not path.is_file():
-        return ""
-    text = path.read_text()
+    text = path.read_text() if path.is_file() else ""
     node: Any = ast.parse(text)
     for part in name.split("."):
-        node = next((inner for inner in node.body if getattr(inner, "name", "") == part), None)
-        if node is None:
-            return ""
+        node = next((inner for inner in getattr(node, "body", ()) if getattr(inner, "name", "") == part), None)
+    if node is None:
+        return ""
     first = min(line.lineno for line in [node, *node.decorator_list])
     lines = text.splitlines()[first - 1 : node.end_lineno]
     return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
 
 
-# -- What verl's trainer does in its own process
+# -- What verl's trainer does in its own process. ``verls`` is the function of verl's that is replaced.
 
 
 def patch_trainer(*, shared_prefixes: bool) -> None:
@@ -151,52 +147,21 @@ def patch_trainer(*, shared_prefixes: bool) -> None:
     is :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
     """
 
-    def limit_columns(batch: Any, config: Any) -> None:
-        from verl.trainer.ppo.utils import need_critic
+    def method(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:
+        return lambda verls: partialmethod(function, verls, *arguments)
 
-        if not need_critic(config):  # a critic reads all columns
-            batch.fields = read_columns(derived=shared_prefixes)
-
-    patch("trainer_base.PPOTrainer._compute_old_log_prob", partial(_old_log_prob_of_rows, limit_columns))
-    patch("trainer_base.PPOTrainer._compute_advantage", partial(_advantage_of_rows, limit_columns))
-    patch("padding_utils.construct_minimal_padding_template", _short_padding)
+    patch("trainer_base.PPOTrainer._compute_old_log_prob", method(_old_log_prob_of_rows, shared_prefixes))
+    patch("trainer_base.PPOTrainer._compute_advantage", method(_advantage_of_rows, shared_prefixes))
+    patch("padding_utils.construct_minimal_padding_template", lambda verls: partial(_short_padding, verls))
     if shared_prefixes:
-        patch("trainer_base.PPOTrainer._balance_batch", _groups_together)
+        patch("trainer_base.PPOTrainer._balance_batch", method(_groups_together))
 
 
-def _old_log_prob_of_rows(limit_columns: Callable[[Any, Any], None], verls: Callable[..., Any]) -> Callable[..., Any]:
-    def compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        limit_columns(batch, self.config)
-        return batch if _bypasses(self.config) else verls(self, batch, metrics)
+def _limit_columns(batch: Any, config: Any, derived: bool) -> None:
+    from verl.trainer.ppo.utils import need_critic
 
-    return compute_old_log_prob
-
-
-def _advantage_of_rows(limit_columns: Callable[[Any, Any], None], verls: Callable[..., Any]) -> Callable[..., Any]:
-    def compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's also measures how far sampler and trainer differ, so it runs after a pass for log-probabilities."""
-        if self.config.algorithm.adv_estimator != OWN_ESTIMATOR:
-            return verls(self, batch, metrics)
-        if _bypasses(self.config):
-            return batch
-        import transfer_queue
-
-        rows = transfer_queue.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"]
-        )
-        advantages = rows["advantages"].to_padded_tensor(0.0)
-
-        def of_rows(data: Any, **_: Any) -> Any:
-            """Those of the rows, float32 [rows, tokens], without the tokens that verl has rejected."""
-            data.batch["advantages"] = data.batch["returns"] = advantages * data.batch["response_mask"]
-            return data
-
-        with patched("trainer_base.compute_advantage_for_multi_trajectories", lambda _: of_rows):
-            batch = verls(self, batch, metrics)
-        limit_columns(batch, self.config)
-        return batch
-
-    return compute_advantage
+    if not need_critic(config):  # a critic reads all columns
+        batch.fields = read_columns(derived=derived)
 
 
 def _bypasses(config: Any) -> bool:
@@ -205,36 +170,66 @@ def _bypasses(config: Any) -> bool:
     return bool(correction and correction.get("bypass_mode"))
 
 
-def _short_padding(verls: Callable[..., Any]) -> Callable[..., Any]:
-    def construct_minimal_padding_template(*arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A row of one token without a loss."""
-        import torch
-
-        row, tag = verls(*arguments)
-        row.update({name: torch.zeros(1) for name in PADDED_COLUMNS if name in row})
-        return row, tag
-
-    return construct_minimal_padding_template
+def _old_log_prob_of_rows(
+    trainer: Any, verls: Callable[..., Any], derived: bool, batch: Any, metrics: dict[str, Any]
+) -> Any:
+    _limit_columns(batch, trainer.config, derived)
+    return batch if _bypasses(trainer.config) else verls(trainer, batch, metrics)
 
 
-def _groups_together(verls: Callable[..., Any]) -> Callable[..., Any]:
-    def balance_batch(
-        self: Any, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **options: Any
-    ) -> Any:
-        """verl's, which first adds the rows of padding, with another order of the rows."""
-        from verl.utils.seqlen_balancing import log_seqlen_unbalance
-
-        with patched("trainer_base.get_seqlen_balanced_partitions", lambda _: _in_order):
-            batch = verls(self, batch, metrics, logging_prefix, **options)
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        if ranks > 1:
-            rows_of_ranks = divide_rows(batch.keys, batch.tags, ranks)
-            lengths = [tag["seq_len"] for tag in batch.tags]
-            metrics.update(log_seqlen_unbalance(lengths, rows_of_ranks, logging_prefix))
-            batch.reorder([row for rows in rows_of_ranks for row in rows])
+def _advantage_of_rows(
+    trainer: Any, verls: Callable[..., Any], derived: bool, batch: Any, metrics: dict[str, Any]
+) -> Any:
+    """verl's also measures how far sampler and trainer differ, so it runs after a pass for log-probabilities."""
+    if trainer.config.algorithm.adv_estimator != OWN_ESTIMATOR:
+        return verls(trainer, batch, metrics)
+    if _bypasses(trainer.config):
         return batch
+    import transfer_queue
 
-    return balance_batch
+    rows = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
+    advantages = rows["advantages"].to_padded_tensor(0.0)
+
+    def of_rows(data: Any, **_: Any) -> Any:
+        """Those of the rows, float32 [rows, tokens], without the tokens that verl has rejected."""
+        data.batch["advantages"] = data.batch["returns"] = advantages * data.batch["response_mask"]
+        return data
+
+    with patched("trainer_base.compute_advantage_for_multi_trajectories", lambda _: of_rows):
+        batch = verls(trainer, batch, metrics)
+    _limit_columns(batch, trainer.config, derived)
+    return batch
+
+
+def _short_padding(verls: Callable[..., Any], *arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A row of one token without a loss."""
+    import torch
+
+    row, tag = verls(*arguments)
+    row.update({name: torch.zeros(1) for name in PADDED_COLUMNS if name in row})
+    return row, tag
+
+
+def _groups_together(
+    trainer: Any,
+    verls: Callable[..., Any],
+    batch: Any,
+    metrics: dict[str, Any],
+    logging_prefix: str = "global_seqlen",
+    **options: Any,
+) -> Any:
+    """verl's, which first adds the rows of padding, with another order of the rows."""
+    from verl.utils.seqlen_balancing import log_seqlen_unbalance
+
+    with patched("trainer_base.get_seqlen_balanced_partitions", lambda _: _in_order):
+        batch = verls(trainer, batch, metrics, logging_prefix, **options)
+    ranks = max(trainer.actor_rollout_wg._dispatch_info["actor"]) + 1
+    if ranks > 1:
+        rows_of_ranks = divide_rows(batch.keys, batch.tags, ranks)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        metrics.update(log_seqlen_unbalance(lengths, rows_of_ranks, logging_prefix))
+        batch.reorder([row for rows in rows_of_ranks for row in rows])
+    return batch
 
 
 def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:

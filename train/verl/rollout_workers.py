@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 from groundwire import domains
@@ -139,30 +141,32 @@ async def _until_idle() -> None:
         in_time = in_time + 1 if loop.time() < due + _LATE_S else 0
 
 
+@dataclass(eq=False)
 class _Worker:
-    """A worker and the number of its open rollouts."""
-
-    def __init__(self, actor: Any, started: Any) -> None:
-        self.actor, self.started, self.open = actor, started, 0
+    actor: Any
+    started: Any
+    open: int = 0
+    """Rollouts."""
 
 
 class RolloutWorkers:
     """Divides groups among workers. It has the methods of the runtime and of the collector that the service calls.
 
-    ``start`` makes the worker of a number and starts it; returns both. It is also called to replace a worker whose
-    process has ended; its rollouts are then run again, ``retries`` times.
+    ``start`` makes the worker of a number and starts it; returns both. It is called again for a worker whose process
+    has ended; the rollouts of that are then repeated, ``retries`` times.
     """
 
     def __init__(self, start: Callable[[int], tuple[Any, Any]], number: int, *, retries: int) -> None:
         self._start, self._retries = start, retries
         self._loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=_MAX_BLOCKED_S)
         self._loop.start()
-        self._workers = self._loop.call(self._started(number))
 
-    async def _started(self, number: int) -> list[_Worker]:
-        workers = [_Worker(*self._start(index)) for index in range(number)]
-        await asyncio.gather(*(worker.started for worker in workers))
-        return workers
+        async def started() -> list[_Worker]:
+            workers = [_Worker(*start(index)) for index in range(number)]
+            await asyncio.gather(*(worker.started for worker in workers))
+            return workers
+
+        self._workers = self._loop.call(started())
 
     def submit(self, work: Callable[[RolloutWorkers], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the event loop and return at once."""
@@ -180,11 +184,9 @@ class RolloutWorkers:
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase since the last call, as means of the workers."""
-
-        answers = self._loop.call(self._ask("seconds"))
-        of_workers = [seconds for seconds in answers if isinstance(seconds, dict)]
+        of_workers = [seconds for seconds in self._loop.call(self._ask("seconds")) if isinstance(seconds, dict)]
         phases = of_workers[0] if of_workers else ()
-        return {phase: sum(seconds[phase] for seconds in of_workers) / len(of_workers) for phase in phases}
+        return {phase: fmean(seconds[phase] for seconds in of_workers) for phase in phases}
 
     def stop(self) -> None:
         """End the workers' parts. A process that has ended has none."""
@@ -198,14 +200,13 @@ class RolloutWorkers:
 
     async def _ask(self, method: str) -> list[Any]:
         """The result of this method of each worker, or its error."""
-        calls = (getattr(worker.actor, method).remote() for worker in self._workers)
-        return await asyncio.gather(*calls, return_exceptions=True)
+        answers = (getattr(worker.actor, method).remote() for worker in self._workers)
+        return await asyncio.gather(*answers, return_exceptions=True)
 
     async def _run(self, requests: Sequence[Rollout], deadline: float) -> list[Rollout]:
         failure = ""
         for _ in range(1 + self._retries):
-            number = min(range(len(self._workers)), key=lambda number: self._workers[number].open)
-            worker = self._workers[number]
+            number, worker = min(enumerate(self._workers), key=lambda numbered: numbered[1].open)
             worker.open += len(requests)
             try:
                 await worker.started
@@ -224,10 +225,7 @@ class RolloutWorkers:
 
 
 class WorkerProcesses:
-    """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter` for every eight of them.
-
-    They start at once: their imports take a while.
-    """
+    """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter` for every eight of them."""
 
     def __init__(self, rollout: int) -> None:
         # A rollout takes more than ten times as long as writing its row.
@@ -250,11 +248,8 @@ def start_actor(kind: type, *, restarts: bool = False) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    forever = -1 if restarts else 0
-    actor = ray.remote(kind).options(
-        num_cpus=0, max_restarts=forever, max_task_retries=forever, scheduling_strategy=here
-    )
-    return actor.remote()
+    repeats = dict.fromkeys(("max_restarts", "max_task_retries"), -1 if restarts else 0)
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=here, **repeats).remote()
 
 
 def run_config(verl: Any) -> RunConfig:
@@ -282,8 +277,8 @@ def _share(config: RunConfig, number: int, workers: int) -> RunConfig:
     runners = -(-config.n_runners // workers)
     if config.n_runners >= config.tasks_per_step * config.group_size:  # one for each rollout of a step, here too
         runners = max(runners, -(-config.tasks_per_step // workers) * config.group_size)
-    share = {"n_runners": runners, "proxy_host": config.proxy_address[0] if number else config.proxy_host}
-    return config.model_copy(update={**share, "runner_processes": int(config.runner_python is not None)})
+    share: dict[str, Any] = {"n_runners": runners, "runner_processes": int(config.runner_python is not None)}
+    return config.model_copy(update=share | ({"proxy_host": config.proxy_address[0]} if number else {}))
 
 
 def _servers(verl: Any) -> int:
