@@ -1,7 +1,5 @@
 """The classes of verl's that this project extends in the trainer's process: its samplers, and the actor itself.
 
-The samplers learn at once that all rollouts have ended, and report the rollout service's metrics.
-
 verl loads a sampler by name (``trainer.v1.sampler.custom_sampler``) and logs the metrics that it returns, so figures of
 dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged. verl creates its sampler
 before the model and the inference servers, so this also starts the processes beside the trainer's.

@@ -1,10 +1,9 @@
 """Writes rows into TransferQueue, verl's store of training data.
 
 verl registers each prompt under its ``uid`` and reads two things: the prompt's status (``finished``: take its rows;
-``failure``: replace the prompt) and the rows under ``{uid}_{session}_{index}``. TransferQueue's calls block, so those
-with statuses run in a thread. Rows are written by processes of their own, since two GPUs sample thousands of rows in a
-few seconds. A call has a cost of its own, however few rows it writes, so everything that arrives while no writer is
-idle is written by the next call together.
+``failure``: replace the prompt) and its rows. TransferQueue's calls block, so those with statuses run in a thread. Rows
+are written by processes of their own, since two GPUs sample thousands of rows in a few seconds. A call has a cost of
+its own, so everything that arrives while no writer is idle is written by the next call together.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _MAX_WRITE_S = 300.0  # a write takes milliseconds, and verl's trainer waits for
 
 
 class WriteCoalescer(Generic[T]):
-    """Passes items to one of ``stores``, called as ``store(items, partition)``.
-
-    What arrives while all of them store is passed on together.
-    """
+    """Passes items to one of ``stores``, called as ``store(items, partition)``; what arrives meanwhile, together."""
 
     def __init__(self, stores: Iterable[Callable[[list[T], str], Awaitable[None]]]) -> None:
         self._idle = list(stores)
@@ -47,16 +43,13 @@ class WriteCoalescer(Generic[T]):
     async def _write(self, store: Callable[[list[T], str], Awaitable[None]]) -> None:
         while self._waiting:
             partition, waiting = self._waiting.popitem()
+            failure: Exception | None = None
             try:
                 await store([item for items, _ in waiting for item in items], partition)
             except Exception as error:
-                for _, stored in waiting:
-                    if not stored.done():  # its task was not cancelled
-                        stored.set_exception(error)
-            else:
-                for _, stored in waiting:
-                    if not stored.done():
-                        stored.set_result(None)
+                failure = error
+            for stored in (stored for _, stored in waiting if not stored.done()):  # its task was not cancelled
+                stored.set_exception(failure) if failure else stored.set_result(None)
         self._idle.append(store)  # not in a callback of the task: what arrives before it runs would wait forever
 
 
@@ -84,8 +77,7 @@ class RowWriter:
 class TransferQueueRows:
     """The queue in which verl's trainer finds groups and rows; ``partition`` is ``train`` or ``val``.
 
-    TransferQueue must be initialized in this process. ``writers`` are :class:`RowWriter` in others. ``source`` groups
-    verl's metrics.
+    TransferQueue must be initialized in this process. ``writers`` are :class:`RowWriter` in others.
     """
 
     def __init__(self, writers: Sequence[Any], source: str) -> None:
@@ -101,11 +93,7 @@ class TransferQueueRows:
         await _written(self._statuses.put([(uid, status)], partition), f"the status {status!r} of a group")
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store the rows of a group; returns when they are stored.
-
-        Raises:
-            RolloutsFailedError: TransferQueue has not answered within :data:`_MAX_WRITE_S`.
-        """
+        """Store the rows of a group. Raises :class:`RolloutsFailedError` without an answer after some minutes."""
         await _written(self._rows.put(rows, partition), "the rows of a group")
 
     async def _put_statuses(self, statuses: Sequence[tuple[str, str]], partition: str) -> None:
@@ -119,7 +107,6 @@ class TransferQueueRows:
 
 
 async def _written(write: Awaitable[None], what: str) -> None:
-    """Await ``write``. Raises :class:`RolloutsFailedError` after :data:`_MAX_WRITE_S`."""
     try:
         await asyncio.wait_for(write, _MAX_WRITE_S)
     except asyncio.TimeoutError:

@@ -2,10 +2,8 @@
 
 This engine divides a mini-batch so that rows with a long common prefix are in one micro-batch, keeps each shared token
 once (:mod:`.tree`), and returns log-probabilities and entropies of all tokens, so verl's losses and metrics are
-unchanged. Shared are only tokens before a row's first trained one; rows with equal replies remain different rows.
-
-Logits are computed only for tokens with a loss, a quarter of the kept ones at an agent's shape. The log-probabilities
-and entropies of other tokens are 0; verl masks them. An update leaves out rows that have no gradient.
+unchanged. Shared are only tokens before a row's first trained one. Logits are computed only for tokens with a loss; the
+log-probabilities and entropies of others are 0, and verl masks them. An update leaves out rows that have no gradient.
 
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
 takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
@@ -20,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,7 +70,10 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row."""
-        with super().train_mode(**options), patched("tensordict_utils.index_select_tensor_dict", _all_rows_at_once):
+        with (
+            super().train_mode(**options),
+            patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
+        ):
             yield
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
@@ -109,14 +111,15 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
 
     def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, Tensor]], Any]:
         """As verl's: all weights for the inference server. On several GPUs with FSDP 1 each layer is gathered once."""
-        model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+        model: Any = getattr(self.module, "_fsdp_wrapped_module", self.module)
         as_verl = (
             fsdp_version(self.module) != 1
             or torch.distributed.get_world_size() == 1
             or hasattr(model, "peft_config")
             or self._is_offload_param
             or self._qat_enabled
-            or _has_persistent_buffers(model)
+            # A checkpoint has tensors that are no parameters.
+            or any(set(part._buffers) - part._non_persistent_buffers_set for part in model.modules())
         )
         if as_verl:
             return super().get_per_tensor_param(**options)
@@ -218,9 +221,10 @@ def _prepare_micro_batches(
         others = sorted(set(range(len(lengths))).difference(rows))
         rows += others[: max(0, int(number) - len(rows))]
         batches = divided(int(number))
-    return _MicroBatches(data, batches, prompts, masks, lengths), batches
+    return _MicroBatches(data, batches, (prompts, masks, lengths)), batches
 
 
+@dataclass(frozen=True)
 class _MicroBatches(Sized):
     """The rows of ``data`` in each batch, without what is no tensor, such as names.
 
@@ -228,25 +232,23 @@ class _MicroBatches(Sized):
     micro-batch is made when verl asks for it: on a GPU, while the one before is computed.
     """
 
-    def __init__(
-        self, data: Any, batches: list[list[int]], prompts: list[Tensor], masks: list[Tensor], lengths: list[int]
-    ) -> None:
-        self._data, self._batches = data, batches
-        self._of_rows = prompts, masks, lengths
+    data: Any
+    batches: list[list[int]]
+    of_rows: tuple[list[Tensor], list[Tensor], list[int]]
+    """:func:`_prompts_masks_and_lengths` of the data."""
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        tensors = {name: value for name, value in self._data.items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in self.data.items() if isinstance(value, Tensor)}
         rows = {name: _rows(value) for name, value in tensors.items() if value.is_nested}
-        settings = {name: value.data for name, value in self._data.items() if isinstance(value, NonTensorData)}
-        for batch in self._batches:
+        settings = {name: value.data for name, value in self.data.items() if isinstance(value, NonTensorData)}
+        for batch in self.batches:
             fields: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
             for name, value in tensors.items():
                 fields[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
-            of_rows = ([values[row] for row in batch] for values in self._of_rows)
-            fields[_KEPT] = NonTensorData(_kept(*of_rows))
+            fields[_KEPT] = NonTensorData(_kept(*([values[row] for row in batch] for values in self.of_rows)))
             yield TensorDict(fields, batch_size=len(batch))
 
 
@@ -261,7 +263,7 @@ def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Ke
 def _padded_replies(values: Tensor, data: Any) -> Tensor:
     """verl's function: ``values`` of each row's reply, [rows, longest reply], of jagged ``values`` [rows, tokens].
 
-    verl's own slices row by row, and the GPU stops for each of them. A reply's values are at the positions before it.
+    A reply's values are at the positions before it.
     """
     lengths = data["responses"].offsets().diff()
     ends = (data["prompts"].offsets() + data["responses"].offsets())[1:]
@@ -271,15 +273,11 @@ def _padded_replies(values: Tensor, data: Any) -> Tensor:
     return replies.where(position < lengths[:, None], 0.0)
 
 
-def _all_rows_at_once(select: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
+def _all_rows_at_once(verls: Callable[..., Any], batch: Any, rows: Sequence[Any]) -> Any:
     """verl's selection of rows, which shares the tensors if all rows are selected in their order."""
-
-    def selected(batch: Any, rows: Sequence[Any]) -> Any:
-        if list(map(int, rows)) != list(range(len(batch))):
-            return select(batch, rows)
-        return TensorDict(dict(batch.items()), batch_size=len(batch))  # copy() would also copy the names one by one
-
-    return selected
+    if list(map(int, rows)) != list(range(len(batch))):
+        return verls(batch, rows)
+    return TensorDict(dict(batch.items()), batch_size=len(batch))  # copy() would also copy the names one by one
 
 
 def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
@@ -302,12 +300,12 @@ def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
 
 def _prompts_masks_and_lengths(data: Any) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """The ids before each row's first trained token, the mask of its reply (int64, on the CPU), and its tokens."""
-    prompts, masks, lengths = [], list(_rows(data["loss_mask"].cpu())), []
-    for ids, mask in zip(_rows(data["input_ids"].cpu()), masks, strict=True):
+    rows, masks = _rows(data["input_ids"].cpu()), list(_rows(data["loss_mask"].cpu()))
+    prompts = []
+    for ids, mask in zip(rows, masks, strict=True):
         trained = torch.nonzero(mask)  # verl's mask is of the reply, at the end of the row
         prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
-        lengths.append(len(ids))
-    return prompts, masks, lengths
+    return prompts, masks, list(map(len, rows))
 
 
 def _full_weights(module: nn.Module) -> Iterator[dict[str, Tensor]]:
@@ -327,11 +325,6 @@ def _full_weights(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             yield {name: parameter.detach() for name, parameter in own if not name.startswith(inner)}
 
 
-def _has_persistent_buffers(module: nn.Module) -> bool:
-    """Whether a checkpoint of ``module`` has tensors that are no parameters."""
-    return any(set(part._buffers) - part._non_persistent_buffers_set for part in module.modules())
-
-
 def _unwrapped(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "")
 
@@ -346,5 +339,5 @@ def _nested(rows: list[Tensor]) -> Tensor:
 
 
 def _rows(nested: Tensor) -> tuple[Tensor, ...]:
-    """The rows of a jagged tensor. Its own ``unbind`` checks each row in Python."""
+    """A jagged tensor's rows. Its own ``unbind`` checks each row in Python."""
     return nested.values().split(nested.offsets().diff().tolist())
