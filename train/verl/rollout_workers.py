@@ -45,7 +45,7 @@ class RolloutWorker:
     """An actor of Ray with a store, a proxy and agents of its own. It runs rollouts after :meth:`start`."""
 
     def __init__(self) -> None:
-        self._timer, self._starts = StepTimer(), _Starts()
+        self._timer, self._turn = StepTimer(), asyncio.Lock()
 
     def load(self) -> None:
         """Import what verl's client needs, which takes seconds."""
@@ -87,15 +87,11 @@ class RolloutWorker:
         freeze_objects()
 
     async def run(self, requests: Sequence[Rollout], deadline_s: float) -> list[Rollout]:
-        """The results of the requests in their order, as :meth:`.RolloutCollector.run`.
-
-        Raises as :meth:`.RolloutRuntime.run` does.
-        """
-        running = asyncio.wrap_future(
-            self._runtime.submit(
-                lambda collector: self._starts.run(lambda: collector.run(requests, deadline_s=deadline_s))
-            )
+        """As :meth:`.RolloutRuntime.run`."""
+        submitted = self._runtime.submit(
+            lambda collector: run_in_turn(self._turn, lambda: collector.run(requests, deadline_s=deadline_s))
         )
+        running = asyncio.wrap_future(submitted)
         while not (await asyncio.wait({running}, timeout=_CHECK_S))[0]:
             if failure := self._runtime.runner_failure():
                 raise RolloutsFailedError(failure)
@@ -110,35 +106,24 @@ class RolloutWorker:
         self._runtime.__exit__(None, None, None)
 
 
-class _Starts:
-    """Starts groups one after the other, each when the event loop has nothing to do but wait.
+async def run_in_turn(turn: asyncio.Lock, group: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Start ``group`` when the event loop has nothing to do but wait: it has run timers in time for a while.
 
     Agents need the processor before their first call. Started together, all of them would call at the end of that time.
     """
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def run(self, group: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run ``group`` when it is its turn."""
-        running: asyncio.Future[T] | None = None
-        try:
-            async with self._turn:
-                running = asyncio.ensure_future(group())
-                await _until_idle()
-            return await running
-        finally:
-            if running is not None:
-                running.cancel()  # without effect on a group that has ended
-
-
-async def _until_idle() -> None:
-    """Return when the event loop has run timers in time for a while, or after :data:`_MOST_START_S`."""
     loop, in_time = asyncio.get_running_loop(), 0
-    end = loop.time() + _MOST_START_S
-    while in_time < _TIMERS_IN_TIME and (due := loop.time() + _TIMER_S) < end:
-        await asyncio.sleep(_TIMER_S)
-        in_time = in_time + 1 if loop.time() < due + _LATE_S else 0
+    running: asyncio.Future[T] | None = None
+    try:
+        async with turn:
+            running = asyncio.ensure_future(group())
+            end = loop.time() + _MOST_START_S
+            while in_time < _TIMERS_IN_TIME and (due := loop.time() + _TIMER_S) < end:
+                await asyncio.sleep(_TIMER_S)
+                in_time = in_time + 1 if loop.time() < due + _LATE_S else 0
+        return await running
+    finally:
+        if running is not None:
+            running.cancel()  # without effect on a group that has ended
 
 
 @dataclass(eq=False)

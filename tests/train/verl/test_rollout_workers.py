@@ -19,7 +19,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl import rollout_workers
-from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, _Starts
+from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, run_in_turn
 
 GROUP = 4
 
@@ -136,7 +136,7 @@ async def test_groups_start_one_after_the_other_while_their_agents_need_the_proc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rollout_workers, "_MOST_START_S", 60.0)  # a busy machine may need longer than a run waits
-    starts, calls, all_called = _Starts(), list[int](), asyncio.Event()
+    turn, calls, all_called = asyncio.Lock(), list[int](), asyncio.Event()
 
     async def agent(group: int) -> None:
         for _ in range(3):
@@ -156,12 +156,12 @@ async def test_groups_start_one_after_the_other_while_their_agents_need_the_proc
         while time.monotonic() < end:
             pass
 
-    assert await asyncio.gather(*(starts.run(partial(rollouts, group)) for group in range(5))) == [*range(5)]
+    assert await asyncio.gather(*(run_in_turn(turn, partial(rollouts, group)) for group in range(5))) == [*range(5)]
     assert calls == sorted(calls)
 
 
 async def test_groups_that_wait_start_while_others_run_and_a_cancelled_one_ends() -> None:
-    starts, open_groups, ended, all_open = _Starts(), list[int](), list[int](), asyncio.Event()
+    turn, open_groups, ended, all_open = asyncio.Lock(), list[int](), list[int](), asyncio.Event()
 
     async def rollouts(group: int) -> None:
         open_groups.append(group)
@@ -172,11 +172,11 @@ async def test_groups_that_wait_start_while_others_run_and_a_cancelled_one_ends(
         finally:
             ended.append(group)
 
-    running = [asyncio.ensure_future(starts.run(partial(rollouts, group))) for group in range(5)]
+    running = [asyncio.ensure_future(run_in_turn(turn, partial(rollouts, group))) for group in range(5)]
     await all_open.wait()
     for each in running:
         each.cancel()
-    waiting = asyncio.ensure_future(starts.run(partial(rollouts, 5)))
+    waiting = asyncio.ensure_future(run_in_turn(turn, partial(rollouts, 5)))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(*running, waiting, return_exceptions=True)
