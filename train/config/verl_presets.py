@@ -50,7 +50,8 @@ BASE: dict[str, Any] = {
 }
 """verl's own settings that all presets share."""
 
-_LARGE: dict[str, Any] = {
+_REFERENCE: dict[str, Any] = {
+    "agent_match": "write",
     "agent_options": {
         "max_turns": 3,
         "check_last": True,
@@ -60,27 +61,19 @@ _LARGE: dict[str, Any] = {
         "table_info_truncate": 2048,
         "execution_truncate": 2048,
     },
-    "n_runners": 128,
-    "rollout_timeout_s": 300.0,
-    "checkpoint_every": 32,
-    "val_tasks": 500,
-    "val_every": 32,
-    "minibatches": 1,
-    "learning_rate": 1e-6,
-    "warmup_steps": 0,
-}
-"""Settings for models of half a billion parameters and more."""
-
-_REFERENCE: dict[str, Any] = {
-    **_LARGE,
-    "agent_match": "write",
     "tasks_per_step": 32,
     "group_size": 4,
     "max_tokens": 2048,
     "max_model_len": 4096 + 2048,
     "n_runners": 10,
+    "rollout_timeout_s": 300.0,
     "steps": 0,
     "checkpoint_every": 64,
+    "val_tasks": 500,
+    "val_every": 32,
+    "minibatches": 1,
+    "learning_rate": 1e-6,
+    "warmup_steps": 0,
     "track": ["wandb"],  # if one is logged in
     "trainer.total_epochs": 2,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
@@ -92,6 +85,12 @@ _REFERENCE: dict[str, Any] = {
 
 ``groundwire run --print-config --diff`` lists what still differs, with the reasons.
 """
+
+_TOOL_CALLS: dict[str, Any] = {
+    **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
+    "+data.apply_chat_template_kwargs.enable_thinking": False,
+}
+"""The recipe for agents whose one agent is trained, with a model of the Qwen3 family."""
 
 VERL_PRESETS: dict[str, dict[str, Any]] = {
     # A check of the installation: one step of a small model and the whole validation, as published.
@@ -107,20 +106,15 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
     "qwen": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
     "qwen3b": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-3B-Instruct"},
     # A small model trained for tool calls: for the OpenAI Agents and MCP backends, whose one agent is trained.
-    "qwen3": {
-        **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
-        "model": "Qwen/Qwen3-0.6B",
-        "+data.apply_chat_template_kwargs.enable_thinking": False,
-    },
+    "qwen3": {**_TOOL_CALLS, "model": "Qwen/Qwen3-0.6B"},
     # The medical agent: two epochs, with validation and checkpoint every 20 steps.
     "medical": {
-        **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
+        **_TOOL_CALLS,
         "model": "Qwen/Qwen3-1.7B",
         "backend": "openai-agents",
         "domain": "medical",
         "val_every": 20,
         "checkpoint_every": 20,
-        "+data.apply_chat_template_kwargs.enable_thinking": False,
     },
     "llama": {
         **_REFERENCE,

@@ -91,18 +91,18 @@ class RolloutManager:
     def start_sampling(self) -> None:
         """verl's trainer starts to wait for rollouts."""
         self.timer.start_sampling()
-        self.workers.seconds()
+        self.workers.seconds()  # those before do not count
 
     def sampled(self, partition: str, step: int, rows: int) -> dict[str, float]:
         """verl's trainer has received its rollouts as ``rows`` rows. Returns metrics of the rollouts that ended."""
         chosen: dict[str, float] = {}
-        if partition == "train":
+        if training := partition == "train":
             self._set_minibatches(rows)
             if self._old_logprobs is not None:
                 chosen = choose_old_logprobs(self._old_logprobs, self._verl, self.run, step)
         try:
-            seconds = self.timer.end_sampling(self.workers.seconds(), training=partition == "train")
-            return {**self.service.finish_sampling(partition, step, seconds), **chosen}
+            seconds = self.timer.end_sampling(self.workers.seconds(), training=training)
+            return self.service.finish_sampling(partition, step, seconds) | chosen
         finally:
             self.timer.start_update()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groundwire.train.config.verl_names import OWN_ESTIMATOR
-from groundwire.train.verl.rows import PADDED_COLUMNS, read_columns
+from groundwire.train.verl.rows import DERIVED_COLUMNS, PADDED_COLUMNS, READ_COLUMNS
 from groundwire.train.verl.shared_prefixes.balance import divide_rows
 
 
@@ -143,7 +143,7 @@ def source_digest(source: str) -> str:
 def patch_trainer(*, shared_prefixes: bool) -> None:
     """verl's trainer in this process takes old log-probabilities and advantages from the rows from now on.
 
-    Its workers read only the columns that they use (:func:`.rows.read_columns`). With ``shared_prefixes`` their engine
+    Its workers read only the columns that they use (:data:`.READ_COLUMNS`). With ``shared_prefixes`` their engine
     is :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
     """
 
@@ -161,7 +161,7 @@ def _limit_columns(batch: Any, config: Any, derived: bool) -> None:
     from verl.trainer.ppo.utils import need_critic
 
     if not need_critic(config):  # a critic reads all columns
-        batch.fields = read_columns(derived=derived)
+        batch.fields = [*READ_COLUMNS, *(() if derived else DERIVED_COLUMNS)]
 
 
 def _bypasses(config: Any) -> bool:

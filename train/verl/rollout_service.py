@@ -184,8 +184,7 @@ class RolloutService:
             of_group = config.model_copy(update={"group_size": count})
             groups = requests_of_step(tasks, of_group, step, drawn=self._steps[step].drawn)
         else:
-            temperature = config.val_temperature
-            samples = [validation_requests(tasks, config, temperature, sample=sample) for sample in range(count)]
+            samples = (validation_requests(tasks, config, config.val_temperature, sample=n) for n in range(count))
             groups = zip(*samples, strict=True)
         for prompt, group in zip(prompts, groups, strict=True):
             yield [replace(request, group=prompt.uid) for request in group]

@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # verl's workers import this module and need none of these
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
-_READ = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")
+READ_COLUMNS = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")
 """What a pass for log-probabilities or an update needs of a row, if the row has it."""
-_DERIVED = ("prompts", "responses", "position_ids", "loss_mask")
-"""What verl's engine also reads; all of it follows from the others."""
+DERIVED_COLUMNS = ("prompts", "responses", "position_ids", "loss_mask")
+"""What verl's engine also reads; ours calls :func:`add_derived_columns`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +153,6 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
         # verl reads "acc" as accuracy and counts missing rollouts as 0, which infrastructure failures are not.
         "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
     }
-
-
-def read_columns(*, derived: bool) -> list[str]:
-    """The columns that a worker reads; ``derived``: its engine calls :func:`add_derived_columns`."""
-    return [*_READ, *(() if derived else _DERIVED)]
 
 
 def add_derived_columns(data: Any) -> None:

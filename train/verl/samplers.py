@@ -8,7 +8,7 @@ before the model and the inference servers, so this also starts the processes be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -22,10 +22,12 @@ class _ReportingSampler:
 
     poll_s = 0.2
     """verl lists all keys of TransferQueue at each poll."""
+    own_options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, *, sampler_kwargs: Mapping[str, Any], **options: Any) -> None:
         RolloutManager.processes = WorkerProcesses(sampler_kwargs["workers"])
-        super().__init__(**options, sampler_kwargs=sampler_kwargs)  # type: ignore[call-arg]
+        own = {**self.own_options, "poll_interval": 0.0, "sampler_kwargs": sampler_kwargs}
+        super().__init__(**options, **own)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current
@@ -43,17 +45,11 @@ class _ReportingSampler:
 class SyncSampler(_ReportingSampler, ReplayBuffer):
     """For ``sync``: whole batches; failed groups are replaced. The service reports both at once, so polls are rare."""
 
-    poll_s = 1.0
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, poll_interval=0.0, gen_batch_size=1, sync_refill_failed_groups=True)
+    poll_s, own_options = 1.0, {"gen_batch_size": 1, "sync_refill_failed_groups": True}
 
 
 class AsyncSampler(_ReportingSampler, ReplayBufferAsync):
     """For ``colocate_async`` and ``separate_async``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, poll_interval=0.0)
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):
