@@ -44,9 +44,6 @@ from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, wri
 from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
 
-_ADAPTED_PREFIX = "base_model.model."
-_PEFT_LIMIT = (0, 21)
-
 
 class VerlTraining(Trainer):
     """``--trainer verl``."""
@@ -210,7 +207,7 @@ def peft_problem() -> tuple[str, str] | None:
     installed = installed_version("peft")
     if installed is None:
         return "peft is not installed", fix
-    if tuple(int(part) for part in installed.split(".")[:2]) < _PEFT_LIMIT:
+    if tuple(int(part) for part in installed.split(".")[:2]) < (0, 21):
         return None
     # Its get_peft_model_state_dict() selects modules by name, and FSDP's wrapping changes the names.
     return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix
@@ -267,7 +264,7 @@ def merge_adapters(folder: Path, settings: Path) -> bool:
     lora = json.loads(settings.read_text())
     scale = float(lora["lora_alpha"]) / float(lora["r"])
     state = {
-        name.removeprefix(_ADAPTED_PREFIX).replace(".default.", "."): value
+        name.removeprefix("base_model.model.").replace(".default.", "."): value
         for file in files
         for name, value in load_file(file).items()
     }

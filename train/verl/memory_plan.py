@@ -21,30 +21,16 @@ _ACTOR = "actor_rollout_ref.actor."
 TOKENS = f"{_ACTOR}ppo_max_token_len_per_gpu"
 _LORA_RANK = f"{_MODEL}lora_rank"
 _CHECKPOINTING = f"{_MODEL}enable_gradient_checkpointing"
-_MAX_MODEL_LEN = f"{_ROLLOUT}max_model_len"
 _UTILIZATION = f"{_ROLLOUT}gpu_memory_utilization"
 _CACHE = f"{_ROLLOUT}engine_kwargs.vllm.kv_cache_memory_bytes"
 _FSDP_SIZE = f"{_ACTOR}fsdp_config.fsdp_size"
 _OFFLOAD = (f"{_ACTOR}fsdp_config.optimizer_offload", f"{_ACTOR}fsdp_config.param_offload")
 _GPUS = "trainer.n_gpus_per_node"
 
-_STATES = 16
-"""Bytes of a trained parameter: weight, gradient and Adam's two moments in float32."""
-_KEPT = 12
-"""Of them between updates: all but the gradient."""
-_STEP = 20
-"""Of them while the optimizer computes its step, which needs the size of one moment more."""
-_FROZEN = 4
 _COPY = 2
 """Bytes of a parameter in a pass, in bfloat16."""
 _ACTIVATIONS = (32, 6.4)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
-_LOGIT_BYTES = 8
-"""Of a logit: in bfloat16, its gradient, and a copy in float32."""
-_CHUNK = 512
-"""Tokens whose logits exist at once with verl's fused kernels."""
-_VLLM_GRAPHS = 4 << 30
-"""vLLM's CUDA graphs and workspace, a part of ``gpu_memory_utilization`` and not of ``kv_cache_memory_bytes``."""
 _LEAST_TOKENS = 2048
 
 
@@ -71,7 +57,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int) -> Memo
     padded = not settings.get(f"{_MODEL}use_remove_padding", True)
     if padded or settings.get("model_engine", "dp") != "dp" or not all(hasattr(whole.config, name) for name in sizes):
         return None
-    length, rank = settings[_MAX_MODEL_LEN], settings.get(_LORA_RANK) or 0
+    length, rank = settings[f"{_ROLLOUT}max_model_len"], settings.get(_LORA_RANK) or 0
     least = max(_LEAST_TOKENS, length)
     changes: dict[str, dict[str, Any]] = {} if rank else {"set lora_rank=16": {_LORA_RANK: 16}}
     changes[f"add GPUs ({_GPUS})"] = {_GPUS: _shards(settings) * 8, _FSDP_SIZE: -1}
@@ -102,23 +88,25 @@ def _plan(shape: Any, parameters: int, adapters: int, available: int, settings: 
     if settings.get(_LORA_RANK):  # the frozen weights are the reference policy, too
         trained, frozen = adapters or parameters // 50, parameters
 
-    def per_gpu(of_trained: int) -> int:
-        return (of_trained * trained + _FROZEN * frozen) // gpus
+    def per_gpu(bytes_of_trained: int) -> int:
+        return (bytes_of_trained * trained + 4 * frozen) // gpus
 
     layer = _ACTIVATIONS[0] * shape.hidden_size + _ACTIVATIONS[1] * shape.intermediate_size
     recomputed = settings.get(_CHECKPOINTING, True)
     kept = shape.num_hidden_layers * (2 * shape.hidden_size if recomputed else layer)
     parts = {
-        "states": per_gpu(_STATES) + _COPY * parameters // gpus,
+        # Of a trained parameter: weight, gradient and Adam's two moments in float32.
+        "states": per_gpu(16) + _COPY * parameters // gpus,
         "activations": int(tokens * (kept + WORKING * layer)),
-        "logits": (_CHUNK if settings.get(f"{_MODEL}use_fused_kernels") else tokens) * shape.vocab_size * _LOGIT_BYTES,
+        # A logit in bfloat16, its gradient, and a copy in float32. The fused kernels make those of 512 tokens at once.
+        "logits": (512 if settings.get(f"{_MODEL}use_fused_kernels") else tokens) * shape.vocab_size * 8,
     }
     return MemoryPlan(
         parts=parts,
         tokens=tokens,
         available=available,
-        optimizer_step=per_gpu(_STEP),
-        sampling=_sampling(settings, per_gpu(_KEPT), parameters, available),
+        optimizer_step=per_gpu(20),  # the size of one moment more
+        sampling=_sampling(settings, per_gpu(12), parameters, available),  # without the gradient
     )
 
 
@@ -133,7 +121,8 @@ def _sampling(settings: Mapping[str, Any], kept: int, parameters: int, available
     if cache is None:
         return kept + int(settings[_UTILIZATION] * available)
     weights = _COPY * parameters // (settings.get(f"{_ROLLOUT}tensor_model_parallel_size") or 1)
-    return kept + cache + weights + _VLLM_GRAPHS
+    # CUDA graphs and workspace are a part of gpu_memory_utilization and not of kv_cache_memory_bytes.
+    return kept + cache + weights + (4 << 30)
 
 
 def _shards(settings: Mapping[str, Any]) -> int:

@@ -81,8 +81,10 @@ def ray_job(run: str) -> Iterator[None]:
 
     from groundwire.train.verl.patches import patched  # not in Ray's processes, which import this module first
 
-    variables = partial(_with_variables, run)
-    with patched("ray.init", variables), patched("state.next_job_id", _unique_number):
+    with (
+        patched("ray.init", lambda rays: partial(_init_with_variables, run, rays)),
+        patched("state.next_job_id", lambda rays: partial(_unique_job_id, rays)),
+    ):
         try:
             yield
         finally:
@@ -93,26 +95,18 @@ def ray_job(run: str) -> Iterator[None]:
                     _internal_kv_del(run.encode(), namespace=_NAMESPACE)
 
 
-def _with_variables(run: str, init: Callable[..., Any]) -> Callable[..., Any]:
-    def started(*arguments: Any, **options: Any) -> Any:
-        context = init(*arguments, **options)
-        from ray.experimental.internal_kv import _internal_kv_put
+def _init_with_variables(run: str, init: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    context = init(*arguments, **options)
+    from ray.experimental.internal_kv import _internal_kv_put
 
-        values = json.dumps(forwarded_variables(os.environ)).encode()
-        _internal_kv_put(run.encode(), values, overwrite=True, namespace=_NAMESPACE)
-        return context
-
-    return started
+    values = json.dumps(forwarded_variables(os.environ)).encode()
+    _internal_kv_put(run.encode(), values, overwrite=True, namespace=_NAMESPACE)
+    return context
 
 
-def _unique_number(next_job_id: Callable[[], Any]) -> Callable[[], Any]:
+def _unique_job_id(next_job_id: Callable[[], Any]) -> Any:
     """This process's id as the number of the first job, which has number 1 in every Ray."""
-    import ray
+    from ray import JobID
 
-    first, unique = ray.JobID.from_int(1), ray.JobID.from_int(os.getpid())
-
-    def unique_job_id() -> Any:
-        job_id = next_job_id()
-        return unique if job_id == first else job_id
-
-    return unique_job_id
+    job_id = next_job_id()
+    return JobID.from_int(os.getpid()) if job_id == JobID.from_int(1) else job_id
