@@ -97,13 +97,13 @@ def _external_store(rollouts: int) -> Iterator[str]:
 def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     from groundwire import domains
     from groundwire.tools.startup import freeze_objects
-    from groundwire.tools.step_timer import StepTimer
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.config.run_config import RunConfig
     from groundwire.train.policy import STARTER
     from groundwire.train.policy.model import load_policy
     from groundwire.train.rollouts.factory import make_backend, make_reward
     from groundwire.train.rollouts.runtime import RolloutRuntime
+    from groundwire.train.step_timer import StepTimer
     from groundwire.train.verl.engine import VerlEngine
     from groundwire.train.verl.rollout_service import Prompt, RolloutService
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
@@ -24,6 +23,7 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
 

@@ -16,11 +16,11 @@ from groundwire.domains import Breakdowns, Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.validation import validation_name
+from groundwire.train.step_timer import PHASES
 from groundwire.train.store.rollout import Rollout
 
 Rollouts = list[Rollout]

@@ -16,7 +16,6 @@ from gepa import GEPAResult, optimize
 
 from groundwire.domains import Task
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
@@ -35,6 +34,7 @@ from groundwire.train.gepa.adapter import Journal, PromptAdapter
 from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
 _PARETO_TASKS, _REFLECTION_TASKS = 40, 4

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from groundwire import adapters, domains, rewards
 from groundwire.domains.task_list import is_file, task_list
 from groundwire.tools.startup import silence_libraries
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.job.trainer import Trainer, trainer_of
 from groundwire.train.rollouts.agent_view import AgentView
+from groundwire.train.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runtime import RolloutRuntime

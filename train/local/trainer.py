@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
@@ -57,6 +56,7 @@ from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
 _SHORTER = 64

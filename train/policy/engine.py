@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.batch import Batch, OpenReply
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoding import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads
 from groundwire.train.policy.types import Completion, OnToken, Sampling
+from groundwire.train.step_timer import StepTimer
 
 SWITCH_INTERVAL_S = 2e-4
 """The interpreter's switch interval while an engine is open (Python's default is 5e-3)."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from groundwire.tools.step_timer import PHASES
 from groundwire.train.evaluation.validation import VALIDATIONS
+from groundwire.train.step_timer import PHASES
 
 Metrics = Sequence[Mapping[str, Any]]
 _HEALTH = (

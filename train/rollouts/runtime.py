@@ -20,7 +20,6 @@ from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
 from groundwire.tools.http.access_token import given_token, token_for
-from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
@@ -33,6 +32,7 @@ from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.step_timer import StepTimer, timed_event_loop
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.memory import MemoryStore

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 from groundwire import domains
 from groundwire.tools.startup import freeze_objects, silence_libraries
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PREFIXES
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.hydra_config import chooses_old_logprobs
 from groundwire.train.verl.metrics import last_probability_difference
 from groundwire.train.verl.patches import patch_trainer

@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from groundwire import domains
 from groundwire.tools.files import parse_json, read_bytes
-from groundwire.tools.step_timer import PHASES
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
@@ -40,6 +39,7 @@ from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runtime import MODEL_NAME
+from groundwire.train.step_timer import PHASES
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import to_row
 

@@ -153,7 +153,7 @@ class RolloutService:
     def finish_sampling(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the rollouts that ended since the last call. A thread writes the rollouts to the run directory.
 
-        ``seconds`` is the time since the last call by phase (:data:`groundwire.tools.step_timer.PHASES`).
+        ``seconds`` is the time since the last call by phase (:data:`groundwire.train.step_timer.PHASES`).
         """
         with self._lock:
             ended, self._ended[partition] = self._ended[partition], _Ended()

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from groundwire import domains
 from groundwire.tools.startup import freeze_objects, silence_libraries
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -28,6 +27,7 @@ from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.shared_prefixes.prefixes import rollouts_together

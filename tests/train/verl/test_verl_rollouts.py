@@ -25,7 +25,6 @@ from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
 from groundwire.rewards import Reward
-from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -36,6 +35,7 @@ from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.health import check_store
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch

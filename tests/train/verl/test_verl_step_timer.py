@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groundwire.tools import step_timer
+from groundwire.train import step_timer
 from groundwire.train.verl.agent_loop_manager import VerlStepTimer
 
 

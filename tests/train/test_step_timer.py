@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from groundwire.tools.step_timer import PHASES, StepTimer, timed_event_loop
+from groundwire.train.step_timer import PHASES, StepTimer, timed_event_loop
 
 
 def test_phases_sum_to_the_wall_time() -> None:
