@@ -54,17 +54,13 @@ def check_trainer() -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
-_USER_ERRNOS = {
-    *(getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR")),
-    None,
-}
+_USER_ERRNOS = (
+    errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None,
+)  # fmt: skip
 
 
 class UserError(Exception):
-    """An error that a command prints as one line, without a traceback.
-
-    The message names what was wrong, with which value, and what to do.
-    """
+    """An error that a command prints as one line: what was wrong, with which value, and what to do."""
 
     exit_code = 2
     """Exit code of the command. 2: the input is wrong; 1: something failed."""
@@ -140,10 +136,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for its threads.
-
-    A normal exit waits for some threads and stops others inside native code, which sometimes aborts (Ray's do).
-    """
+    """End the process. A normal exit waits for some threads, and stops others in native code, which may abort (Ray)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -34,9 +34,8 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
                 if own_name.isidentifier() and own_name[0] != "_"
                 if not inspect.isroutine(value) or value.__module__ == module.__name__
             }
-            others = next(
-                filter(None, ([own_name for own_name in own if is_kind(own[own_name])] for is_kind in kinds)), []
-            )
+            fitting = ([own_name for own_name, value in own.items() if is_kind(value)] for is_kind in kinds)
+            others = next(filter(None, fitting), [])
             raise ValueError(
                 f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'nothing that fits'}"
             )
@@ -66,12 +65,9 @@ def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(2, "no such file", str(path))
     path = path.resolve()
-    loaded = next(
-        (candidate for candidate in list(sys.modules.values()) if getattr(candidate, "__file__", None) == str(path)),
-        None,
-    )
-    if loaded is not None:
-        return loaded
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

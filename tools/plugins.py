@@ -111,17 +111,15 @@ class Registry(Generic[T]):
             for module in _PLUGINS:
                 manager.register(module)
             entries: dict[str, Any] = {}
-            getattr(manager.hook, self._hook)(register=self._add_to(entries))
+
+            def register(name: str, value: Any) -> None:
+                if name in entries:
+                    raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
+                entries[name] = value
+
+            getattr(manager.hook, self._hook)(register=register)
             self._entries = entries
         return self._entries
-
-    def _add_to(self, entries: dict[str, Any]) -> Callable[[str, Any], None]:
-        def register(name: str, value: Any) -> None:
-            if name in entries:
-                raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
-            entries[name] = value
-
-        return register
 
 
 def _load(manager: pluggy.PluginManager, point: metadata.EntryPoint) -> None:

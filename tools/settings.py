@@ -20,14 +20,8 @@ from groundwire.tools.text import valid_text
 
 _CONFIG = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list",
-    "dict": "a table",
-    "model": "a table",
+    **{"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false"},
+    **{"string": "text", "list": "a list", "dict": "a table", "model": "a table"},
 }
 """What a value must be, by the first word of pydantic's type of error."""
 _BOUNDS = {
@@ -87,11 +81,8 @@ class Settings(BaseModel):
     @cache
     def names(cls) -> dict[str, str]:
         """Every accepted name, old ones included, and the field that it stands for."""
-        names = {name: name for name in cls.model_fields}
-        for name in cls.model_fields:
-            if old := cls.option(name)["old_name"]:
-                names[old] = name
-        return names
+        old_names = {cls.option(name)["old_name"]: name for name in cls.model_fields}
+        return {name: name for name in cls.model_fields} | {old: name for old, name in old_names.items() if old}
 
     @classmethod
     def option(cls, name: str) -> dict[str, Any]:
@@ -121,12 +112,8 @@ class Settings(BaseModel):
             return f"{name} is {shorten_repr(value)}; it must be {words} {error['ctx'][bound]:g}"
         if kind == "literal_error":
             return f"{name} is {shorten_repr(value)}; it must be {error['ctx']['expected']}"
-        kind = kind.partition("_")[0]
-        return (
-            f"{name} is {shorten_repr(value)}; it must be {_KINDS[kind]}"
-            if kind in _KINDS
-            else f"{name}: {error['msg']}"
-        )
+        needed = _KINDS.get(kind.partition("_")[0])
+        return f"{name} is {shorten_repr(value)}; it must be {needed}" if needed else f"{name}: {error['msg']}"
 
     @classmethod
     def _unknown(cls, name: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,8 +66,7 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A rich console; a ``quiet`` one prints nothing. With ``NO_COLOR`` it never counts as a terminal."""
     from rich.console import Console
 
-    plain = bool(os.environ.get("NO_COLOR"))
-    force = False if plain else None
+    force = False if os.environ.get("NO_COLOR") else None
     return Console(stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force)
 
 
@@ -89,8 +88,5 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
 def spinner(description: str) -> Iterator[None]:
     """Show a spinner on a terminal, for work whose length is unknown."""
     output = console(stderr=True)
-    if not output.is_terminal:
-        yield
-        return
-    with output.status(description):
+    with output.status(description) if output.is_terminal else nullcontext():
         yield

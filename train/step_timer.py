@@ -12,13 +12,16 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
-from groundwire.tools.daemon_threads import DaemonThreads
+from groundwire.tools.daemon_threads import fulfil
 
 PHASES = ("update", "sampling", "sql", "reward", "agent", "waiting")
+_THREADS = 16
 
 
 class StepTimer:
@@ -82,19 +85,35 @@ class _TimedSelector(selectors.DefaultSelector):
             self._timer.enter("agent")
 
 
-class _TimedExecutor(DaemonThreads):
-    """The thread pool of ``asyncio.to_thread``. Agents run SQL queries in it, so its work counts as ``sql``."""
+class _TimedExecutor(ThreadPoolExecutor):
+    """The threads of ``asyncio.to_thread``. Agents run SQL queries in them, so their work counts as ``sql``.
+
+    They are daemons, for which Python does not wait at exit. An event loop accepts only a ``ThreadPoolExecutor``.
+    """
 
     def __init__(self, timer: StepTimer) -> None:
-        super().__init__(16)
-        self._timer = timer
+        super().__init__()
+        self._timer, self._started = timer, 0
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        def timed() -> Any:
-            with self._timer.busy("sql"):
-                return fn(*args, **kwargs)
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(fn, *args, **kwargs)))
+        if self._started < _THREADS:
+            self._started += 1
+            threading.Thread(target=self._serve, daemon=True).start()
+        return future
 
-        return super().submit(timed)
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads when the queue is empty. Never waits, whatever ``wait`` is."""
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            with self._timer.busy("sql"):
+                fulfil(*call)
+            del call  # free its arguments before waiting for the next call
 
 
 def timed_event_loop(timer: StepTimer) -> asyncio.AbstractEventLoop:

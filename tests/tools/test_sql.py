@@ -246,8 +246,8 @@ def test_a_connection_is_reused_but_never_by_two_queries_at_once(database: Path)
     connections.release(first)
     with ThreadPoolExecutor(1) as other:
         assert other.submit(connections.acquire, str(database)).result() is first
-    second.close()
-    first.close()
+    second.raw.close()
+    first.raw.close()
 
 
 def test_a_changed_file_is_opened_again(database: Path) -> None:

@@ -21,12 +21,9 @@ _FIRST_REQUEST_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-def _is_server_fault(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, ConnectionError))
-
-
-_log.addFilter(_is_server_fault)
+_log.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError)))
+)
 
 
 class _Runner(web.AppRunner):

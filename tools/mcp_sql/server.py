@@ -245,7 +245,8 @@ class _FixedSchemaTool(Tool):
             message = str(error).replace(self.root, "...")
             if isinstance(error, DatabaseError):
                 message += ". This is not the query's fault."
-            return ToolResult(_shorten(message, self.max_chars), meta={"error": _kind(error)}, is_error=True)
+            kind = next(name for errors, name in _KINDS if isinstance(error, errors))
+            return ToolResult(_shorten(message, self.max_chars), meta={"error": kind}, is_error=True)
 
 
 class _ArgumentsError(QueryError):
@@ -256,16 +257,10 @@ class _ArgumentsError(QueryError):
         super().__init__(f"{tool} needs {needs}{only}; it got {got}")
 
 
-def _kind(error: QueryError) -> str:
-    if isinstance(error, DatabaseError):
-        return "database"
-    if isinstance(error, QueryTimeoutError):
-        return "timeout"
-    if isinstance(error, BusyError):
-        return "busy"
-    return "arguments" if isinstance(error, (_ArgumentsError, UnknownDatabaseError)) else "sql"
-
-
+_KINDS = (
+    (DatabaseError, "database"), (QueryTimeoutError, "timeout"), (BusyError, "busy"),
+    (_ArgumentsError, "arguments"), (UnknownDatabaseError, "arguments"), (QueryError, "sql"),
+)  # fmt: skip
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 _CUT = {"type": "string", "description": "What was left out"}
 _READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)

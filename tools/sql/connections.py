@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -78,23 +79,10 @@ _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE
 DENIED_FUNCTIONS = frozenset(
     {"edit", "eval", "fts3_tokenizer", "icu_load_collation", "load_extension", "readfile", "sqlite_log", "writefile"}
 )
+_REFUSED = re.compile("SQLITE_((?:ALTER|CREATE|DROP)_.*|ANALYZE|DELETE|DETACH|INSERT|PRAGMA|REINDEX|SAVEPOINT|UPDATE)")
 _ACTIONS = {
-    getattr(sqlite3, name): name.removeprefix("SQLITE_").replace("_", " ")
-    for name in dir(sqlite3)
-    if name.startswith(("SQLITE_ALTER", "SQLITE_CREATE", "SQLITE_DROP"))
-}
-_ACTIONS |= {
-    sqlite3.SQLITE_ANALYZE: "ANALYZE",
-    sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM",
-    sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_DETACH: "DETACH",
-    sqlite3.SQLITE_INSERT: "INSERT",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA",
-    sqlite3.SQLITE_REINDEX: "REINDEX",
-    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT",
-    sqlite3.SQLITE_TRANSACTION: "a transaction",
-    sqlite3.SQLITE_UPDATE: "UPDATE",
-}
+    getattr(sqlite3, name): match[1].replace("_", " ") for name in dir(sqlite3) if (match := _REFUSED.fullmatch(name))
+} | {sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM", sqlite3.SQLITE_TRANSACTION: "a transaction"}
 
 # Bytes that are not UTF-8 are dropped, as in Spider's evaluator.
 _decode = functools.partial(str, encoding="utf-8", errors="ignore")
@@ -157,9 +145,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
     if not header:
         raise sqlite3.DatabaseError("the file is empty")  # SQLite would open it as a database without tables
     _check_complete(path, header)
-    uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    if _wal_without_log(path, header):
-        uri += "&immutable=1"
+    uri = f"file:{quote(os.path.abspath(path))}?mode=ro{'&immutable=1' if _wal_without_log(path, header) else ''}"
     # Several threads use it, one after another.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
     raw.text_factory = _decode
@@ -200,13 +186,7 @@ class Connection:
 
     def __init__(self, path: str, *, inline: bool = True) -> None:
         self.path, self.signature, self.inline = path, signature(path), inline
-        self.deadline = self._end = float("inf")
-        self._stops: tuple[threading.Event, ...] = ()
-        self.stopped = False
-        self.refused = ""
-        """The action of this query that the authorizer refused; empty if none."""
-        self.refused_function = ""
-        self._work = self._checks = 0
+        self.start(float("inf"))
         self._virtual_tables = {"json_each", "json_tree"}
         self._log = f"{path}-wal" if _wal_without_log(path, _header(path)) else None
         self.raw = open_readonly(path)
@@ -215,7 +195,7 @@ class Connection:
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
         self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
-        if hasattr(self.raw, "setlimit"):
+        if _HAS_LIMITS:
             for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         self.raw.set_progress_handler(self._progress, _OPCODES_PER_CHECK)
@@ -229,15 +209,18 @@ class Connection:
             with contextlib.suppress(sqlite3.OperationalError):  # a module that this build of SQLite lacks
                 self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608
 
-    def is_current(self, path: str) -> bool:
+    def is_current(self) -> bool:
         """Whether the file is still the one that this connection opened."""
         try:
-            return self.signature == signature(path) and (self._log is None or not os.path.exists(self._log))
+            return self.signature == signature(self.path) and (self._log is None or not os.path.exists(self._log))
         except OSError:
             return False
 
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
-        """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
+        """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set.
+
+        ``refused`` and ``refused_function`` are what the authorizer refuses in it.
+        """
         self.deadline, self._stops, self.stopped = deadline, stops, False
         self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
@@ -261,10 +244,6 @@ class Connection:
     def cancelled(self) -> bool:
         """Whether one of the stop events is set."""
         return any(stop.is_set() for stop in self._stops)
-
-    def close(self) -> None:
-        """Close it now: this object and SQLite's form a cycle, which the garbage collector would find much later."""
-        self.raw.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, sqlite3.Error):
@@ -307,53 +286,41 @@ class Connection:
         return self._work <= _INLINE_WORK
 
 
-class _Idle:
-    """The connections without a query, the least recently used first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: list[Connection] = []
-
-    def pop(self, path: str, *, inline: bool) -> Connection | None:
-        """The connection to ``path`` that was used last."""
-        with self._lock:
-            for index in reversed(range(len(self._connections))):
-                connection = self._connections[index]
-                if connection.path == path and connection.inline == inline:
-                    return self._connections.pop(index)
-        return None
-
-    def push(self, connection: Connection) -> None:
-        with self._lock:
-            self._connections.append(connection)
-            unused = self._connections.pop(0) if len(self._connections) > _IDLE_CONNECTIONS else None
-        if unused is not None:
-            unused.close()
-
-
-_idle = _Idle()
+_lock = threading.Lock()
+_idle: list[Connection] = []
+"""The connections without a query, the least recently used first."""
 
 
 def acquire(path: str, *, inline: bool = True) -> Connection:
-    """A connection to ``path`` for one query, to be returned with :func:`release`.
+    """A connection to ``path`` for one query, to be returned with :func:`release`: the one that was used last.
 
     Raises OSError or sqlite3.Error if there is no readable database.
     """
-    while (connection := _idle.pop(path, inline=inline)) is not None:
-        if connection.is_current(path):
-            return connection
-        connection.close()
-    return Connection(path, inline=inline)
+    while True:
+        with _lock:
+            fitting = [other for other in reversed(_idle) if (other.path, other.inline) == (path, inline)]
+            if fitting:
+                _idle.remove(fitting[0])
+        if not fitting:
+            return Connection(path, inline=inline)
+        if fitting[0].is_current():
+            return fitting[0]
+        fitting[0].raw.close()
 
 
 def release(connection: Connection) -> None:
     """Return a connection to the pool."""
-    _idle.push(connection)
+    with _lock:
+        _idle.append(connection)
+        unused = _idle.pop(0) if len(_idle) > _IDLE_CONNECTIONS else None
+    if unused is not None:
+        # Now: the object and SQLite's form a cycle, which the garbage collector would find much later.
+        unused.raw.close()
 
 
 def _drop_pool() -> None:
-    global _idle  # noqa: PLW0603
-    _idle = _Idle()
+    global _idle, _lock
+    _idle, _lock = [], threading.Lock()
 
 
 # SQLite forbids carrying a connection into a forked process.

@@ -7,6 +7,7 @@ process, in read-only mode. An agent that runs as root can change it nevertheles
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -187,9 +188,7 @@ def _files(database: str) -> list[Path]:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a file; on a file system that can, the two share their blocks until one changes."""
-    with suppress(ImportError, OSError), source.open("rb") as read, target.open("wb") as written:
-        import fcntl
-
+    with suppress(OSError), source.open("rb") as read, target.open("wb") as written:
         fcntl.ioctl(written, _FICLONE, read.fileno())
         return
     shutil.copyfile(source, target)

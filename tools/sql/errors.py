@@ -17,12 +17,9 @@ from groundwire.tools.sql import connections
 
 # SQLite's codes of failures that no query can cause, as numbers: Python 3.10 has no names for them. A read-only
 # connection reports READONLY only for a database that a crashed writer left to be repaired.
-_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _PROTOCOL = 3, 5, 6, 8, 10, 11, 13, 14, 15
-_SCHEMA, _NOLFS, _NOTADB = 17, 22, 26
-_INFRASTRUCTURE = frozenset(
-    {_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _CANTOPEN, _PROTOCOL, _SCHEMA, _NOLFS, _NOTADB}
-)
-_IOERR_WRITE = _IOERR | 3 << 8
+# PERM, BUSY, LOCKED, READONLY, IOERR, CORRUPT, CANTOPEN, PROTOCOL, SCHEMA, NOLFS, NOTADB:
+_INFRASTRUCTURE = frozenset({3, 5, 6, 8, 10, 11, 14, 15, 17, 22, 26})
+_FULL, _IOERR_WRITE = 13, 10 | 3 << 8
 # Python 3.10 has no codes. A message that quotes a name or a value of the query is never equal to one of these.
 _INFRASTRUCTURE_MESSAGES = {
     "access permission denied",

@@ -40,6 +40,7 @@ workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 
+_ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
 Answer = tuple[list[str], list[tuple[Any, ...]], bool, int]
 """The columns, the rows, ``truncated`` and ``vm_steps`` of a result."""
 
@@ -81,15 +82,28 @@ def run_query(
     """Run one read-only statement on the SQLite file ``database`` and return its first rows.
 
     ``max_bytes`` counts the characters of text and the bytes of blobs, at least four of each, and eight for any other
-    value. Another thread may
-    set ``cancelled``: the query then stops within about ten milliseconds, with :class:`QueryTimeoutError`. Raises a
-    :class:`QueryError`. No statement can change or create a file.
+    value. Another thread may set ``cancelled``: the query then stops within about ten milliseconds, with
+    :class:`QueryTimeoutError`. Raises a :class:`QueryError`. No statement can change or create a file.
     """
+
+    if len(sql) > connections.MAX_SQL_LENGTH:
+        raise SqlError(f"the query is too long: {len(sql)} characters, at most {connections.MAX_SQL_LENGTH}")
+    try:
+        sql.encode()  # sqlite3 of Python 3.10 has a misleading message for this
+    except UnicodeEncodeError as error:
+        raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
+    path = os.fspath(database)
 
     def query(*stops: threading.Event) -> QueryResult:
         if cancelled is not None:
             stops = (cancelled, *stops)
-        return _run(os.fspath(database), sql, timeout_s, max_rows, max_bytes, stops)
+        started = time.perf_counter()
+        try:
+            answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
+        except connections.NeedsProcessError:
+            answer = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
+        columns, rows, truncated, vm_steps = answer
+        return QueryResult(columns, rows, truncated, time.perf_counter() - started, vm_steps)
 
     return _run_in_other_thread(query) if threading.current_thread() is threading.main_thread() else query()
 
@@ -117,24 +131,6 @@ def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> Que
     except BaseException:
         abandoned.set()
         raise
-
-
-def _run(
-    path: str, sql: str, timeout_s: float, max_rows: int, max_bytes: int, stops: tuple[threading.Event, ...]
-) -> QueryResult:
-    if len(sql) > connections.MAX_SQL_LENGTH:
-        raise SqlError(f"the query is too long: {len(sql)} characters, at most {connections.MAX_SQL_LENGTH}")
-    try:
-        sql.encode()  # sqlite3 of Python 3.10 has a misleading message for this
-    except UnicodeEncodeError as error:
-        raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
-    started = time.perf_counter()
-    try:
-        answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
-    except connections.NeedsProcessError:
-        answer = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
-    columns, rows, truncated, vm_steps = answer
-    return QueryResult(columns, rows, truncated, time.perf_counter() - started, vm_steps)
 
 
 def run_here(
@@ -209,9 +205,6 @@ def _run_in_process(
     return columns, rows, truncated, vm_steps
 
 
-_ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
-
-
 def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
     rows: list[tuple[Any, ...]] = []
     left = max_bytes
@@ -273,10 +266,8 @@ def serve(descriptor: int, parent: int) -> None:
 
 def _answer(request: bytes) -> bytes:
     path, sql, max_rows, max_bytes, timeout_s = marshal.loads(request)  # noqa: S302 - from our parent
-    answer: tuple[Any, ...]
     with time_limit(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S):
         try:
-            answer = None, *run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)
+            return marshal.dumps((None, *run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)))
         except QueryError as error:
-            answer = type(error).__name__, str(error)
-        return marshal.dumps(answer)
+            return marshal.dumps((type(error).__name__, str(error)))

@@ -85,37 +85,31 @@ def build_variants(source: GoldSource, folder: Path) -> None:
 
     The same data always gives the same variants. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
-    values, counts, _ = literals(source.gold)
-    known = _known_values(source.schema, values, source.question)
-    columns = source.schema.columns_by_table()
     started = time.perf_counter()
-    misses = _near_misses(source.database, source.gold, source.result, columns, started + _ORIGINAL_S)
+    misses = _near_misses(source, started + _ORIGINAL_S)
     gold = _Gold(source.gold, source.result, misses, tie_probes(source.gold))
-    largest = max((number for number in counts if number <= _MAX_COUNT), default=0)
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        files = _try_variants(Path(name), source, known, gold, largest, started + _BUDGET_S)
+        files = _try_variants(Path(name), source, gold, started + _BUDGET_S)
         for place, variant in enumerate(_choose(gold)):
             files[variant].rename(folder / f"{place}.sqlite")
 
 
 def _known_values(schema: Schema, values: Mapping[str, Sequence[Any]], question: str) -> dict[str, list[Any]]:
     """The values of conditions, and the texts of the sample that the question mentions, by column name."""
-    known: dict[str, dict[Any, None]] = {name: dict.fromkeys(compared) for name, compared in values.items()}
+    known = {name: list(compared) for name, compared in values.items()}
     asked = question.lower()
-    for table in schema.tables:
-        for column in table.columns:
-            mentioned = [v for v in column.values if isinstance(v, str) and len(v) > 2 and v.lower() in asked]
-            known.setdefault(column.name.lower(), {}).update(dict.fromkeys(mentioned))
-    return {name: list(wanted) for name, wanted in known.items() if wanted}
+    for column in (column for table in schema.tables for column in table.columns):
+        mentioned = [v for v in column.values if isinstance(v, str) and len(v) > 2 and v.lower() in asked]
+        known.setdefault(column.name.lower(), []).extend(mentioned)
+    return {name: list(dict.fromkeys(wanted)) for name, wanted in known.items() if wanted}
 
 
-def _near_misses(
-    database: str, gold: str, result: Any, columns: Mapping[str, Sequence[str]], deadline: float
-) -> list[str]:
-    """The mutations of ``gold`` with its result on ``database``, and those that could not be run in time.
+def _near_misses(source: GoldSource, deadline: float) -> list[str]:
+    """The mutations of the gold with its result on the database, and those that could not be run in time.
 
-    Also ``gold`` with a part replaced by its value there.
+    Also the gold with a part replaced by its value there.
     """
+    database, gold, result = source.database, source.gold, source.result
     ordered, misses = _is_ordered(gold), []
 
     def value_of(query: str) -> Any:
@@ -125,25 +119,21 @@ def _near_misses(
                 return rows[0][0]
         return None
 
-    for mutation in [*mutations(gold, columns), *memorised(gold, value_of)]:
+    for mutation in [*mutations(gold, source.schema.columns_by_table()), *memorised(gold, value_of)]:
         late = result is None or time.perf_counter() > deadline
         if late or _outcome(database, mutation, ordered, timeout_s=_MUTATION_TIMEOUT_S) == result:
             misses.append(mutation)
     return misses
 
 
-def _try_variants(
-    folder: Path,
-    source: GoldSource,
-    known: Mapping[str, Sequence[Any]],
-    gold: _Gold,
-    largest: int,
-    deadline: float,
-) -> dict[int, Path]:
+def _try_variants(folder: Path, source: GoldSource, gold: _Gold, deadline: float) -> dict[int, Path]:
     """Make variants until more of them separate no more; record in ``gold`` what each separates.
 
     Raises :class:`groundwire.tools.sql.DatabaseError` if none can be made.
     """
+    values, counts, _ = literals(source.gold)
+    known = _known_values(source.schema, values, source.question)
+    largest = max((number for number in counts if number <= _MAX_COUNT), default=0)
     files: dict[int, Path] = {}
     problem: object = "there was no time"
     most = last_gain = 0

@@ -68,22 +68,18 @@ def _find(database: str, gold: str, question: str) -> _Found:
     try:
         source = read_source(database, gold, question)
         try:
-            folder = _folder_of(CACHE, source.key)
+            folder = CACHE / source.key[:2] / source.key
             if not folder.is_dir():
-                with _locked(CACHE, source.key):
+                with _locked(source.key):
                     _make(folder, source)
         except OSError as error:
             _log.warning("variants of databases are not kept, because %s cannot be written: %s", CACHE, error)
-            folder = _folder_of(_own_folder().path, source.key)
+            folder = _own_folder().path / source.key
             _make(folder, source)
     except (DatabaseError, OSError) as error:
         return _Found((), str(error))
     files = tuple(sorted(map(str, folder.glob("*.sqlite"))))
     return _Found(files, "" if files else "no variant of its database tells its result from a constant one")
-
-
-def _folder_of(root: Path, key: str) -> Path:
-    return root / key[:2] / key
 
 
 def _make(folder: Path, source: GoldSource) -> None:
@@ -103,10 +99,11 @@ def _make(folder: Path, source: GoldSource) -> None:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, key: str) -> Iterator[None]:
+def _locked(key: str) -> Iterator[None]:
     """Wait while another process makes variants with such a key."""
-    (root / ".locks").mkdir(parents=True, exist_ok=True)
-    with (root / ".locks" / key[0]).open("w") as file:
+    locks = CACHE / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / key[0]).open("w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -83,15 +83,13 @@ def _column_values(
     pool = list(column.values) or _invented(column, rng)
     if len(pool) == 1 and isinstance(pool[0], (int, float, str)):
         pool += _near(pool[0])  # or a query would give the same result on every variant
-    result = []
-    for kept in base:
+
+    def value(kept: Any) -> Any:
         if wanted and rng.random() < style.known:
-            result.append(rng.choice(wanted if rng.random() < 0.6 else near or wanted))
-        elif kept is not None and rng.random() < style.keep:
-            result.append(_short(kept))
-        else:
-            result.append(_short(rng.choice(pool)))
-    return _with_nulls(result, column, rng)
+            return rng.choice(wanted if rng.random() < 0.6 else near or wanted)
+        return _short(kept if kept is not None and rng.random() < style.keep else rng.choice(pool))
+
+    return _with_nulls(list(map(value, base)), column, rng)
 
 
 def _let_meet(table: Table, columns: list[list[Any]], known: Mapping[str, Sequence[Any]], rng: random.Random) -> None:
@@ -102,10 +100,8 @@ def _let_meet(table: Table, columns: list[list[Any]], known: Mapping[str, Sequen
             continue
         value = _as_stored(rng.choice(wanted), column)
         if value in values:
-            at = values.index(value)
-            values[0], values[at] = value, values[0]
-        else:
-            values[0] = value
+            values[values.index(value)] = values[0]
+        values[0] = value
 
 
 def _with_nulls(values: list[Any], column: Column, rng: random.Random) -> list[Any]:
@@ -132,10 +128,8 @@ def _distinct(column: Column, wanted: list[Any], near: list[Any], count: int, rn
 def _as_stored(value: Any, column: Column) -> Any:
     """The value after SQLite's conversion for the column, so that no two become equal."""
     if isinstance(value, str) and any(isinstance(stored, (int, float)) for stored in column.values):
-        try:
+        with contextlib.suppress(ValueError):
             return int(value)
-        except ValueError:
-            return value
     return value
 
 
@@ -201,25 +195,19 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
     deadline = time.perf_counter() + _WRITE_S
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.set_progress_handler(lambda: time.perf_counter() > deadline, 1000)
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = OFF")
-        connection.execute("PRAGMA synchronous = OFF")
+        for setting in (f"page_size = {_PAGE_BYTES}", "journal_mode = OFF", "synchronous = OFF"):
+            connection.execute(f"PRAGMA {setting}")
         connection.execute("BEGIN")
         connection.set_authorizer(_authorize)
         for table in schema.tables:
             connection.execute(table.ddl)
-            names = ", ".join(connections.quote_identifier(column.name) for column in table.columns)
-            places = ", ".join("?" * len(table.columns))
-            target = connections.quote_identifier(table.name)
-            connection.executemany(
-                f"INSERT OR IGNORE INTO {target} ({names}) VALUES ({places})",  # noqa: S608
-                rows[table.name],
-            )
+            target, *names = map(connections.quote_identifier, (table.name, *(column.name for column in table.columns)))
+            places = ", ".join("?" * len(names))
+            insert = f"INSERT OR IGNORE INTO {target} ({', '.join(names)}) VALUES ({places})"  # noqa: S608
+            connection.executemany(insert, rows[table.name])
         for view in schema.views:
-            try:
+            with contextlib.suppress(sqlite3.Error):  # a query that needs it fails, and does not use this variant
                 connection.execute(view)
-            except sqlite3.Error:
-                continue  # a query that needs it fails here, and this variant is not used for it
         connection.set_authorizer(None)
         _delete_orphans(connection)
         connection.execute("COMMIT")
@@ -254,8 +242,5 @@ _ALLOWED = frozenset(
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    harmless = action in _ALLOWED and not (action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED)
-    return sqlite3.SQLITE_OK if harmless else sqlite3.SQLITE_DENY
-
-
-_DENIED = connections.DENIED_FUNCTIONS
+    denied = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in connections.DENIED_FUNCTIONS
+    return sqlite3.SQLITE_OK if action in _ALLOWED and not denied else sqlite3.SQLITE_DENY

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from groundwire.tools.sql import DatabaseError, QueryError, connections, run_query
@@ -46,7 +46,7 @@ class Schema:
     """Tables so that each follows those that it is linked to, and the statements that make the views."""
 
     tables: tuple[Table, ...]
-    views: tuple[str, ...] = field(default=())
+    views: tuple[str, ...] = ()
 
     def columns_by_table(self) -> dict[str, list[str]]:
         """The names of the columns of each table, in lower case."""
@@ -81,9 +81,8 @@ def _read_table(connection: Any, database: str, name: str, ddl: str) -> Table:
     described = [row for row in connection.execute(f"PRAGMA table_xinfo({quoted})") if row[6] == 0]
     names = [row[1] for row in described]
     key = tuple(row[1] for row in sorted(described, key=lambda row: row[5]) if row[5])
-    links: dict[str, tuple[str, str]] = {}
-    for _, _, parent, child, target, *_ in connection.execute(f"PRAGMA foreign_key_list({quoted})"):
-        links[child.lower()] = (parent.lower(), (target or "").lower())
+    foreign_keys = connection.execute(f"PRAGMA foreign_key_list({quoted})")
+    links = {child.lower(): (parent.lower(), (to or "").lower()) for _, _, parent, child, to, *_ in foreign_keys}
     selected = ", ".join(map(connections.quote_identifier, names))
     try:
         sql = f"SELECT {selected} FROM {quoted}"  # noqa: S608 - quoted names
@@ -93,16 +92,10 @@ def _read_table(connection: Any, database: str, name: str, ddl: str) -> Table:
     columns = []
     for index, (_, column, kind, *_) in enumerate(described):
         values = [row[index] for row in rows if row[index] is not None]
-        columns.append(
-            Column(
-                name=column,
-                type=kind.upper(),
-                unique=key == (column,) or (len(values) > 1 and len(set(values)) == len(values)),
-                null_share=1 - len(values) / len(rows) if rows else 0.0,
-                values=tuple(dict.fromkeys(values)),
-                link=links.get(column.lower()),
-            )
-        )
+        unique = key == (column,) or (len(values) > 1 and len(set(values)) == len(values))
+        null_share = 1 - len(values) / len(rows) if rows else 0.0
+        link = links.get(column.lower())
+        columns.append(Column(column, kind.upper(), unique, null_share, tuple(dict.fromkeys(values)), link))
     return Table(name=name, ddl=ddl, columns=tuple(columns), key=key, rows=tuple(rows))
 
 
@@ -110,16 +103,12 @@ def _with_observed_links(tables: list[Table], pairs: Sequence[tuple[str, str]]) 
     """The tables with full links: the key of a parent that is not named, and pairs whose values are a subset."""
     by_name = {table.name.lower(): table for table in tables}
     wanted = set(pairs) | {(b, a) for a, b in pairs}
-    linked = []
-    for table in tables:
-        columns = []
-        for column in table.columns:
-            link = _declared_link(column, by_name)
-            if link is None and column.values:
-                link = _observed_link(table, column, tables, wanted)
-            columns.append(replace(column, link=link))
-        linked.append(replace(table, columns=tuple(columns)))
-    return linked
+
+    def linked(table: Table, column: Column) -> Column:
+        link = _declared_link(column, by_name)
+        return replace(column, link=link or (_observed_link(table, column, tables, wanted) if column.values else None))
+
+    return [replace(table, columns=tuple(linked(table, column) for column in table.columns)) for table in tables]
 
 
 def _declared_link(column: Column, tables: Mapping[str, Table]) -> tuple[str, str] | None:
@@ -133,21 +122,20 @@ def _observed_link(
     table: Table, column: Column, tables: Sequence[Table], wanted: set[tuple[str, str]]
 ) -> tuple[str, str] | None:
     for parent in tables:
+        if parent is table or (column.unique and table.name <= parent.name):
+            continue
         for other in parent.columns:
-            if parent is table or not other.unique or (column.name.lower(), other.name.lower()) not in wanted:
-                continue
-            if (column.unique and table.name > parent.name) or not column.unique:
+            if other.unique and (column.name.lower(), other.name.lower()) in wanted:
                 return parent.name.lower(), other.name.lower()
     return None
 
 
 def _sorted_by_links(tables: Sequence[Table]) -> tuple[Table, ...]:
     """Parents first; in a cycle the order of the file."""
-    left, done, result = list(tables), set[str](), list[Table]()
+    left, result = list(tables), dict[str, Table]()
     while left:
-        ready = [t for t in left if all(c.link is None or c.link[0] in done | {t.name.lower()} for c in t.columns)]
+        ready = [t for t in left if all(c.link is None or c.link[0] in {*result, t.name.lower()} for c in t.columns)]
         table = (ready or left)[0]
         left.remove(table)
-        done.add(table.name.lower())
-        result.append(table)
-    return tuple(result)
+        result[table.name.lower()] = table
+    return tuple(result.values())

@@ -34,11 +34,7 @@ def tie_probes(gold: str) -> list[TieProbe]:
 
 
 def _probe(select: Any) -> TieProbe:
-    aliases = {
-        expression.alias.lower(): expression.this
-        for expression in select.expressions
-        if isinstance(expression, exp.Alias)
-    }
+    aliases = {part.alias.lower(): part.this for part in select.expressions if isinstance(part, exp.Alias)}
     keys = []
     for ordered in select.args["order"].expressions:
         key = ordered.this
