@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from groundwire.rewards.spider import execution_match
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
-from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write
+from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_domain, resolve_path
@@ -30,6 +31,7 @@ from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
@@ -60,14 +62,18 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     folder = resume or _new_folder(settings)
     checkpoints = Checkpoints(folder / "checkpoints")
     last = checkpoints.paths()[-1:] if resume else []
-    with _deleted_if_empty(folder):
+    with ExitStack() as stack:
+        stack.callback(_delete_if_empty, folder)  # after an error before its settings are written
         with spinner("reading the model"):
             path = last[0] if last else find_model(settings.model)
             model, tokenizer = load_policy(path)
         check_supported(model)
         if not tokenizer.chat_template:
             raise ConfigError(f"{path} has no chat template: use an instruct model, or set its chat_template")
-        _check_length(model, settings)
+        positions = getattr(model.config, "max_position_embeddings", None) or settings.max_model_len
+        if settings.max_model_len > positions:
+            length = f"max_model_len is {settings.max_model_len}"
+            raise ConfigError(f"{length}, and the model has {positions} positions: give less")
         data = source.load(tokenizer)
         model = model.to(settings.device if settings.gpus == 1 else "cpu")
         trainer = SFTTrainer(model, tokenizer, settings, checkpoints=checkpoints)
@@ -76,11 +82,11 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         val_rows = reader.rows(data.held_out)
         if last:
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
-        if resume and settings.gpus > 1:
-            trainer.step = last_step(folder)
         if resume:
+            if settings.gpus > 1:
+                trainer.step = last_step(folder)
             _rewind(folder, trainer)
-    _write_json(folder / "config.json", {"sft": settings.model_dump(mode="json")})
+        RunDir(folder).write_json("config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"
     yield f"      {data.size}"
     try:
@@ -88,18 +94,9 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
             _train_on_gpus(trainer, reader, reader.fitting(data.held_out), folder, path)
         else:
             _train(trainer, reader, val_rows, folder)
-    except KeyboardInterrupt:
-        if settings.gpus == 1:
-            trainer.save()
-        raise _stopped(folder) from None
-    try:
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
     except KeyboardInterrupt:
-        raise _stopped(folder) from None
-
-
-def _stopped(folder: Path) -> CommandError:
-    return CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130)
+        raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
 
 
 def _finish(
@@ -107,7 +104,7 @@ def _finish(
 ) -> Iterator[str]:
     """Write the model, its loss and accuracy, and the summary."""
     settings = trainer.settings
-    trainer.save_model(folder / "model")
+    save_policy(trainer.model, trainer.tokenizer, folder / "model")
     yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"
     summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": left_out}
     if val_rows and settings.gpus == 1:
@@ -115,37 +112,40 @@ def _finish(
         yield f"held-out loss: {summary['held_out_loss']:.4f}"
     if data.questions:
         with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
-            accuracy = _first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end=on_end)
+            accuracy = _first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end)
         summary |= {"held_out": len(data.questions), "first_query_accuracy": accuracy}
         for backend, share in accuracy.items():
             yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
-    _write_json(folder / "summary.json", summary)
+    RunDir(folder).write_json("summary.json", summary)
     if left_out:
         yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
 def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], folder: Path) -> None:
-    with _reporting(folder) as report:
+    try:
+        with _reporting(folder) as report:
 
-        def on_step(metrics: dict[str, Any]) -> None:
-            if metrics["step"] % VAL_EVERY == 0 and val_rows:
-                metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
-            report(metrics)
+            def on_step(metrics: dict[str, Any]) -> None:
+                if metrics["step"] % VAL_EVERY == 0 and val_rows:
+                    metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
+                report(metrics)
 
-        trainer.train(reader.steps(trainer.groups), on_step)
-    if trainer.step:
+            trainer.train(reader.steps(trainer.groups), on_step)
+        if trainer.step:
+            trainer.save()
+    except KeyboardInterrupt:
         trainer.save()
+        raise
 
 
 def _train_on_gpus(trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path) -> None:
-    """Train with verl, and read the trained model."""
     began = time.monotonic() - trainer.seconds
     with _reporting(folder) as report:
 
         def on_step(metrics: dict[str, Any], total: int) -> None:
             trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
-            progress = metrics["step"] / total
-            report({**metrics, "progress": round(progress, 4), "seconds": round(trainer.seconds, 2)})
+            progress = round(trainer.step / total, 4)
+            report({**metrics, "progress": progress, "seconds": round(trainer.seconds, 2)})
 
         trained = train_on_gpus(
             trainer.settings,
@@ -182,19 +182,14 @@ def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
 def _rewind(folder: Path, trainer: SFTTrainer) -> None:
     """Delete the metrics after the last checkpoint, whose next steps are repeated. The time goes on from the others."""
     with suppress(FileNotFoundError):
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if _step(line) <= trainer.step]
-        with atomic_write(folder / "metrics.jsonl") as part:
-            part.write_text("".join(kept), encoding="utf-8")
+        kept = []
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, LookupError, TypeError):  # it was not written to its end
+                if (metrics := parse_json(line))["step"] <= trainer.step:
+                    kept.append(metrics)
+        RunDir(folder).write_json_lines("metrics.jsonl", kept)
         if kept:
-            trainer.seconds = json.loads(kept[-1])["seconds"]
-
-
-def _step(line: str) -> float:
-    try:
-        return float(parse_json(line)["step"])
-    except (ValueError, LookupError, TypeError):  # it was not written to its end
-        return math.inf
+            trainer.seconds = kept[-1]["seconds"]
 
 
 class _Reader:
@@ -246,14 +241,6 @@ class _Reader:
             yield self._groups.examples(self._tokenizer, groups[number % len(groups)], epoch)
 
 
-def _check_length(model: Any, settings: SFTSettings) -> None:
-    positions = getattr(model.config, "max_position_embeddings", None) or settings.max_model_len
-    if settings.max_model_len > positions:
-        raise ConfigError(
-            f"max_model_len is {settings.max_model_len}, and the model has {positions} positions: give less"
-        )
-
-
 def _new_folder(settings: SFTSettings) -> Path:
     learned = Path(settings.chats).stem if settings.chats else settings.domain
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(settings.model).stem}-{learned}"
@@ -265,21 +252,14 @@ def _new_folder(settings: SFTSettings) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made: {os.strerror(error.errno or 0)}; give another --output-dir"
-        ) from error
+        reason = os.strerror(error.errno or 0)
+        raise ConfigError(f"{folder} cannot be made: {reason}; give another --output-dir") from error
     return folder
 
 
-@contextmanager
-def _deleted_if_empty(folder: Path) -> Iterator[None]:
-    """Delete the folder if there is an error before anything is written to it."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
-        raise
+def _delete_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:
@@ -305,22 +285,19 @@ def _first_query_accuracy(
     tokenizer: Any,
     questions: Sequence[GoldQuestion],
     settings: SFTSettings,
-    *,
-    on_end: Callable[[], None] = lambda: None,
+    on_end: Callable[[], None],
 ) -> dict[str, float]:
     """The share of questions whose greedy first query has the gold query's rows, for each agent.
 
     A prompt that is too long counts as wrong.
     """
-    engine = LocalEngine(model, tokenizer, max_model_len=settings.max_model_len)
+    sampling = Sampling(temperature=0.0, max_tokens=_MAX_TOKENS)
     right = dict.fromkeys(settings.backend, 0.0)
-    try:
+    with closing(LocalEngine(model, tokenizer, max_model_len=settings.max_model_len)) as engine:
         futures = []
         for question in questions:
-            for backend, example in zip(
-                settings.backend, encode(tokenizer, write_turns(question, settings)), strict=True
-            ):
-                sampling = Sampling(temperature=0.0, max_tokens=_MAX_TOKENS)
+            examples = encode(tokenizer, write_turns(question, settings))
+            for backend, example in zip(settings.backend, examples, strict=True):
                 try:
                     futures.append((question, backend, engine.submit(example.prompt_ids, sampling)))
                 except ContextLengthError:
@@ -329,8 +306,6 @@ def _first_query_accuracy(
             sql = _query(future.result().text, backend)
             right[backend] += execution_match(sql, question.gold, question.database).score
             on_end()
-    finally:
-        engine.close()
     return {backend: round(count / max(1, len(questions)), 4) for backend, count in right.items()}
 
 
@@ -342,8 +317,3 @@ def _query(reply: str, backend: str) -> str:
         return str(json.loads(calls[0]["function"]["arguments"])["sql"])
     except (LookupError, TypeError, ValueError):
         return ""
-
-
-def _write_json(file: Path, value: Any) -> None:
-    with atomic_write(file) as part:
-        part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -63,10 +63,9 @@ def train_on_gpus(
     folder: Path,
     on_step: Callable[[dict[str, Any], int], None],
 ) -> Path:
-    """Train with verl in other processes; returns the folder of the trained model.
+    """Train with verl in other processes; returns the folder of the trained model. Raises :class:`CommandError`.
 
     ``on_step`` gets the metrics of each step and the number of all. A folder with checkpoints of verl is continued.
-    Raises :class:`CommandError` if verl fails.
     """
     count, tokens = write_examples(folder / "verl" / "train.parquet", examples)
     held_out_count, _ = write_examples(folder / "verl" / "held_out.parquet", held_out)
@@ -78,9 +77,7 @@ def train_on_gpus(
     if held_out_count < batch:  # verl leaves out an incomplete batch
         values |= {"data.val_files": None, "trainer.test_freq": -1}
     _run(values, folder, settings.gpus, lambda metrics: on_step(metrics, count // batch))
-    saved = sorted(
-        (folder / "verl").glob("global_step_*/huggingface"), key=lambda path: int(path.parent.name.rpartition("_")[2])
-    )
+    saved = list((folder / "verl").glob("global_step_*/huggingface"))
     if not saved:
         raise CommandError(f"verl wrote no model: see {folder / 'verl.log'}")
     return max(saved, key=lambda path: int(path.parent.name.rpartition("_")[2]))
@@ -132,11 +129,8 @@ def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:
     count, tokens, iterator = 0, 0, iter(examples)
     with pq.ParquetWriter(file, schema) as writer:
         while batch := list(islice(iterator, 1024)):
-            columns = {
-                "prompt_ids": [each.prompt_ids for each in batch],
-                "response_ids": [each.response_ids for each in batch],
-            }
-            writer.write_table(pa.table(columns, schema=schema))
+            rows = [{"prompt_ids": each.prompt_ids, "response_ids": each.response_ids} for each in batch]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
             count, tokens = count + len(batch), tokens + sum(map(len, batch))
     return count, tokens
 
@@ -170,7 +164,7 @@ def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dic
         process = subprocess.Popen(  # noqa: S603
             [*launcher, "-m", "verl.trainer.sft_trainer", *overrides, f"hydra.run.dir={json.dumps(str(folder))}"],
             stdout=output,
-            stderr=output,
+            stderr=subprocess.STDOUT,
             env=environment,
         )
         seen = 0

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -70,19 +69,14 @@ class SFTTrainer:
         self.model, self.tokenizer, self.settings, self.checkpoints = model, tokenizer, settings, checkpoints
         keep_freed_memory()
         self.device = next(model.parameters()).device
-        cuda = self.device.type == "cuda"
-        self.one_row = cuda  # FlexAttention over rows without padding
-        if self.one_row:
+        cuda = self.one_row = self.device.type == "cuda"  # FlexAttention over rows without padding
+        if cuda:
             model.set_attn_implementation(TREE)
         self.bf16 = bf16_is_faster(model)
         self.tokens_per_forward = 16384 if cuda else 2048
         self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=self.learning_rate,
-            betas=BETAS,
-            weight_decay=WEIGHT_DECAY,
-            fused=cuda,
+            model.parameters(), lr=self.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=cuda
         )
         self.step, self.groups, self.seconds = 0, 0, 0.0
         """Finished steps, the groups of turns in them, and the seconds that they took, also before a resume."""
@@ -112,21 +106,17 @@ class SFTTrainer:
         """The mean loss of a token of ``rows``."""
         self.model.eval()
         total = sum(row.targets for row in rows)
-        summed = sum(float(self._loss(part)) for part in self._forwards(rows))
+        summed = sum(float(self._loss(batch)) for batch in self._batches(rows))
         self.model.train()
         return summed / max(1, total)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step."""
         with self.checkpoints.write(self.step) as folder:
-            self.save_model(folder)
+            save_policy(self.model, self.tokenizer, folder)
             state = {"optimizer": self.optimizer.state_dict(), "step": self.step}
             state |= {"groups": self.groups, "seconds": self.seconds}
             torch.save(state, folder / "trainer.pt")
-
-    def save_model(self, folder: Path) -> None:
-        """Write the model and its tokenizer."""
-        save_policy(self.model, self.tokenizer, folder)
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
@@ -140,8 +130,8 @@ class SFTTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         summed = 0.0
-        for part in self._forwards(rows):
-            loss = self._loss(part)
+        for batch in self._batches(rows):
+            loss = self._loss(batch)
             (loss / targets).backward()
             summed += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -155,7 +145,7 @@ class SFTTrainer:
             "targets": targets,
         }
 
-    def _forwards(self, rows: Sequence[Examples]) -> Iterator[list[Examples]]:
+    def _batches(self, rows: Sequence[Examples]) -> Iterator[list[Examples]]:
         return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
     def _loss(self, rows: list[Examples]) -> torch.Tensor:
@@ -163,7 +153,7 @@ class SFTTrainer:
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)
-        return F.cross_entropy(logits.float(), packed.targets, reduction="sum")
+        return F.cross_entropy(logits, packed.targets, reduction="sum")
 
 
 def _ahead(steps: Iterable[Step]) -> Iterator[Step]:

@@ -45,9 +45,7 @@ def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
 
     Raises :class:`ConfigError` if the chat template cannot write them.
     """
-    texts: list[str] = []
-    for turn in turns:
-        texts += _texts(tokenizer, turn)
+    texts = [text for turn in turns for text in _texts(tokenizer, turn)]
     if not texts:
         return []
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]  # no warning of long ones

@@ -101,7 +101,7 @@ def make_questions(
         answer = "" if gold_is_sql(domain) else str(task["answer"])
         question = GoldQuestion(str(task["id"]), database, task["question"], gold, schema, answer)
         if wrong or answer:
-            question.queries.append(Query(gold, _result(question, gold, settings), True))
+            question.queries.append(Query(gold, _toolkit(settings).result(database, gold)[0], True))
         if wrong:
             rng = random.Random(f"{settings.seed}-{number}")
             question.queries.extend(_wrong_queries(rng, question, golds[database], settings))
@@ -176,12 +176,7 @@ def _wrong_queries(
                 continue
         except RewardError:
             continue
-        yield Query(sql, _result(question, sql, settings), False)
-
-
-def _result(question: GoldQuestion, sql: str, settings: SFTSettings) -> str:
-    """The rows or the error, as the agents show them."""
-    return _toolkit(settings).result(question.database, sql)[0]
+        yield Query(sql, _toolkit(settings).result(question.database, sql)[0], False)
 
 
 def _turns(rng: random.Random, question: GoldQuestion, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
@@ -270,10 +265,5 @@ def _say(role: str, text: str) -> Message:
 
 
 def _call(sql: str) -> Message:
-    arguments = json.dumps({"sql": sql}, ensure_ascii=False)
-    function = {"name": prompts.QUERY_TOOL["name"], "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call", "type": "function", "function": function}],
-    }
+    function = {"name": prompts.QUERY_TOOL["name"], "arguments": json.dumps({"sql": sql}, ensure_ascii=False)}
+    return {**_say("assistant", ""), "tool_calls": [{"id": "call", "type": "function", "function": function}]}

@@ -53,86 +53,77 @@ class Data(NamedTuple):
     """What there is to learn, for the user."""
 
 
-class Source(Protocol):
+class Source(NamedTuple):
     """Data that was found and checked."""
 
     name: str
     """For the user."""
-
-    def load(self, tokenizer: Any) -> Data:
-        """Make the data. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
+    load: Callable[[Any], Data]
+    """Makes the data with a tokenizer. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
 
 
 def open_source(settings: SFTSettings) -> Source:
     """The source that the settings name. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
-    kind = _Rollouts if settings.rollouts else _Chats if settings.chats else _Golds
-    return kind(settings)
+    return (_rollouts if settings.rollouts else _chats if settings.chats else _golds)(settings)
 
 
-class _Golds:
-    def __init__(self, settings: SFTSettings) -> None:
-        self._settings, self._domain = settings, domains.get(settings.domain)
-        self._data = domains.load_split(self._domain, None, settings.data_dir)
-        self.name = "; ".join((self._data.source, *self._data.notes, *domains.shared_notes(self._data)))
-        check_golds(self._domain, self._data)
+def _golds(settings: SFTSettings) -> Source:
+    domain = domains.get(settings.domain)
+    data = domains.load_split(domain, None, settings.data_dir)
+    check_golds(domain, data)
 
-    def load(self, tokenizer: Any) -> Data:
-        settings, tasks = self._settings, self._data.train
+    def load(tokenizer: Any) -> Data:
         encode(tokenizer, write_turns(_ANY_QUESTION, settings))  # a template that cannot write them is refused now
-        with progress("Running the queries", len(tasks)) as on_end:
-            questions = make_questions(self._domain, tasks, settings, wrong=settings.later_turns > 0, on_end=on_end)
-        held_out = _held_out_questions(self._domain, self._data, settings)
+        with progress("Running the queries", len(data.train)) as on_end:
+            questions = make_questions(domain, data.train, settings, wrong=settings.later_turns > 0, on_end=on_end)
+        held_out = _held_out_questions(domain, data, settings)
         turns = [turn for each in held_out for turn in (*write_turns(each, settings), *answer_turns(each, settings))]
         size = f"{counted(len(questions), 'question')} to learn, {len(held_out):,} held out"
         return Data(GoldTurns(questions, settings), encode(tokenizer, turns), held_out, size)
 
+    return Source("; ".join((data.source, *data.notes, *domains.shared_notes(data))), load)
 
-class _Chats:
-    def __init__(self, settings: SFTSettings) -> None:
-        self._settings, self.name = settings, str(settings.chats)
-        self._chats = read_chats(Path(self.name))
 
-    def load(self, tokenizer: Any) -> Data:
-        learned, held_out = _split(self._chats, self._settings, _first_question)
-        encode(tokenizer, [turn for chat in self._chats for turn in chat if turn.tools][:1])
+def _chats(settings: SFTSettings) -> Source:
+    chats = read_chats(Path(str(settings.chats)))
+
+    def load(tokenizer: Any) -> Data:
+        learned, held_out = _split(chats, settings, _first_question)
+        encode(tokenizer, [turn for chat in chats for turn in chat if turn.tools][:1])
         size = f"{counted(len(learned), 'chat')} to learn, {len(held_out):,} held out"
         turns = [turn for chat in held_out for turn in chat]
-        return Data(_Shuffled(learned, self._settings.seed, encode), encode(tokenizer, turns), [], size)
+        return Data(_Shuffled(learned, settings.seed, encode), encode(tokenizer, turns), [], size)
+
+    return Source(str(settings.chats), load)
 
 
-class _Rollouts:
-    def __init__(self, settings: SFTSettings) -> None:
-        self._settings, self._run = settings, RunDir.open(str(settings.rollouts))
-        self.name = str(self._run.path)
-        self._tasks, self._left_out = accepted_rollouts(
-            self._run, min_reward=settings.min_reward, per_task=settings.max_per_task
-        )
+def _rollouts(settings: SFTSettings) -> Source:
+    run = RunDir.open(str(settings.rollouts))
+    tasks, left_out = accepted_rollouts(run, min_reward=settings.min_reward, per_task=settings.max_per_task)
 
-    def load(self, tokenizer: Any) -> Data:
-        check_tokenizer(self._run, tokenizer, self._settings.model)
-        learned, held_out = _split(self._tasks, self._settings, lambda calls: calls[0].prompt_ids)
-        calls = sum(map(len, learned))
-        size = (
-            f"{counted(calls, 'call')} of {counted(len(learned), 'task')} to learn, of "
-            f"{counted(len(held_out), 'task')} held out"
-        )
-        if self._left_out:
-            size += f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in self._left_out.items())}"
+    def load(tokenizer: Any) -> Data:
+        check_tokenizer(run, tokenizer, settings.model)
+        learned, held_out = _split(tasks, settings, lambda calls: calls[0].prompt_ids)
+        calls, learned_tasks = counted(sum(map(len, learned)), "call"), counted(len(learned), "task")
+        size = f"{calls} of {learned_tasks} to learn, of {counted(len(held_out), 'task')} held out"
+        if left_out:
+            size += f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}"
         examples = [each for task in held_out for each in task]
-        groups = _Shuffled(learned, self._settings.seed, lambda _, group: list(group))
-        return Data(groups, examples, self._questions(tokenizer), size)
+        groups = _Shuffled(learned, settings.seed, lambda _, group: list(group))
+        return Data(groups, examples, _questions_of(run, tokenizer, settings), size)
 
-    def _questions(self, tokenizer: Any) -> list[GoldQuestion]:
-        """Held-out questions with gold queries, if the run's agent is one whose first query can be judged."""
-        config = self._run.config()
-        if config.get("backend") not in FORMATS or "tasks" in config.get("objects", {}):
-            return []
-        if config["backend"] != "langgraph" and not has_tools(tokenizer):
-            return []
-        domain = domains.get(self._settings.domain)
-        if not gold_is_sql(domain):
-            return []
-        return _held_out_questions(domain, domain.load(self._settings.data_dir), self._settings)
+    return Source(str(run.path), load)
+
+
+def _questions_of(run: RunDir, tokenizer: Any, settings: SFTSettings) -> list[GoldQuestion]:
+    """Held-out questions with gold queries, if the run's agent is one whose first query can be judged."""
+    config = run.config()
+    if config.get("backend") not in FORMATS or "tasks" in config.get("objects", {}):
+        return []
+    domain = domains.get(settings.domain)
+    if (config["backend"] != "langgraph" and not has_tools(tokenizer)) or not gold_is_sql(domain):
+        return []
+    return _held_out_questions(domain, domain.load(settings.data_dir), settings)
 
 
 @dataclass(frozen=True)

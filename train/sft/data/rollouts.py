@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.sft.data.examples import Example
 from groundwire.train.store.rollout import Rollout
 
-_FROM_RUN = (*("model", "domain", "data_dir", "agent_options", "max_model_len"),)
+_FROM_RUN = ("model", "domain", "data_dir", "agent_options", "max_model_len")
 _COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls", "answer", "agent_steps")
 _OTHER_AGENTS = "calls of agents that agent_match does not select"
 _REJECTED = "queries that the agent itself rejected and wrote again"
@@ -69,9 +70,7 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple
         if calls and replies not in accepted:
             accepted[replies] = [Example(call.prompt_ids, call.response_ids) for call in calls]
             left_out.update(reasons)
-    found = [
-        [example for examples in accepted.values() for example in examples] for accepted in tasks.values() if accepted
-    ]
+    found = [list(chain.from_iterable(accepted.values())) for accepted in tasks.values() if accepted]
     if not found:
         match = run.config().get("agent_match")
         raise ConfigError(f"{run.path} has no accepted rollout with a call of an agent of agent_match {match!r}")

@@ -97,13 +97,7 @@ def identifiers(schema: str) -> set[str]:
 
 def _blocks(schema: str) -> list[list[str]]:
     """The lines of each table: its CREATE TABLE, and its example values."""
-    blocks: list[list[str]] = []
-    for line in schema.split("\n"):
-        if line.startswith("CREATE TABLE") or not blocks:
-            blocks.append([line])
-        else:
-            blocks[-1].append(line)
-    return blocks
+    return [block.split("\n") for block in re.split(r"\n(?=CREATE TABLE)", schema)]
 
 
 def _table_name(block: list[str]) -> str:
