@@ -19,7 +19,7 @@ import torch
 
 from groundwire.train.policy.batch import Batch, OpenReply
 from groundwire.train.policy.constraint import Constraints
-from groundwire.train.policy.decoding import make_decoder
+from groundwire.train.policy.decoding.decoder import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads
 from groundwire.train.policy.types import Completion, OnToken, Sampling
@@ -62,18 +62,14 @@ class LocalEngine:
     changes about one sampled token in a million, and greedy tokens at ties.
 
     Args:
-        model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoding.decoder.SUPPORTED`). Its weights are
-            copied.
+        model: a Hugging Face causal LM that the decoder computes. Its weights are copied.
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
-        threads: torch's threads of a step; by default
-            :func:`groundwire.train.policy.model.sampling_threads`.
+        threads: torch's threads of a step; by default :func:`~groundwire.train.policy.model.sampling_threads`.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
-        prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning; by
-            default 32,768, and 131,072 on a GPU.
-        bf16: matrix products and the cache in bfloat16; by default where that is faster
-            (:func:`groundwire.train.policy.model.bf16_is_faster`).
+        prefix_cache_tokens: most tokens of earlier prompts that are kept; by default the decoder's.
+        bf16: matrix products and the cache in bfloat16; by default where that is faster.
         timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
@@ -97,8 +93,7 @@ class LocalEngine:
         if max_model_len > limit:
             raise ValueError(f"max_model_len is {max_model_len}, but the model has only {limit} positions")
         keep_freed_memory()
-        self.max_model_len, self.max_batch = max_model_len, max_batch
-        self.tokenizer = tokenizer
+        self.tokenizer, self.max_model_len, self.max_batch = tokenizer, max_model_len, max_batch
         self.weights_version = 0
         self.generated_tokens = 0
         """Tokens sampled since the start."""
@@ -114,9 +109,8 @@ class LocalEngine:
             prefix_cache_tokens=decoder.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens,
         )
         self._threads = sampling_threads(model) if threads is None else threads
-        self._gather_s = gather_s
+        self._gather_s, self._timer = gather_s, timer
         self._seeds = random.Random(0)
-        self._timer = timer
         self._waiting: deque[OpenReply] = deque()
         self._update: tuple[int, Future[None]] | None = None
         self._closing = False
@@ -158,10 +152,8 @@ class LocalEngine:
     def update_weights(self, version: int) -> None:
         """Copy the model's present weights; blocks until the requests in the batch have finished with the old ones.
 
-        Waiting and later requests are sampled with the new weights: no reply mixes two versions.
-
-        Raises:
-            EngineClosedError: the engine was closed.
+        Waiting and later requests are sampled with the new weights: no reply mixes two versions. Raises
+        :class:`EngineClosedError`.
         """
         done: Future[None] = Future()
         with self._changed:

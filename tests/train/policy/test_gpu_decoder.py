@@ -13,8 +13,8 @@ from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from groundwire.train.policy.decoding.decoder import Decoder
-from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
-from groundwire.train.policy.decoding.kernels import (
+from groundwire.train.policy.decoding.gpu_decoder import (
+    GPUDecoder,
     _masked,
     add_and_normalize,
     cached_attention,

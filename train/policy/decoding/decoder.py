@@ -10,6 +10,7 @@ Prefill and decoding are the same function: a query attends to all positions up 
 
 # No ``from __future__ import annotations`` here: TorchScript reads the signatures.
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -232,6 +233,18 @@ class Decoder:
             ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,
             self.output, self._cos, self._sin, self.heads, span, self.eps,
         )  # fmt: skip
+
+
+def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
+    """The decoder for the model's device.
+
+    The GPU's needs Triton, which comes with torch on Linux; without it the CPU's runs on the GPU.
+    """
+    if model.device.type == "cuda" and find_spec("triton"):
+        from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
+
+        return GPUDecoder(model, max_positions=max_positions, bf16=bf16)
+    return Decoder(model, max_positions=max_positions, bf16=bf16)
 
 
 def check_supported(model: Any) -> None:
