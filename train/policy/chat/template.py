@@ -1,23 +1,28 @@
 """Renders chat templates. A template is a program of the model's author: it may loop, or write without end.
 
 The project's own templates run here. Every other one runs in a process that the kernel ends after some seconds of CPU
-time, with little memory (:mod:`groundwire.train.policy.chat._template_worker`). The process starts at the first such
-template, takes a second to start, and then serves all of this process.
+time, with little memory: it runs :func:`serve`. The process starts at the first such template, takes a second to start,
+and then serves all of this process.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import resource
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 from groundwire.train.policy import STARTER
 
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
-_workers = WorkerPool("groundwire.train.policy.chat._template_worker")
+_MEMORY_BYTES = 512 << 20
+_workers = WorkerPool("groundwire.train.policy.chat.template")
 
 
 class TemplateRefusedError(ValueError):
@@ -34,12 +39,11 @@ def render(
     """The prompt that the tokenizer's chat template makes of ``messages``, up to where the reply begins.
 
     Without ``add_generation_prompt`` it ends with the last message. ``options`` are further variables of the template,
-    ``tools`` among them. Raises :class:`TemplateRefusedError` and
-    :class:`TemplateLimitError`.
+    ``tools`` among them. Raises :class:`TemplateRefusedError` and :class:`TemplateLimitError`.
     """
+    options["add_generation_prompt"] = add_generation_prompt
     if is_trusted(tokenizer):
         try:
-            options["add_generation_prompt"] = add_generation_prompt
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
         except Exception as error:
             raise TemplateRefusedError(error) from error
@@ -47,9 +51,7 @@ def render(
         template = tokenizer.get_chat_template(None, options.get("tools"))
     except ValueError as error:
         raise TemplateRefusedError("the model has none: use an instruct model, or set its chat_template") from error
-    variables = {name: _text(value) for name, value in tokenizer.special_tokens_map.items()}
-    options["add_generation_prompt"] = add_generation_prompt
-    return _render_apart(template, messages, {**variables, **options})
+    return _render_apart(template, messages, {**_texts(tokenizer.special_tokens_map), **options})
 
 
 def check_template(template: str, variables: Mapping[str, Any]) -> None:
@@ -57,7 +59,7 @@ def check_template(template: str, variables: Mapping[str, Any]) -> None:
     if template in _own_templates():
         return
     user = {"role": "user", "content": "a word"}
-    variables = {"add_generation_prompt": True, **{name: _text(value) for name, value in variables.items()}}
+    variables = {"add_generation_prompt": True, **_texts(variables)}
     try:
         _render_apart(template, [user], variables)
     except TemplateRefusedError as error:
@@ -70,9 +72,8 @@ def check_template(template: str, variables: Mapping[str, Any]) -> None:
 
 def _render_apart(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     request = {"chat_template": template, "conversations": [list(messages)], **variables}
-    message = json.dumps({"characters": _MAX_CHARACTERS, "cpu_s": _MAX_CPU_S, "request": request}).encode()
     try:
-        answer = json.loads(_workers.ask(lambda: message) or b"")
+        answer = json.loads(_workers.ask(json.dumps(request).encode) or b"")
     except WorkerEndedError as error:
         raise TemplateLimitError("it runs for too long" if error.timed_out else str(error)) from error
     if "limit" in answer:
@@ -80,6 +81,32 @@ def _render_apart(template: str, messages: Sequence[Mapping[str, Any]], variable
     if "error" in answer:
         raise TemplateRefusedError(str(answer["error"]).rstrip("."))  # more of the sentence follows
     return str(answer["text"])
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Render the templates that arrive, in a process of its own."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def answer(request: bytes) -> bytes:
+        asked = json.loads(request)
+        with time_limit(signal.ITIMER_PROF, _MAX_CPU_S):
+            try:
+                [text], _ = render_jinja_template(**asked)
+                reply = {"text": text}
+                if len(text) > _MAX_CHARACTERS:
+                    reply = {"limit": f"it writes {len(text):,} characters"}
+            except (MemoryError, RecursionError, OverflowError) as error:
+                reply = {"limit": f"it needs too much memory ({type(error).__name__})"}
+            except Exception as error:  # a template may raise anything
+                reply = {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
+            return json.dumps(reply).encode()
+
+    # Little more memory than the process has now.
+    with suppress(OSError):  # no Linux: only the time is limited
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + _MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    answer_requests(answer, descriptor, parent)
 
 
 def is_trusted(tokenizer: Any) -> bool:
@@ -119,5 +146,5 @@ def _own_templates() -> tuple[str, str]:
     return _starter_template(), smollm2_template()
 
 
-def _text(value: Any) -> Any:
-    return [str(each) for each in value] if isinstance(value, list) else str(value)
+def _texts(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(map(str, each)) if isinstance(each, list) else str(each) for name, each in variables.items()}
