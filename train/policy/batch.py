@@ -68,14 +68,12 @@ class Batch:
         constraints: Constraints,
         *,
         max_requests: int,
-        max_length: int,
         prefix_cache_tokens: int,
     ) -> None:
         self.requests: list[OpenReply] = []
         self.prefixes = PrefixCache(prefix_cache_tokens)
-        self._decoder, self._tokenizer, self._end_tokens = decoder, tokenizer, constraints.end_tokens
-        self._constraints = constraints
-        self._max_requests, self._max_length = max_requests, max_length
+        self._decoder, self._tokenizer, self._constraints = decoder, tokenizer, constraints
+        self._max_requests, self._max_length = max_requests, decoder.max_positions
         self._cache = decoder.cache(0, 0)
 
     def __len__(self) -> int:
@@ -201,7 +199,7 @@ class Batch:
                 except EngineError as error:
                     request.finish_reason, request.error = "error", error
                     continue
-            if token in self._end_tokens or self._reached_stop(request, token):
+            if token in self._constraints.end_tokens or self._reached_stop(request, token):
                 request.finish_reason = "stop"
             elif len(request.token_ids) >= request.max_tokens:
                 request.finish_reason = "length"

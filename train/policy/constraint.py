@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from cachetools import LRUCache
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import to_lark
@@ -51,11 +52,9 @@ class Constraint:
 
 
 class Constraints:
-    """Compiles grammars for one tokenizer, at the first constrained reply. Its methods may be called from any thread.
+    """Compiles grammars for one fast tokenizer, at the first constrained reply. For any thread.
 
-    Args:
-        model: a causal LM of Hugging Face; its weights are not used.
-        tokenizer: a fast tokenizer of Hugging Face.
+    Of the ``model`` only the settings are used.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -68,8 +67,7 @@ class Constraints:
     def start(self, grammar: str) -> Constraint:
         """The constraint of a reply that has no token yet.
 
-        Raises:
-            ChatRequestError: llguidance cannot read the tokenizer or the grammar.
+        Raises :class:`ChatRequestError` if llguidance cannot read the tokenizer or the grammar.
         """
         with self._lock:
             matcher = self._compiled.get(grammar)
@@ -93,8 +91,7 @@ class Constraints:
     def replay(self, grammar: str, token_ids: Sequence[int]) -> torch.Tensor:
         """bool [tokens, vocabulary]: the tokens that were allowed in place of each of ``token_ids``.
 
-        Raises:
-            EngineError: the grammar does not allow one of them.
+        Raises :class:`EngineError` if the grammar does not allow one of them.
         """
         constraint, starts = self.start(grammar), []
         words = self._tokens.empty_masks(len(token_ids))
@@ -169,9 +166,8 @@ class _ForLLGuidance:
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    generation = getattr(model, "generation_config", None)
     ends: set[int] = set()
-    for source in (generation, model.config, tokenizer):
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         value = getattr(source, "eos_token_id", None)
         ends.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     return frozenset(ends)
@@ -185,7 +181,7 @@ def _token_bytes(tokenizer: Any, end_tokens: frozenset[int]) -> tuple[list[bytes
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.dumps(json.loads(backend.to_str())["decoder"]) if backend else "none"
     if '"ByteLevel"' in decoder:
-        bytes_of = {character: bytes([byte]) for byte, character in _byte_characters().items()}
+        bytes_of = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 
         def read(token: str) -> bytes:
             return b"".join(bytes_of.get(character) or character.encode() for character in token)
@@ -209,10 +205,3 @@ def _token_bytes(tokenizer: Any, end_tokens: frozenset[int]) -> tuple[list[bytes
         if token not in end_tokens and not (token in added and added[token].special):
             table[token] = text.encode() if token in added else read(text)
     return table, decoder
-
-
-def _byte_characters() -> dict[int, str]:
-    """GPT-2's characters for bytes: printable ones stand for themselves, the others for those from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}

@@ -105,7 +105,6 @@ class LocalEngine:
             tokenizer,
             self._constraints,
             max_requests=max_batch,
-            max_length=max_model_len,
             prefix_cache_tokens=decoder.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens,
         )
         self._threads = sampling_threads(model) if threads is None else threads

@@ -77,8 +77,7 @@ def to_lark(grammar: str) -> str:
 def check_schema(schema: Any, param: str) -> tuple[str, ...]:
     """Keywords of a JSON schema that are not enforced, as llguidance describes them.
 
-    Raises:
-        ChatRequestError: naming ``param``, if no reply can be constrained to the schema.
+    Raises :class:`ChatRequestError`, naming ``param``, if no reply can be constrained to the schema.
     """
     problems, warnings = _compile_schema(json.dumps(schema))
     if problems:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -50,9 +49,8 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"no checkpoint in {folder}: config.json is missing; give a folder saved by transformers"
-        )
+        problem = "config.json is missing; give a folder saved by transformers"
+        raise FileNotFoundError(f"no checkpoint in {folder}: {problem}")
     part = "model"
     try:
         check_model_files(folder)
@@ -62,7 +60,8 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer("a word", add_special_tokens=False)  # with wrong settings it fails at its first use
         part = "chat template"
-        _check_template(tokenizer)
+        if tokenizer.chat_template and not is_trusted(tokenizer):
+            check_template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
     except (MemoryError, ImportError, torch.OutOfMemoryError):
         raise
     except BaseException as error:  # the libraries raise many types for missing and damaged files
@@ -75,12 +74,6 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
             reason += "; correct it, or use another model"
         raise ModelUnreadableError(f"the {part} in {folder} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
-
-
-def _check_template(tokenizer: Any) -> None:
-    """Raise an error if the tokenizer has a chat template that fails, loops or grows."""
-    if tokenizer.chat_template and not is_trusted(tokenizer):
-        check_template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
 
 def _check_end_tokens(model: Any) -> None:
@@ -106,9 +99,8 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()  # the usable names depend on torch's build
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(
-            f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu or cuda"
-        ) from error
+        message = f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu or cuda"
+        raise ConfigError(message) from error
 
 
 def count_parameters(model: torch.nn.Module) -> int:
@@ -117,10 +109,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 def bf16_is_faster(model: Any) -> bool:
-    """Whether matrix products in bfloat16 are faster than in float32.
-
-    They are on CUDA, and for a large model on a CPU with instructions for them.
-    """
+    """Whether matrix products are faster in bfloat16: on CUDA, and for a large model on a CPU that computes them."""
     if model.device.type != "cpu":
         return bool(model.device.type == "cuda")
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not know them
@@ -139,8 +128,7 @@ def _is_large_on_cpu(model: Any) -> bool:
     return bool(model.device.type == "cpu") and count_parameters(model) >= _LARGE
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitialState:
+class InitialState(NamedTuple):
     """A model with its tokenizer, and the trainer's state if they come from a checkpoint."""
 
     model: LlamaForCausalLM
@@ -173,11 +161,11 @@ def load_initial_state(
         for damaged, reason in unreadable:
             kept = run.checkpoints.rename_damaged(damaged)
             notes.append(f"{reason}: going on from {checkpoint.name}, and {damaged.name} is kept as {kept.name}")
-        return InitialState(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
+        return InitialState(model.to(config.device), tokenizer, state, "\n".join(notes))
     if unreadable:
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
     model, tokenizer = load_policy(find_model(config.model))
-    return InitialState(model=model.to(config.device), tokenizer=tokenizer)
+    return InitialState(model.to(config.device), tokenizer)
 
 
 def load_start(config: RunConfig) -> LlamaForCausalLM:

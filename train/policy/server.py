@@ -72,8 +72,7 @@ class PolicyServer(HttpServer):
 
     Args:
         engine: samples the replies; it is not closed with the server.
-        host: the address to listen on.
-        port: the port to listen on; 0 takes any free one.
+        host: the address to listen on, at ``port``; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404, unless ``any_model``.
         tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`.
         template_options: further variables of the chat template.
@@ -128,8 +127,7 @@ class PolicyServer(HttpServer):
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
         model = {"id": self.model_name, "object": "model", "created": self._created, "owned_by": "groundwire"}
-        model["max_model_len"] = self._engine.max_model_len
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [{**model, "max_model_len": self._engine.max_model_len}]}
 
     async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore) -> dict[str, Any]:
         """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
@@ -231,7 +229,14 @@ class PolicyServer(HttpServer):
             return web.json_response(MessagesCall.error(refused), status=refused.status)
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
-        body = await _read_object(request)
+        try:
+            body = parse_json(await request.read())
+        except web.HTTPRequestEntityTooLarge as error:
+            raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large") from error
+        except ValueError as error:
+            raise RefusedError(400, f"the body is not JSON: {error}", code="invalid_value") from error
+        if not isinstance(body, dict):
+            raise RefusedError(400, f"the body must be a JSON object, not {shorten_repr(body)}", code="invalid_value")
         return {**body, "model": self.model_name} if self._any_model else body
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -241,9 +246,7 @@ class PolicyServer(HttpServer):
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
     async def _prepare(self, body: Any, session: str) -> ChatResponse:
-        """The response to the checked request, without its replies. Long requests are prepared in a thread, one at a
-        time.
-        """
+        """The checked request's response without its replies. Long ones are prepared in a thread, one at a time."""
         own: dict[str, Any] = {"session": session}
         if isinstance(body, dict) and isinstance(seed := body.get("seed"), int):
             own["seed"] = seed
@@ -287,7 +290,10 @@ class PolicyServer(HttpServer):
         if len(text) > CHARACTERS_PER_TOKEN * limit:
             raise ContextLengthError(len(text), limit, unit="characters")
         if isinstance(text, list):
-            prompt_ids = self._checked(text)
+            size = len(self._engine.tokenizer)
+            if not 0 <= min(text) <= max(text) < size:
+                raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
+            prompt_ids = tuple(text)
         else:
             prompt_ids = self._tokenize(text) if long else self._tokenize_parts(text)
         if not prompt_ids:
@@ -297,23 +303,15 @@ class PolicyServer(HttpServer):
     def _render(self, chat: ChatRequest) -> str:
         tokenizer, options = self._engine.tokenizer, {**self._template_options, **chat.chat_template_kwargs}
         if chat.offered_tools and not has_tools(tokenizer):
-            raise ChatRequestError(
-                "the model's chat template has no tools, so it would never see them: use a model whose template has "
-                "tools, or an agent without them",
-                param="tools",
-            )
+            remedy = "use a model whose template has tools, or an agent without them"
+            never_seen = f"the model's chat template has no tools, so it would never see them: {remedy}"
+            raise ChatRequestError(never_seen, param="tools")
         try:
             return render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
         except TemplateRefusedError as error:
             raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
         except TemplateLimitError as error:
             raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
-
-    def _checked(self, ids: list[int]) -> tuple[int, ...]:
-        size = len(self._engine.tokenizer)
-        if not 0 <= min(ids) <= max(ids) < size:
-            raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
-        return tuple(ids)
 
     def _tokenize_parts(self, text: str) -> tuple[int, ...]:
         places = [0, *(found.start() for found in self._starts.finditer(text)), len(text)]
@@ -334,18 +332,6 @@ def _part_starts(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
 
-async def _read_object(request: web.Request) -> dict[str, Any]:
-    try:
-        body = parse_json(await request.read())
-    except web.HTTPRequestEntityTooLarge as error:
-        raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large") from error
-    except ValueError as error:
-        raise RefusedError(400, f"the body is not JSON: {error}", code="invalid_value") from error
-    if not isinstance(body, dict):
-        raise RefusedError(400, f"the body must be a JSON object, not {shorten_repr(body)}", code="invalid_value")
-    return body
-
-
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Raise the policy's errors as those of a wire API."""
@@ -356,6 +342,5 @@ def _refusals() -> Iterator[None]:
     except ContextLengthError as error:
         raise RefusedError(400, str(error), code="context_length_exceeded", param="messages") from error
     except EngineError as error:
-        closed = isinstance(error, EngineClosedError)
-        code = "engine_closed" if closed else None
-        raise RefusedError(503 if closed else 500, str(error), code=code) from error
+        status, code = (503, "engine_closed") if isinstance(error, EngineClosedError) else (500, None)
+        raise RefusedError(status, str(error), code=code) from error

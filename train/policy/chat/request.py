@@ -71,7 +71,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Values that are the same as a missing field; so are false, empty lists and empty objects."""
 _warned: set[str] = set()
-_CALL_END = {"hermes": "</tool_call>"}  # by tool format
 _TEMPLATE_ARGUMENTS = frozenset(
     {
         "messages", "conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
@@ -117,10 +116,7 @@ class _JSONObject(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _normalize(cls, fields: Any) -> Any:
-        return _drop_nulls(fields)
+    _normalize = model_validator(mode="before")(_drop_nulls)
 
 
 class _ToolFunction(_JSONObject):
@@ -280,7 +276,7 @@ class ChatRequest(_JSONObject):
     def stop_strings(self) -> list[str]:
         """The strings that end a reply; without parallel tool calls a free reply also ends with its first call."""
         only_one = self.offered_tools and not self.parallel_tool_calls and not self.grammar
-        return [*self.stop, *([end] if only_one and (end := _CALL_END.get(self.tool_format)) else [])]
+        return [*self.stop, *(["</tool_call>"] if only_one and self.tool_format == "hermes" else [])]
 
     @functools.cached_property
     def grammar(self) -> str:
@@ -313,10 +309,8 @@ class ChatRequest(_JSONObject):
 def parse_request(body: Any, *, served: str, tool_format: str = "hermes") -> ChatRequest:
     """Check ``body``, the decoded JSON of a request for the model ``served``.
 
-    A field that is not applied is refused, or a warning names it once.
-
-    Raises:
-        ChatRequestError: naming the field, its value, and the values that it may have.
+    A field that is not applied is refused, or a warning names it once. Raises :class:`ChatRequestError`, which names
+    the field, its value, and the values that it may have.
     """
     if not isinstance(body, dict):
         raise ChatRequestError(f"the body must be a JSON object, not {reprlib.repr(body)}")
@@ -327,13 +321,13 @@ def parse_request(body: Any, *, served: str, tool_format: str = "hermes") -> Cha
     if request.model not in (None, served):
         message = f"the model {shorten_repr(request.model)} does not exist; this server has {served!r}"
         raise ChatRequestError(message, param="model", status=404, code="model_not_found")
-    check_other_fields(request.model_extra or {})
+    _check_other_fields(request.model_extra or {})
     if request.top_logprobs:
-        warn_once("top_logprobs", "requests have top_logprobs, which stays empty: only sampled tokens have logprobs")
+        _warn_once("top_logprobs", "requests have top_logprobs, which stays empty: only sampled tokens have logprobs")
     if request.grammar or request.tool_choice.forced:
         _check_constraint(request)
     elif any(tool["function"].get("strict") for tool in request.offered_tools):
-        warn_once(
+        _warn_once(
             "strict",
             "requests have tools with strict = true, which the policy server does not apply unless tool_choice "
             "requires a call: the policy learns to write valid arguments",
@@ -356,7 +350,7 @@ def _check_constraint(request: ChatRequest) -> None:
     for param, schema in schemas.items():
         if schema is not None:
             for warning in check_schema(schema, param):
-                warn_once(f"{param}: {warning}", f"{param} has what is not enforced on replies: {warning}")
+                _warn_once(f"{param}: {warning}", f"{param} has what is not enforced on replies: {warning}")
 
 
 def _first_error(error: ValidationError) -> ChatRequestError:
@@ -376,22 +370,17 @@ def _first_error(error: ValidationError) -> ChatRequestError:
     return ChatRequestError(f"{field} {problems.get(first['type'], f'{requirement}, not {value}')}", param=field)
 
 
-def check_other_fields(fields: Mapping[str, Any]) -> None:
-    """Check the fields of a request that :class:`ChatRequest` does not have.
-
-    Raises:
-        ChatRequestError: for one of :data:`REFUSED`.
-    """
+def _check_other_fields(fields: Mapping[str, Any]) -> None:
+    """Check the fields that :class:`ChatRequest` does not have. Raises :class:`ChatRequestError` for a refused one."""
     for name, value in fields.items():
         if name in NO_EFFECT or value in (False, [], {}) or value in _NEUTRAL.get(name, ()):
             continue
         if name in REFUSED:
             raise ChatRequestError(f"{name} is not supported: {REFUSED[name]}", param=name)
-        warn_once(name, f"requests have {name} = {shorten_repr(value)}, which the policy server does not apply")
+        _warn_once(name, f"requests have {name} = {shorten_repr(value)}, which the policy server does not apply")
 
 
-def warn_once(name: str, message: str) -> None:
-    """Log a warning about ``name``, the first time in this process."""
+def _warn_once(name: str, message: str) -> None:
     if name not in _warned and len(_warned) < 100:  # agents choose the names
         _warned.add(name)
         _log.warning("%s", message)

@@ -169,18 +169,10 @@ class StreamedChoice:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         return self._chunk(delta, finish_reason=finish_reason, token_ids=[])
 
-    def _chunk(
-        self,
-        delta: dict[str, Any],
-        *,
-        finish_reason: str | None = None,
-        token_ids: list[int] | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        chunk = {"index": self._index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-        if self._request.return_token_ids and token_ids is not None:
-            chunk["token_ids"] = token_ids
-        return chunk
+    def _chunk(self, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        if not self._request.return_token_ids:
+            fields.pop("token_ids", None)
+        return {"index": self._index, "delta": delta, "finish_reason": None, "logprobs": None, **fields}
 
 
 @functools.lru_cache(maxsize=1 << 17)
@@ -262,10 +254,7 @@ def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
 
 
 FORMATS = {
-    each.name: each
-    for each in (
-        ToolFormat("hermes", "<tool_call>", parse_tool_calls),
-        ToolFormat("llama3_json", "{", _parse_llama),
-    )
+    "hermes": ToolFormat("hermes", "<tool_call>", parse_tool_calls),
+    "llama3_json": ToolFormat("llama3_json", "{", _parse_llama),
 }
 """By the names that vLLM and verl use."""

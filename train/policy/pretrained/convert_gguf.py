@@ -26,6 +26,7 @@ from groundwire.train.policy.pretrained.model_settings import check_architecture
 
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 """The special tokens of a tokenizer, and the names of their ids in a file."""
+_NOT_PLAIN = ("quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version", "architectures")
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
 
 
@@ -51,7 +52,9 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
             )
         if missing := sorted(info["missing_keys"]):  # tied weights are not among them
             raise ValueError(f"it has no tensor for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}")
-        config = AutoConfig.for_model(**_plain_config(loaded.config))
+        # The settings of a model that is no longer quantized.
+        plain = {name: value for name, value in loaded.config.to_dict().items() if name not in _NOT_PLAIN}
+        config = AutoConfig.for_model(**plain)
         if len(tokenizer) > (rows := loaded.get_input_embeddings().num_embeddings):
             raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the model embeddings for {rows}")
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -115,12 +118,6 @@ def _complete_tokenizer(tokenizer: Any, fields: dict[str, Any]) -> None:
     ids = tokenizer(_TEST_TEXT, add_special_tokens=False)["input_ids"]
     if (text := tokenizer.decode(ids).strip()) != _TEST_TEXT:
         raise ValueError(f"it reads {_TEST_TEXT!r} back as {text!r}")
-
-
-def _plain_config(config: Any) -> dict[str, Any]:
-    """The settings of a model that is no longer quantized."""
-    left_out = ("quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version", "architectures")
-    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 @contextlib.contextmanager

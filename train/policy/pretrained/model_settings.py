@@ -37,8 +37,8 @@ def read_default_template(folder: Path) -> tuple[str, dict[str, str]]:
     variables = {name: each for name, each in tokens.items() if name.endswith("_token") and isinstance(each, str)}
     template = settings.get("chat_template") or ""
     if isinstance(template, list):
-        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        template = template.get("default") or ""
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default") or ""
     if (file := folder / "chat_template.jinja").is_file():
         template = _read(file, lambda file: read_bytes(file).decode())
     return str(template), variables
@@ -66,10 +66,7 @@ def check_architecture(model: Path, key: str, architecture: str) -> None:
 
 
 def read_context_length(folder: Path) -> int | None:
-    """The most tokens of prompt and reply together; None if the file does not say it.
-
-    Raises :class:`ConfigError`.
-    """
+    """The most tokens of prompt and reply together; None if the file does not say it. Raises :class:`ConfigError`."""
     config = _read(folder / "config.json", _read_object)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "unknown"
