@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from groundwire.tools.secrets import has_credentials, mask_secrets, masked_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import flat
 
 TENSORBOARD_FOLDER = "tensorboard"
 _PROJECT = "groundwire"
@@ -98,13 +99,11 @@ def open_trackers(config: Any, run: RunDir, *, first_step: int) -> Iterator[Call
         yield log_line
 
 
-def flat_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def flat_numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The numbers in a line of ``metrics.jsonl``, without its step, by names such as ``validation/accuracy``."""
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from flat_numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and f"{prefix}{name}" != "step":
-            yield f"{prefix}{name}", float(value)
+    for name, value in flat(line, "/"):
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
+            yield name, float(value)
 
 
 def wandb_environment(run: RunDir) -> dict[str, str]:

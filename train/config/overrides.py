@@ -135,7 +135,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
     overrides = {}
-    for key, value in _flat(values):
+    for key, value in flat(values):
         if "." not in key and key not in (*NAMES, *RunConfig.gone, *WITHOUT_EFFECT):
             raise ConfigError(f"{file}: unknown setting {key[:100]}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
@@ -181,9 +181,10 @@ def _check_size(values: Any) -> None:
             raise ValueError(f"it has more than {_MAX_VALUES} settings, or nests them more than {_MAX_DEPTH} times")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values with their names; those of nested tables one by one, by ``table.name``."""
     for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping):
+            yield from flat(value, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", value

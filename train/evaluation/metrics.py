@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from textwrap import shorten
 from typing import Any
 
@@ -134,9 +135,7 @@ def baseline(before: Sequence[Rollout]) -> tuple[dict[str, list[float]], str]:
     firsts: dict[str, list[float]] = defaultdict(list)
     for rollout in filter(is_judged, before):
         firsts[str(rollout.task["id"])].append(_scores_by_turn(rollout)[0])
-    means = [
-        round(_mean([score for scores in by_task.values() for score in scores]), 4) for by_task in (answers, firsts)
-    ]
+    means = [round(_mean(list(chain.from_iterable(by_task.values()))), 4) for by_task in (answers, firsts)]
     return (dict(firsts), "first query") if means[1] > means[0] else (answers, "answer")
 
 
@@ -169,7 +168,7 @@ def _by_value(judged: Sequence[Rollout], column: str, labels: Mapping[str, str])
 
 def _mean_score(judged: Sequence[Rollout]) -> dict[str, Any]:
     scores = scores_by_question(judged).values()
-    values = [value for samples in scores for value in samples]
+    values = list(chain.from_iterable(scores))
     accuracy = round(_mean(values), 4) if values else None
     return {"accuracy": accuracy, "ci95": confidence_interval(scores), "n": len(values)}
 

@@ -17,6 +17,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
+from groundwire.train.config.overrides import flat
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.validation import validation_name
@@ -121,19 +122,13 @@ def settings_changes(run: RunDir) -> list[str]:
 
 def changed_names(former: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """What changed, with a text for the user, by name: settings, those of a table one by one, and the run's parts."""
-    old, new = _flat(former), _flat({name: now.get(name) for name in former})
+    old, new = dict(flat(former)), dict(flat({name: now.get(name) for name in former}))
     return {
         name: _PARTS.get(name)
         or mask_secrets(f"{name} {shorten_repr(new.get(name))} (was {shorten_repr(old.get(name))})")
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     }
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    tables = [name for name, value in settings.items() if isinstance(value, Mapping)]
-    flat = {f"{table}.{key}": value for table in tables for key, value in settings[table].items()}
-    return flat | {name: value for name, value in settings.items() if name not in tables}
 
 
 def summarize_change(before: Rollouts, after: Rollouts) -> dict[str, Any] | None:
