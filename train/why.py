@@ -213,10 +213,12 @@ def _cause_in_reply(before: LLMCall, prompt: list[int], position: int, decoder: 
 def _cause_in_prompt(before: LLMCall, prompt: list[int], position: int, decoder: TokenDecoder) -> str:
     """The cause if the prompt agrees only with the beginning of the earlier prompt."""
     earlier, reply = before.prompt_ids, before.response_ids
-    header = _assistant_header(earlier, decoder)
+    special = [index for index, token in enumerate(earlier) if token in decoder.special]
+    header = earlier[special[-1] :] if special else earlier[-1:]  # the tokens that open the assistant's turn
     if position >= len(earlier) - len(header):  # some templates open the thinking for the model
         return "thinking" if _THINKING.search(decoder.text(header)) else "edited"
-    if _resumes_later(earlier + reply, prompt, position):
+    following = prompt[position : position + _SAME]
+    if len(following) == _SAME and _count((earlier + reply)[position + 1 :], following):  # it skips what is between
         return "truncated"
     if not decoder:
         return "edited" if _count(prompt, reply[:_SAME]) else "new_conversation"
@@ -226,22 +228,10 @@ def _cause_in_prompt(before: LLMCall, prompt: list[int], position: int, decoder:
     return "thinking" if thoughts[0] > thoughts[1] else "edited"
 
 
-def _resumes_later(context: list[int], prompt: list[int], position: int) -> bool:
-    """Whether the prompt skips a part of the conversation and goes on with a later one."""
-    following = prompt[position : position + _SAME]
-    return len(following) == _SAME and _count(context[position + 1 :], following) > 0
-
-
 def _first_turn(ids: Sequence[int], decoder: TokenDecoder) -> list[int]:
     """The tokens before the first special one."""
     end = next((index for index, token in enumerate(ids) if token in decoder.special), len(ids))
     return list(ids[:end])
-
-
-def _assistant_header(prompt: Sequence[int], decoder: TokenDecoder) -> list[int]:
-    """The tokens that open the assistant's turn: the last special token of the prompt, and all after it."""
-    special = [index for index, token in enumerate(prompt) if token in decoder.special]
-    return list(prompt[special[-1] :]) if special else list(prompt[-1:])
 
 
 def _count(ids: Sequence[int], part: Sequence[int]) -> int:

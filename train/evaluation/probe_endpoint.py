@@ -7,8 +7,7 @@ return token ids, some ignore ``return_token_ids``, and some refuse a request th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -22,8 +21,7 @@ class EndpointUnusableError(ConfigError):
     """The endpoint does not answer a chat completion; the message quotes its error."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointProbe:
+class EndpointProbe(NamedTuple):
     """``accepts_ids``: the request for token ids is not refused. ``sends_ids``: they come, with their logprobs."""
 
     accepts_ids: bool

@@ -6,7 +6,7 @@ verl from the run's ``model``), else from the model that the run started from. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ class TokenDecoder:
 
     def __init__(self, *files: Path) -> None:
         self._files = files
+        self._piece = lru_cache(maxsize=1 << 17)(self._decode_piece)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -31,21 +32,17 @@ class TokenDecoder:
     @cached_property
     def special(self) -> frozenset[int]:
         """Ids of special tokens, such as the start and end of a turn."""
-        if self._tokenizer is None:
-            return frozenset()
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self._tokenizer.get_added_tokens_decoder() if self else {}
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """Ids by their tokens; empty without a tokenizer."""
-        return {} if self._tokenizer is None else dict(self._tokenizer.get_vocab())
+        return dict(self._tokenizer.get_vocab()) if self else {}
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` with special tokens; empty without a tokenizer."""
-        if self._tokenizer is None or not ids:
-            return ""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)) if self and ids else ""
 
     def token(self, token_id: int) -> str:
         """The text of one token, or ``#id`` if it has none."""
@@ -54,10 +51,6 @@ class TokenDecoder:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds to the token before it, which can change its spelling."""
         return [self._piece(before, token_id) for before, token_id in zip([None, *ids], ids, strict=False)]
-
-    @cached_property
-    def _piece(self) -> Callable[[int | None, int], str]:
-        return lru_cache(maxsize=1 << 17)(self._decode_piece)
 
     def _decode_piece(self, before: int | None, token_id: int) -> str:
         if before is None:
