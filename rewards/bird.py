@@ -28,7 +28,7 @@ from typing import Any, Literal
 from cachetools import LRUCache, cached
 
 from groundwire.rewards._sql import judged_on_variants, on_variants, sql_answer, training
-from groundwire.rewards._types import RewardError
+from groundwire.rewards._types import Reward, RewardError
 from groundwire.rewards.spider import gold_rows, reads_table
 from groundwire.tools.sql import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, DatabaseError, QueryError, QueryResult, run_query
 from groundwire.tools.sql.connections import signature
@@ -153,42 +153,29 @@ def _run(sql: str, database: str) -> QueryResult:
     return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
 
 
-@judged_on_variants
-async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
-    """:func:`exec_match` of ``task["query"]`` on ``task["db_path"]``, in a thread."""
-    return await _judge(task, answer, "bird_exec_match", exec_match)
-
-
-@judged_on_variants
-async def bird_soft_f1(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
-    """:func:`soft_match`, in a thread."""
-    return await _judge(task, answer, "bird_soft_f1", soft_match)
-
-
-@judged_on_variants
-async def bird_r_ves(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
-    """:func:`efficiency` by time, in a thread."""
-    return await _judge(task, answer, "bird_r_ves", partial(efficiency, clock="time"))
-
-
-@judged_on_variants
-async def bird_efficiency(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
-    """:func:`efficiency` by steps, in a thread."""
-    return await _judge(task, answer, "bird_efficiency", efficiency)
-
-
-async def _judge(
-    task: Mapping[str, Any], text: str, name: str, judge: Callable[..., float]
-) -> float | dict[str, float]:
-    answer, strict = sql_answer(task, text, name), training()
+def _reward(name: str, judge: Callable[..., float]) -> Reward:
+    """The value that ``judge`` gives to ``task["query"]`` on ``task["db_path"]``, in a thread."""
 
     def on_variant(predicted: str, gold: str, variant: str) -> float:
         if judge is soft_match:
             return soft_match(predicted, gold, variant, mode="official")
         return _MOST * exec_match(predicted, gold, variant, mode="official")
 
-    def run() -> float | dict[str, float]:
-        official = judge(*answer[:3])
-        return on_variants(answer, official, on_variant).components() if strict else official
+    @judged_on_variants
+    async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
+        judged, strict = sql_answer(task, answer, name), training()
 
-    return await asyncio.to_thread(run)
+        def run() -> float | dict[str, float]:
+            official = judge(*judged[:3])
+            return on_variants(judged, official, on_variant).components() if strict else official
+
+        return await asyncio.to_thread(run)
+
+    reward.__name__ = reward.__qualname__ = name
+    return reward
+
+
+bird_exec_match = _reward("bird_exec_match", exec_match)
+bird_soft_f1 = _reward("bird_soft_f1", soft_match)
+bird_r_ves = _reward("bird_r_ves", partial(efficiency, clock="time"))
+bird_efficiency = _reward("bird_efficiency", efficiency)

@@ -18,7 +18,7 @@ import torch
 
 from groundwire import rewards
 from groundwire.rewards import RewardError, reward_function, with_time_limit
-from groundwire.rewards._compose import combine
+from groundwire.rewards._registry import combine
 from groundwire.train.config.resolve import resolve
 from groundwire.train.job.job import Objects
 from groundwire.train.job.prepare import prepare

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from groundwire import rewards
 from groundwire.rewards import JudgeSettings, RewardError, UnusableRewardError
-from groundwire.rewards._compose import combine, parse
-from groundwire.rewards._registry import _registry
+from groundwire.rewards._registry import _registry, combine, parse
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 

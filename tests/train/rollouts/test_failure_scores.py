@@ -127,7 +127,7 @@ def test_the_range_of_a_sum_is_the_sum_of_its_terms() -> None:
         return -1.0
 
     signed.reward_range = (-1, 1)  # type: ignore[attr-defined]
-    summed = rewards._compose.combine([(0.5, "signed", signed), (-0.25, "executes", rewards.get("executes"))])
+    summed = rewards._registry.combine([(0.5, "signed", signed), (-0.25, "executes", rewards.get("executes"))])
     assert rewards.declared_range(summed) == (-0.75, 0.5)
     assert rewards.declared_range(rewards.reward_function(lambda task, answer: 1.0)) == (0.0, 1.0)
 
