@@ -13,13 +13,13 @@ and the rest is for training (:mod:`groundwire.domains.text_to_sql.domain`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from groundwire.domains._readers import check_unique_ids, first_names, read_tasks
 from groundwire.domains._types import DataError, Task
-from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, check_readable, split_tasks
+from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, set_database_paths, split_tasks
 from groundwire.domains.text_to_sql.predictions import write_bird_predictions
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.sql import is_sqlite
@@ -100,29 +100,16 @@ def _read_file(file: Path, split: str) -> list[dict[str, Any]]:
         }
         tasks.append(task | ({"difficulty": row["difficulty"]} if row.get("difficulty") else {}))
     check_unique_ids(tasks, file)
-    _set_database_paths(tasks, file)
-    return tasks
+    places = [file.parent / name for name in _DATABASE_FOLDERS]
 
-
-def _set_database_paths(tasks: Iterable[dict[str, Any]], file: Path) -> None:
-    """Make each task's ``db_path`` the place of its database beside ``file``."""
-    missing = set()
-    for task in tasks:
-        db_id = task["db_id"]
+    def find(db_id: str, _: str) -> Path | None:
         check_plain_name(db_id, file)
-        places = [file.parent / name / db_id / f"{db_id}.sqlite" for name in _DATABASE_FOLDERS]
-        database = next((place for place in places if place.is_file()), None)
-        if database is None:
-            missing.add(db_id)
-        else:
-            task["db_path"] = str(database)
-    if missing:
-        folders = " or ".join(str(file.parent / name) for name in _DATABASE_FOLDERS)
-        raise DataError(
-            f"{len(missing)} databases of {file} are missing ({first_names(missing)}): looked for "
-            f"<db_id>/<db_id>.sqlite under {folders}; unpack the databases beside the file."
-        )
-    check_readable({task["db_path"] for task in tasks}, "unpack them again")
+        files = (place / db_id / f"{db_id}.sqlite" for place in places)
+        return next((file for file in files if file.is_file()), None)
+
+    looked_for = f"<db_id>/<db_id>.sqlite under {' or '.join(map(str, places))}; unpack the databases beside the file"
+    set_database_paths(tasks, find, f" of {file}", "unpack them again", looked_for)
+    return tasks
 
 
 def _read_prepared(folder: Path) -> dict[str, list[Task]]:

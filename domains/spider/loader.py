@@ -16,17 +16,17 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_cache_path
 from pydantic import TypeAdapter
 
-from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
+from groundwire.domains._readers import check_unique_ids, choose_folder, read_json
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider.hardness import LEVELS, hardness
-from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, check_readable
+from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, set_database_paths
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.files import first_error, read_bytes
@@ -243,7 +243,11 @@ def read_tasks(files: Iterable[Path], folder: Path, *, test: bool = False) -> li
         for column in _DROPPED_COLUMNS:
             task.pop(column, None)
         task["hardness"] = task.get("hardness") or hardness(task["query"])
-    _set_database_paths(tasks, folder, _DATABASE_FOLDERS[::-1] if test else _DATABASE_FOLDERS)
+    names = _DATABASE_FOLDERS[::-1] if test else _DATABASE_FOLDERS
+    places = " and ".join(str(folder / name) for name in names)
+    looked_for = f"<db_id>/<db_id>.sqlite, .db and <db_id>/schema.sql under {places}; add them, or remove their tasks"
+    find = partial(_find_database, folder=folder, names=names)
+    set_database_paths(tasks, find, "", "copy or download them again", looked_for)
     return list(tasks)
 
 
@@ -266,36 +270,16 @@ def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProbl
     }
 
 
-def _set_database_paths(tasks: list[dict[str, Any]], folder: Path, names: Sequence[str]) -> None:
-    """Make each task's ``db_path`` absolute: its own if that file exists, else the place of the layout."""
-    known: dict[tuple[str, str], str | None] = {}
-    missing = set()
-    for task in tasks:
-        key = (task["db_id"], task.get("db_path") or "")
-        if key not in known:
-            known[key] = _find_database(*key, folder, names)
-        task["db_path"] = known[key]
-        if task["db_path"] is None:
-            missing.add(task["db_id"])
-    if missing:
-        places = " and ".join(str(folder / name) for name in names)
-        raise DataError(
-            f"{len(missing)} of {len({task['db_id'] for task in tasks})} databases are missing "
-            f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite, .db and <db_id>/schema.sql under {places}; "
-            "add them, or remove their tasks."
-        )
-    check_readable(filter(None, known.values()), "copy or download them again")
-
-
-def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> str | None:
+def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> Path | None:
+    """The task's own ``db_path`` if that file exists, else the file or the script at the place of the layout."""
     check_plain_name(db_id, folder, db_path)
     if db_path and (folder / db_path).is_file():  # an absolute db_path stays as it is
-        return str((folder / db_path).resolve())
+        return (folder / db_path).resolve()
     places = [folder / name / db_id for name in names]
     if found := next((file for place in places if (file := _file_in(place))), None):
-        return str(found.resolve())
+        return found.resolve()
     script = next((file for place in places if (file := place / "schema.sql").is_file()), None)
-    return None if script is None else str(build(script))
+    return None if script is None else build(script)
 
 
 def _file_in(place: Path) -> Path | None:

@@ -8,7 +8,7 @@ machine and after other questions were added.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,10 +146,24 @@ def check_plain_name(db_id: str, where: Path, more: str = "") -> None:
         raise DataError(f"{where}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
 
 
-def check_readable(databases: Iterable[str], remedy: str) -> None:
-    """Raise :class:`DataError` for databases that are no SQLite files."""
-    if broken := {path for path in databases if not is_sqlite(path)}:
+def set_database_paths(
+    tasks: Sequence[dict[str, Any]], find: Callable[[str, str], Path | None], source: str, remedy: str, looked_for: str
+) -> None:
+    """Make each task's ``db_path`` the file that ``find`` returns for its ``db_id`` and its own ``db_path``.
+
+    Raises :class:`DataError` for files that are missing, or no SQLite files.
+    """
+    keys = [(task["db_id"], task.get("db_path") or "") for task in tasks]
+    files = {key: find(*key) for key in dict.fromkeys(keys)}
+    if missing := {db_id for (db_id, _), file in files.items() if file is None}:
+        raise DataError(
+            f"{len(missing)} of {len({db_id for db_id, _ in keys})} databases{source} are missing "
+            f"({first_names(missing)}): looked for {looked_for}."
+        )
+    if broken := {str(file) for file in files.values() if not is_sqlite(str(file))}:
         raise DataError(f"{len(broken)} databases are no readable SQLite files ({first_names(broken)}); {remedy}.")
+    for task, key in zip(tasks, keys, strict=True):
+        task["db_path"] = str(files[key])
 
 
 def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str, list[Task]], str]:

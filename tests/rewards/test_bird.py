@@ -174,7 +174,7 @@ def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is no BIRD folder: looked for train\.json, dev\.json"):
         bird.load(str(tmp_path))
     lost = make_bird(tmp_path / "a", train=[*TRAIN, {**TRAIN[0], "db_id": "lost"}])
-    with pytest.raises(DataError, match=r"1 databases of .*train\.json are missing \(lost\)"):
+    with pytest.raises(DataError, match=r"1 of 2 databases of .*train\.json are missing \(lost\)"):
         bird.load(str(lost))
     outside = make_bird(tmp_path / "b", train=[{**TRAIN[0], "db_id": "../toys"}])
     with pytest.raises(DataError, match=r"the db_id '\.\./toys' is not a plain name"):
