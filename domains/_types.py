@@ -152,11 +152,12 @@ class Domain:
 
         Raises :class:`DataError`, also for tasks without gold queries.
         """
-        from groundwire.domains.text_to_sql.golds import check_suspects
+        from groundwire.domains.text_to_sql.golds import check_golds
+        from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
 
         if not all(map(_has_gold_query, tasks)):
             raise DataError("--suspects is for domains whose golds are SQL queries")
-        return check_suspects(tasks, answers)
+        return suspects(tasks, check_golds(tasks), answers)
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write the ``answers``, by task id, as another evaluator of this domain reads them."""

@@ -55,12 +55,12 @@ class SqliteDomain(SqlDomain):
         left_out, broken = reported_left_out(folder), list[str]()
         if left_out is None:
             problems = check_golds([*train, *validation])
-            broken = [
-                error
+            golds = [
+                {"where": splits.where(task), "db_id": task["db_id"], **problem._asdict()}
                 for task in (*train, *validation)
                 if (problem := problems.get(gold_of(task)))
-                and (error := gold_error(splits.where(task), task["db_id"], problem))
             ]
+            broken = list(filter(None, map(gold_error, golds)))
             train, validation, left_out = leave_out(train, validation, problems)
         for name, kept in {"train": train, split: validation}.items():
             if not kept:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -83,21 +83,11 @@ def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | No
     return None if result.rows else GoldProblem(NO_ROWS)
 
 
-def check_suspects(tasks: Sequence[Task], answers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """The rows of :func:`groundwire.domains.text_to_sql.suspects.suspects`, with progress bars on a terminal."""
-    from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
-    from groundwire.tools.terminal import progress
-
-    problems = check_golds(tasks)
-    with progress("Looking for wrong golds", len(tasks)) as on_end:
-        return suspects(tasks, problems, answers, on_end=on_end)
-
-
-def gold_error(where: str, db_id: str, problem: GoldProblem) -> str:
-    """One sentence about a gold that cannot be run; ``where`` is its row. Empty if it only returns no rows."""
-    if problem.reason == NO_ROWS:
+def gold_error(gold: Mapping[str, Any]) -> str:
+    """One sentence about a gold that cannot be run, a row of the report. Empty if it only returns no rows."""
+    if gold["reason"] == NO_ROWS:
         return ""
-    return f"{where} ({db_id}): {problem.reason}: {problem.detail}; correct the query, or remove the row."
+    return "{where} ({db_id}): {reason}: {detail}; correct the query, or remove the row.".format_map(gold)
 
 
 def leave_out(
@@ -128,33 +118,25 @@ def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskD
     listed_rows = read_json(file)
     if problem := first_error(_ROWS, listed_rows):
         raise DataError(f"{file}: {problem}; it must be a list of rows as in suspects.json.")
-    rows = {(row["id"], row["query"]): {"corrected_query": "", **row} for row in listed_rows}
+    rows = {(row["id"], row["query"]): row for row in listed_rows}
     kept: list[Task] = []
     corrected: list[Task] = []
-    listed = 0
     for task in data.train:
-        row = rows.get((str(task["id"]), task.get("query")))
-        listed += row is not None
-        if row is not None and row["corrected_query"]:
-            corrected.append({**task, "query": row["corrected_query"]})
+        row = rows.get((str(task["id"]), task.get("query")), {})
+        if query := row.get("corrected_query"):
+            corrected.append({**task, "query": query})
             kept.append(corrected[-1])
-        elif row is None or random.Random(f"{seed}/{task['id']}").random() < row["trust"]:
+        elif random.Random(f"{seed}/{task['id']}").random() < row.get("trust", 1):
             kept.append(task)
-    if not listed:
+    if rows.keys().isdisjoint((str(task["id"]), task.get("query")) for task in data.train):
         raise DataError(f"{file} lists no training task of {data.source}: name the file that was made of this data.")
-    _check_corrected(corrected, file)
+    if problems := check_golds(corrected):
+        task = next(task for task in corrected if gold_of(task) in problems)
+        reason, detail = problems[gold_of(task)]
+        raise DataError(
+            f"{file}, task {task['id']}: corrected_query {shorten_repr(task['query'])}: {reason}"
+            f"{f' ({detail})' if detail else ''}; correct it, or give trust 0."
+        )
     left_out = len(data.train) - len(kept)
     note = f"{left_out:,} of {len(data.train):,} training tasks are left out, {len(corrected):,} golds corrected"
     return replace(data, train=kept), note
-
-
-def _check_corrected(corrected: Iterable[Task], file: Path) -> None:
-    """Raise :class:`DataError` for a corrected gold that cannot judge an answer."""
-    tasks = list(corrected)
-    if problems := check_golds(tasks):
-        task = next(task for task in tasks if gold_of(task) in problems)
-        problem = problems[gold_of(task)]
-        raise DataError(
-            f"{file}, task {task['id']}: corrected_query {shorten_repr(task['query'])}: {problem.reason}"
-            f"{f' ({problem.detail})' if problem.detail else ''}; correct it, or give trust 0."
-        )

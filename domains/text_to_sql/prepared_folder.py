@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
-from groundwire.domains.text_to_sql.golds import GoldProblem, check_golds, gold_error, gold_of
+from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
@@ -44,8 +44,16 @@ def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
         staging = Path(name)
+        new, previous = staging / "new", staging / "previous"
         yield staging
-        _swap(staging / "new", out, staging / "previous")
+        try:
+            if out.exists():
+                out.rename(previous)
+            new.rename(out)
+        except BaseException:  # Ctrl-C between the two renames
+            if previous.exists() and not out.exists():
+                previous.rename(out)
+            raise
 
 
 def write_folder(
@@ -60,10 +68,14 @@ def write_folder(
 
     link, place = domain.links_databases, domain.place
     every = [task for tasks in splits.tasks.values() for task in tasks]
-    if not link:
-        _check_space(target.parent.parent, {Path(task["db_path"]) for task in every})
-    problems = check_golds(every, timeout_s=timeout_s)
     databases = {place(task): task["db_path"] for task in every}
+    needed = 0 if link else sum(Path(path).stat().st_size for path in set(databases.values()))
+    if needed > (free := shutil.disk_usage(target.parent.parent).free):
+        raise DataError(
+            f"the databases take {needed / 1e6:.0f} MB and {target.parent.parent} has {free / 1e6:.0f} MB free; free "
+            "some."
+        )
+    problems = check_golds(every, timeout_s=timeout_s)
     with progress("Linking databases" if link else "Copying databases", len(databases)) as advance:
         for name, path in databases.items():
             (target / name).parent.mkdir(parents=True)
@@ -76,27 +88,21 @@ def write_folder(
     for name, tasks in written.items():
         _write_parquet([{**task, "db_path": place(task)} for task in tasks], target / f"{name}.parquet")
     suspicious = suspects(every, problems)
-    _write_json(target / SUSPECTS, suspicious)
     report = {
         **about,
         "tasks": {name: len(tasks) for name, tasks in written.items()},
         "databases": len(databases),
         "left_out_of_training": left_out,
         "golds": [
-            {
-                "id": task["id"],
-                "where": splits.where(task),
-                "split": part,
-                "db_id": task["db_id"],
-                **problems[gold_of(task)]._asdict(),
-            }
+            {"id": task["id"], "where": splits.where(task), "split": part, "db_id": task["db_id"], **problem._asdict()}
             for part, tasks in splits.tasks.items()
             for task in tasks
-            if gold_of(task) in problems
+            if (problem := problems.get(gold_of(task)))
         ],
         "suspects": len(suspicious),
     }
-    _write_json(target / REPORT, report)
+    for name, value in {SUSPECTS: suspicious, REPORT: report}.items():
+        (target / name).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
 
 
@@ -118,11 +124,7 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
     """The report in some lines."""
     tasks = ", ".join(f"{count:,} in {name}.parquet" for name, count in report["tasks"].items())
     left_out = ", ".join(f"{count:,} ({why})" for why, count in report["left_out_of_training"].items()) or "none"
-    errors = (
-        gold_error(gold["where"], gold["db_id"], GoldProblem(gold["reason"], gold["detail"]))
-        for gold in report["golds"]
-    )
-    broken = [error for error in errors if error]
+    broken = list(filter(None, map(gold_error, report["golds"])))
     more = [f"… and {len(broken) - _SENTENCES:,} more"] if len(broken) > _SENTENCES else []
     return "\n".join(
         [
@@ -134,10 +136,6 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
             f"suspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}",
         ]
     )
-
-
-def _write_json(file: Path, value: Any) -> None:
-    file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _write_parquet(tasks: list[dict[str, Any]], file: Path) -> None:
@@ -162,24 +160,3 @@ def _check_target(source: Path, out: Path, written_by: str) -> None:
         is_ours = False
     if not is_ours:
         raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")
-
-
-def _check_space(folder: Path, databases: Iterable[Path]) -> None:
-    needed = sum(path.stat().st_size for path in databases)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DataError(
-            f"the databases take {needed / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free; free some."
-        )
-
-
-def _swap(new: Path, out: Path, previous: Path) -> None:
-    """Move ``out`` to ``previous`` and ``new`` to ``out``."""
-    try:
-        if out.exists():
-            out.rename(previous)
-        new.rename(out)
-    except BaseException:  # Ctrl-C between the two renames
-        if previous.exists() and not out.exists():
-            previous.rename(out)
-        raise

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from sqlglot import exp
@@ -21,6 +22,7 @@ from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
 from groundwire.tools.sql import QueryError, connections, run_query, sorted_row
 from groundwire.tools.sql.syntax import parse_query
+from groundwire.tools.terminal import progress
 from groundwire.tools.variants.ties import depends_on_ties, tie_probes
 
 TIES = "ties decide its result"
@@ -42,39 +44,33 @@ _SAMPLE = 2000
 
 
 def suspects(
-    tasks: Iterable[Task],
+    tasks: Sequence[Task],
     problems: Mapping[Gold, GoldProblem],
-    answers: Mapping[str, Sequence[str]] | None = None,
-    *,
-    on_end: Callable[[], None] = lambda: None,
+    answers: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """One row for each task with a suspicious gold: id, db_id, question, query, reasons and ``trust``, 0 to 1.
 
     ``problems`` are those that :func:`groundwire.domains.text_to_sql.golds.check_golds` found. ``answers`` are sampled
     queries by the id of their task; a row then has how many of them agree (``sampled``). Lowest trust first.
-    ``corrected_query`` is empty, for people to fill in (:mod:`groundwire.domains.text_to_sql.golds`).
-    ``on_end`` is called after each task.
+    ``corrected_query`` is empty, for people to fill in (:mod:`groundwire.domains.text_to_sql.golds`). Shows a progress
+    bar on a terminal.
     """
     reasons: dict[Gold, list[str]] = {}
     rows = []
-    for task in tasks:
-        on_end()
-        gold = gold_of(task)
-        if gold not in reasons:
-            reasons[gold] = [] if gold in problems else _reasons(*gold)
-        trust = [_TRUST[reason] for reason in reasons[gold]]
-        listed = list(reasons[gold])
-        if gold in problems:
-            trust.append(_TRUST_WITH_PROBLEM)
-            listed.append(problems[gold].reason)
-        sampled = _agreement(*gold, (answers or {}).get(str(task["id"]), ()))
-        if sampled is not None:
-            trust.append(sampled.pop("trust"))
-            listed.append(CONTRADICTED)
-        if listed:
-            columns = {name: task[name] for name in ("id", "db_id", "question", "query")}
-            more = {"sampled": sampled} if sampled is not None else {}
-            rows.append({**columns, "reasons": listed, **more, "trust": min(trust), "corrected_query": ""})
+    with progress("Looking for wrong golds", len(tasks)) as advance:
+        for task in tasks:
+            gold = gold_of(task)
+            if gold not in reasons:
+                reasons[gold] = [problems[gold].reason] if gold in problems else _reasons(*gold)
+            trust = {reason: _TRUST.get(reason, _TRUST_WITH_PROBLEM) for reason in reasons[gold]}
+            more = {}
+            if (sampled := _agreement(*gold, answers.get(str(task["id"]), ()))) is not None:
+                trust[CONTRADICTED], more = sampled.pop("trust"), {"sampled": sampled}
+            if trust:
+                columns = {name: task[name] for name in ("id", "db_id", "question", "query")}
+                least = min(trust.values())
+                rows.append({**columns, "reasons": list(trust), **more, "trust": least, "corrected_query": ""})
+            advance()
     return sorted(rows, key=lambda row: float(row["trust"]))
 
 
@@ -170,8 +166,13 @@ def _compares_numbers_as_text(database: str, tree: Any) -> bool:
     SQLite puts the text '9' after '10'. The query orders, takes MAX or MIN of, or compares a column of such texts.
     """
     changed = tree.copy()
-    tables = _tables(changed)
-    if not any([_cast(database, tables, node) for node in _compared(changed)]):
+    # The names under which the query uses its tables, each with the table's own name in quotes.
+    tables = [
+        (table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True))
+        for table in tree.find_all(exp.Table)
+    ]
+    nodes = changed.find_all(exp.Max, exp.Min, exp.Ordered, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+    if not any([_cast(database, tables, node) for node in list(nodes)]):
         return False
     try:
         before, after = (
@@ -183,17 +184,9 @@ def _compares_numbers_as_text(database: str, tree: Any) -> bool:
     return before != after
 
 
-def _compared(tree: Any) -> list[list[Any]]:
-    """The parts of each comparison, of each sort key, and of each MAX and MIN."""
-    comparisons: list[list[Any]] = []
-    for node in tree.find_all(exp.Max, exp.Min, exp.Ordered, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between):
-        operands = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
-        comparisons.append([operand for operand in operands if operand is not None])
-    return comparisons
-
-
-def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any]) -> bool:
-    """Cast the columns of such texts among ``operands``, and the texts that they are compared with."""
+def _cast(database: str, tables: Sequence[tuple[str, str]], node: Any) -> bool:
+    """Cast the columns of such texts in a comparison, sort key, MAX or MIN, and the texts they are compared with."""
+    operands = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
     columns = [
         operand
         for operand in operands
@@ -208,12 +201,6 @@ def _cast(database: str, tables: Sequence[tuple[str, str]], operands: list[Any])
     for operand in (*columns, *texts) if columns else ():
         operand.replace(exp.Cast(this=operand.copy(), to=exp.DataType.build("REAL")))
     return bool(columns)
-
-
-def _tables(tree: Any) -> list[tuple[str, str]]:
-    """The names under which the query uses its tables, each with the table's own name in quotes."""
-    tables = tree.find_all(exp.Table)
-    return [(table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True)) for table in tables]
 
 
 @lru_cache(maxsize=4096)
