@@ -39,25 +39,21 @@ def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: 
         folder, origin = Path(value), f"{name} {value}"
     else:
         folder, origin = bundled, f"bundled data ({bundled_is})"
-    if problem := _no_folder(folder):
-        raise DataError(
-            f"{origin}: {folder.resolve()} {problem}; name a folder with data, or leave it out for the bundled data."
-        )
-    return folder.resolve(), origin
+    remedy = "name a folder with data, or leave it out for the bundled data"
+    return _checked_folder(folder, f"{origin}: {folder.resolve()}", remedy), origin
 
 
 def given_folder(data_dir: str | None, option: str = "--data-dir", *, domain: str, content: str) -> Path:
     """The folder ``data_dir``, absolute, of a domain that has no data of its own; ``content`` says what it holds."""
     if not data_dir:
         raise DataError(f"--domain {domain} has no data of its own: give --data-dir, {content}.")
-    folder = Path(data_dir).resolve()
-    if problem := _no_folder(folder):
-        raise DataError(f"{option} {data_dir} {problem}; name {content}.")
-    return folder
+    return _checked_folder(Path(data_dir), f"{option} {data_dir}", f"name {content}")
 
 
-def _no_folder(folder: Path) -> str:
-    return "" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+def _checked_folder(folder: Path, named: str, remedy: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{named} {'is not a folder' if folder.exists() else 'does not exist'}; {remedy}.")
+    return folder.resolve()
 
 
 def read_json(file: Path) -> Any:

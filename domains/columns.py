@@ -11,8 +11,6 @@ from typing import Any
 from groundwire.domains._types import DataError, Domain, Task
 from groundwire.tools.binding import GOLD_WORDS
 
-__all__ = ["columns_line", "gold_answer", "visible_columns"]
-
 _GOLD = re.compile("|".join((*GOLD_WORDS, "sql", "reward", "completion", "^(response|output|chosen)s?$")))
 _NO_GOLD = re.compile("preference|resolution|sqlite")
 _THE_GOLD = (*GOLD_WORDS, "query", "sql", "")

@@ -13,8 +13,6 @@ from groundwire.domains.held_out import check_given, hold_out
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.text import valid_text
 
-__all__ = ["TaskList", "is_file", "task_list"]
-
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 _DATABASE = ("database", "db_path")
 _TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}

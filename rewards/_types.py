@@ -10,19 +10,6 @@ from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.types import AgentStep, AnswerKind
 
-__all__ = [
-    "METRIC",
-    "JudgeAbstainedError",
-    "Reward",
-    "RewardError",
-    "UnusableRewardError",
-    "answers_of",
-    "components",
-    "declared_range",
-    "judges_sql",
-    "total",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]

@@ -229,34 +229,31 @@ async def audit(
     separated = 0
     for task, results in zip(tasks, await map_concurrently(probe_task, range(len(tasks)), on_end=on_end), strict=True):
         gold = results[0][1].value
+        earned = gold or 0.0
         for probe, scored in results:
-            wins = probe.kind != "gold" and _wins(scored.value, gold)
+            # A gold that earns nothing cannot be beaten.
+            can_win = probe.kind != "gold" and earned > 0 and scored.value is not None
+            wins = can_win and (scored.value or 0.0) >= earned - _TOLERANCE
             by_probe[probe.name].append((probe, scored, wins))
             if kind := _finding_kind(probe, scored, wins, gold):
-                findings.append(
-                    Finding(
-                        task=str(task["id"]),
-                        kind=kind,
-                        probe=probe.name,
-                        answer=probe.answer,
-                        score=scored.value,
-                        gold=gold,
-                        message=scored.error,
-                    )
-                )
+                what = {"task": str(task["id"]), "kind": kind, "probe": probe.name, "answer": probe.answer}
+                findings.append(Finding(**what, score=scored.value, gold=gold, message=scored.error))
         others = [scored.value or 0.0 for probe, scored in results if probe.kind in ("trivial", "attack")]
         separated += gold is not None and gold > max(others) + _TOLERANCE
-    return Audit(
-        tasks=len(tasks),
-        separated=separated,
-        probes=[_summary(name, results) for name, results in by_probe.items()],
-        findings=findings,
-    )
-
-
-def _wins(value: float | None, gold: float | None) -> bool:
-    """Whether an answer earns as much as a gold that earns something."""
-    return value is not None and gold is not None and gold > 0 and value >= gold - _TOLERANCE
+    summaries = []
+    for name, results_of_probe in by_probe.items():
+        values = [scored.value for _, scored, _ in results_of_probe if scored.value is not None]
+        summaries.append(
+            ProbeSummary(
+                name=name,
+                kind=results_of_probe[0][0].kind,
+                judged=len(values),
+                failed=len(results_of_probe) - len(values),
+                mean=round(sum(values) / len(values), 4) if values else None,
+                wins=sum(wins for *_, wins in results_of_probe),
+            )
+        )
+    return Audit(tasks=len(tasks), separated=separated, probes=summaries, findings=findings)
 
 
 def _finding_kind(probe: Probe, scored: Score, wins: bool, gold: float | None) -> str:
@@ -270,15 +267,3 @@ def _finding_kind(probe: Probe, scored: Score, wins: bool, gold: float | None) -
     if scored.value is None:
         return "reward fails" if gold is not None else ""  # the gold's own finding is enough
     return _WINS[probe.kind] if wins else ""
-
-
-def _summary(name: str, results: Sequence[tuple[Probe, Score, bool]]) -> ProbeSummary:
-    values = [scored.value for _, scored, _ in results if scored.value is not None]
-    return ProbeSummary(
-        name=name,
-        kind=results[0][0].kind,
-        judged=len(values),
-        failed=len(results) - len(values),
-        mean=round(sum(values) / len(values), 4) if values else None,
-        wins=sum(wins for *_, wins in results),
-    )

@@ -84,6 +84,7 @@ Mode = Literal["safe", "official"]
 Clock = Literal["steps", "time"]
 
 TIMEOUT_S = 30.0
+_gold_rows = partial(gold_rows, timeout_s=TIMEOUT_S)
 _ITERATIONS = 100
 _FEW_STEPS = 1000
 _MOST = 2.0
@@ -138,10 +139,6 @@ def _run_prediction(predicted: str, gold: str, database: str, mode: Mode) -> Que
     if result.truncated or (mode == "safe" and not reads_table(database, predicted) and reads_table(database, gold)):
         return None
     return result
-
-
-def _gold_rows(gold: str, database: str) -> Sequence[Row]:
-    return gold_rows(gold, database, TIMEOUT_S)
 
 
 @cached(LRUCache(maxsize=16_384), lock=threading.Lock())

@@ -86,11 +86,6 @@ def first_statement(sql: str) -> str:
     return sql
 
 
-def order_matters(gold: str) -> bool:
-    """Rule 3: the normalised gold contains ``order by``, with one space."""
-    return "order by" in gold.lower()
-
-
 class ComparisonTimeoutError(Exception):
     """The columns could not be matched before the deadline."""
 
@@ -227,8 +222,9 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
         rows = []
     except QueryError as error:
         return MatchResult(0.0, f"the prediction failed: {error}")
-    deadline = time.perf_counter() + timeout_s
-    same = same_result(expected, rows, ordered=order_matters(gold), deadline=deadline)
+    # Rule 3: the order matters if the normalised gold contains ``order by``, with one space.
+    ordered, deadline = "order by" in gold.lower(), time.perf_counter() + timeout_s
+    same = same_result(expected, rows, ordered=ordered, deadline=deadline)
     if mode == "safe" and same and predicted != gold and not reads_table(path, predicted) and reads_table(path, gold):
         return MatchResult(0.0, "the prediction reads no table, the gold does")
     return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}")

@@ -46,8 +46,7 @@ class MedicalDomain(Domain):
         files = sorted(path for path in folder.iterdir() if path.is_file())
         database = _only_one([file for file in files if file.suffix in SUFFIXES], folder, "SQLite file", SUFFIXES)
         check_databases([database])
-        rows = _read_questions(folder, files)
-        tasks = [{**row, "db_path": str(database)} for row in rows]
+        tasks = [{**row, "db_path": str(database)} for row in _read_questions(folder, files)]
         check_unique_ids(tasks, folder)
         parts: dict[str, list[Task]] = {split: [task for task in tasks if task["split"] == split] for split in _SPLITS}
         for split, tasks_of_split in parts.items():

@@ -45,11 +45,7 @@ def hardness(sql: str) -> str:
     aggregates += _aggregates(clauses["group"]) + _aggregates(clauses["order"])
     aggregates += _negations(where) + _negations(having) + _connectives(having)
     others = sum((aggregates > 1, len(columns) > 1, _connectives(where) > 0, len(group) > 1))
-    return _level(basic=basic, nested=nested, others=others)
-
-
-def _level(*, basic: int, nested: int, others: int) -> str:
-    """``eval_hardness`` with its counts component1, component2 and others."""
+    # As ``eval_hardness``, where these counts are component1, component2 and others.
     if nested:
         return "hard" if nested == 1 and basic <= 1 and others == 0 else "extra"
     if basic <= 1 and others == 0:

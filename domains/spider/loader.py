@@ -16,6 +16,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -68,15 +69,12 @@ def build(script: Path) -> Path:
 def _run(text: str, target: Path) -> None:
     """Run the script. It can reach no other file, and ends after a limit."""
     steps = iter(range(_MAX_STEPS))
-    connection = sqlite3.connect(target, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(target, isolation_level=None)) as connection:
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK)
         connection.set_progress_handler(lambda: next(steps, None) is None, 100_000)
         connection.executescript(text)
         if not connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]:
             raise sqlite3.DatabaseError("it creates no table")
-    finally:
-        connection.close()
 
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -130,21 +128,22 @@ class SpiderDomain(SqlDomain):
         For :meth:`prepare` they are those of ``test_dev``, and there are ``test_dev_500`` and ``test``, if the folder
         has them.
         """
-        train_files, validation_files = find_files(folder)
+        (train_files, [validation]), files = find_files(folder), _split_files(folder)
+        parts = {"validation": validation}
         if not split:
-            files = {name: file for name in SPLITS for file in split_file(folder, name)}
-            parts = {"validation": files.get("test_dev") or files.get("dev") or validation_files[0]}
+            parts = {"validation": files.get("test_dev") or files.get("dev") or validation}
             parts |= {name: files[name] for name in ("test_dev_500", "test") if name in files}
-            judged = {name: read_tasks([file], folder, test=True) for name, file in parts.items()}
-            return Splits({"train": read_tasks(train_files, folder), **judged})
-        if split != "validation":
-            validation_files = [find_split(folder, split)]
-        several = sum(len(split_file(folder, name)) for name in SPLITS) > 1
-        tasks = {
-            "train": read_tasks(train_files, folder),
-            "validation": read_tasks(validation_files, folder, test=True),
-        }
-        return Splits(tasks, f" of {validation_files[0].name}" if several else "")
+        elif split != "validation":
+            if split not in files:
+                others = (f"{name} ({SPLITS[name][0]})" for name in SPLITS if name not in files)
+                raise DataError(
+                    f"{folder} has no split {split!r}; it has {', '.join(['train', *files])}. "
+                    f"Others would be {', '.join(others)}."
+                )
+            parts = {"validation": files[split]}
+        tasks = {name: read_tasks([file], folder, test=True) for name, file in parts.items()}
+        note = f" of {parts['validation'].name}" if len(files) > 1 else ""
+        return Splits({"train": read_tasks(train_files, folder), **tasks}, note)
 
     def split_name(self, split: str, splits: Splits) -> str:
         """The one that :meth:`read` has read."""
@@ -154,7 +153,18 @@ class SpiderDomain(SqlDomain):
         self, folder: Path, train: list[Task], validation: list[Task]
     ) -> Mapping[Gold, GoldProblem] | None:
         """The golds whose ids ``gold_zero_rows.json`` lists for ``train`` and ``dev``, or None without that file."""
-        return _listed_problems(folder, train=train, dev=validation)
+        if not (folder / _ZERO_ROWS).is_file():
+            return None
+        listed = read_json(folder / _ZERO_ROWS)
+        if not isinstance(listed, dict):
+            raise DataError(f"{folder / _ZERO_ROWS} holds a {type(listed).__name__}, not ids by split; remove it.")
+        problems = {}
+        for name, tasks in {"train": train, "dev": validation}.items():
+            if problem := first_error(_IDS, listed.get(name, [])):
+                raise DataError(f"{folder / _ZERO_ROWS}, {name}: {problem}; remove the file.")
+            ids = set(listed.get(name, ()))
+            problems.update({gold_of(task): GoldProblem(NO_ROWS) for task in tasks if task["id"] in ids})
+        return problems
 
     written_by = "groundwire.domains.spider.prepare"
 
@@ -208,20 +218,9 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     raise DataError(f"{folder} is no Spider folder: looked for {wanted}. Name the folder that holds these files.")
 
 
-def find_split(folder: Path, split: str) -> Path:
-    """The file of a split. Raises :class:`DataError`, which names the splits of ``folder``."""
-    files = {name: file for name in SPLITS for file in split_file(folder, name)}
-    if split not in files:
-        raise DataError(
-            f"{folder} has no split {split!r}; it has {', '.join(['train', *files])}. "
-            f"Others would be {', '.join(f'{name} ({SPLITS[name][0]})' for name in SPLITS if name not in files)}."
-        )
-    return files[split]
-
-
-def split_file(folder: Path, split: str) -> list[Path]:
-    """The file of a split, if ``folder`` has it."""
-    return _existing(folder, SPLITS[split])[:1]
+def _split_files(folder: Path) -> dict[str, Path]:
+    """The files of the splits that ``folder`` has, besides ``train``."""
+    return {name: file for name, names in SPLITS.items() for file in _existing(folder, names)[:1]}
 
 
 def _existing(folder: Path, names: Iterable[str]) -> list[Path]:
@@ -249,25 +248,6 @@ def read_tasks(files: Iterable[Path], folder: Path, *, test: bool = False) -> li
     find = partial(_find_database, folder=folder, names=names)
     set_database_paths(tasks, find, "", "copy or download them again", looked_for)
     return list(tasks)
-
-
-def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProblem] | None:
-    """The golds whose ids ``gold_zero_rows.json`` lists under the names of ``splits``, or None without that file."""
-    if not (folder / _ZERO_ROWS).is_file():
-        return None
-    listed = read_json(folder / _ZERO_ROWS)
-    if not isinstance(listed, dict):
-        raise DataError(f"{folder / _ZERO_ROWS} holds a {type(listed).__name__}, not ids by split; remove it.")
-    for name in splits:
-        if problem := first_error(_IDS, listed.get(name, [])):
-            raise DataError(f"{folder / _ZERO_ROWS}, {name}: {problem}; remove the file.")
-    ids = {name: set(listed.get(name, ())) for name in splits}
-    return {
-        gold_of(task): GoldProblem(NO_ROWS)
-        for name, tasks in splits.items()
-        for task in tasks
-        if task["id"] in ids[name]
-    }
 
 
 def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> Path | None:

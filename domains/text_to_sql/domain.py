@@ -79,7 +79,7 @@ class SqlDomain(Domain):
         return TaskData(
             train=train,
             validation=validation,
-            source=f"{origin}: train {size_of(train)}, {name} {size_of(validation)}{splits.note}",
+            source=f"{origin}: train {_size_of(train)}, {name} {_size_of(validation)}{splits.note}",
             left_out=left_out,
             folder=None if self.bundled and folder == self.bundled.resolve() else str(folder),
         )
@@ -190,8 +190,7 @@ def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str,
     return _held_out(tasks, golds), "gold query, of one database"
 
 
-def size_of(tasks: Sequence[Task]) -> str:
-    """How many tasks and databases they are, in words."""
+def _size_of(tasks: Sequence[Task]) -> str:
     return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT
@@ -27,8 +26,7 @@ _REQUEST_SHARE = 2 / 3
 """Of the deadline, what one request may take: then another has time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeReply:
+class JudgeReply(NamedTuple):
     """The model's reply; ``usd`` is None if the reply has no token counts."""
 
     text: str
@@ -68,19 +66,11 @@ class JudgeClient:
             send = self._send_to_litellm
         else:
             send = self._send_to_endpoint
+        payload: dict[str, Any] = {"model": self._model, "messages": messages}
+        payload |= {"temperature": self._settings.temperature, "max_tokens": self._settings.max_tokens}
+        payload |= {"response_format": RESPONSE_FORMAT} if structured else {}
         try:
-            body = await asyncio.wait_for(
-                send(
-                    {
-                        "model": self._model,
-                        "messages": messages,
-                        "temperature": self._settings.temperature,
-                        "max_tokens": self._settings.max_tokens,
-                        **({"response_format": RESPONSE_FORMAT} if structured else {}),
-                    }
-                ),
-                self._timeout_s,
-            )
+            body = await asyncio.wait_for(send(payload), self._timeout_s)
         except (asyncio.TimeoutError, TimeoutError) as error:
             message = f"{self._name} gave no reply within {self._timeout_s:g} s"
             raise JudgeRequestError(message, transient=True, billed=True) from error
@@ -123,11 +113,10 @@ class JudgeClient:
     async def _send_to_litellm(self, payload: Mapping[str, Any]) -> Any:
         litellm = _import_litellm()
         key = os.environ.get(API_KEY)
-        options = {"api_key": key} if key else {}
+        options: dict[str, Any] = {"api_key": key} if key else {}
         try:
-            answer = await litellm.acompletion(
-                **payload, timeout=self._timeout_s, max_retries=0, drop_params=True, **options
-            )
+            options |= {"timeout": self._timeout_s, "max_retries": 0, "drop_params": True}
+            answer = await litellm.acompletion(**payload, **options)
         except litellm.Timeout as error:
             raise TimeoutError from error
         except Exception as error:  # each provider has its own exceptions

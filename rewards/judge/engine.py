@@ -10,9 +10,10 @@ import asyncio
 import functools
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from groundwire.rewards._types import JudgeAbstainedError
@@ -22,6 +23,7 @@ from groundwire.rewards.judge.facts import presence
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores, teacher_messages
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
+T = TypeVar("T")
 _Prompt = Callable[..., list[dict[str, str]]]
 CONCURRENCY = 32
 """Requests at once, in each process."""
@@ -86,15 +88,14 @@ class Judge:
             for swapped in orders
         ]
         try:
-            return self._mean(await asyncio.wait_for(asyncio.gather(*work), settings.deadline_s))
-        except asyncio.TimeoutError as error:
-            raise JudgeAbstainedError(
-                f"the judge {settings.model} gave no verdict within its deadline of {settings.deadline_s:g} s, "
-                f"including the wait for one of {CONCURRENCY} concurrent requests"
-            ) from error
+            samples = await self._in_time(asyncio.gather(*work), f"the judge {settings.model} gave no verdict")
         finally:
             for future in work:
                 future.cancel()
+        scores = {name: sum(sample[name] for sample in samples) / len(samples) for name in CRITERIA}
+        means = [settings.weighted(sample) for sample in samples]
+        spread = max(means) - min(means) if len(means) > 1 else None
+        return Verdict(scores=scores, score=settings.weighted(scores), spread=spread)
 
     async def reference(self, question: str) -> str:
         """The teacher's answer to ``question``: asked for once, then in the cache, for all processes and runs.
@@ -103,34 +104,32 @@ class Judge:
         """
         settings = self._settings
         state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
-        assert state.teacher is not None
         request = teacher_messages(question)
         about = {"teacher": settings.teacher, "base_url": settings.teacher_base_url, "messages": request}
         key = cache_key({**about, "temperature": settings.temperature, "max_tokens": settings.max_tokens})
+
+        async def taught() -> str:
+            async with state.lock(key):
+                text = await asyncio.to_thread(self._cache.reply, key)
+                if text is None and (text := (await self._reply(request, state, teacher=True)).text).strip():
+                    await asyncio.to_thread(self._cache.store, key, model=str(settings.teacher), reply=text)
+                return text.strip()
+
+        text = await self._in_time(taught(), f"the teacher {settings.teacher} gave no answer")
+        if not text:
+            raise JudgeAbstainedError(f"the teacher {settings.teacher} gave an empty answer")
+        return text
+
+    async def _in_time(self, work: Awaitable[T], problem: str) -> T:
+        """What ``work`` returns within the deadline."""
+        deadline_s = self._settings.deadline_s
         try:
-            text = await asyncio.wait_for(self._teach(key, request, state), settings.deadline_s)
+            return await asyncio.wait_for(work, deadline_s)
         except asyncio.TimeoutError as error:
             raise JudgeAbstainedError(
-                f"the teacher {settings.teacher} gave no answer within the deadline of {settings.deadline_s:g} s"
+                f"{problem} within its deadline of {deadline_s:g} s, including the wait for one of {CONCURRENCY} "
+                "concurrent requests"
             ) from error
-        if not text.strip():
-            raise JudgeAbstainedError(f"the teacher {settings.teacher} gave an empty answer")
-        return text.strip()
-
-    async def _teach(self, key: str, request: list[dict[str, str]], state: _LoopState) -> str:
-        async with state.lock(key):
-            text = await asyncio.to_thread(self._cache.reply, key)
-            if text is None:
-                text = (await self._reply(request, state, teacher=True)).text
-                if text.strip():
-                    await asyncio.to_thread(self._cache.store, key, model=str(self._settings.teacher), reply=text)
-            return text
-
-    def _mean(self, samples: Sequence[dict[str, float]]) -> Verdict:
-        scores = {name: sum(sample[name] for sample in samples) / len(samples) for name in CRITERIA}
-        means = [self._settings.weighted(sample) for sample in samples]
-        spread = max(means) - min(means) if len(means) > 1 else None
-        return Verdict(scores=scores, score=self._settings.weighted(scores), spread=spread)
 
     async def _scores(self, prompt: _Prompt, sample: int, state: _LoopState) -> dict[str, float]:
         """The scores of one sample: from the cache, or from a reply, which is requested twice if it is unreadable."""

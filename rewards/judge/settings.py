@@ -16,8 +16,6 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import has_credentials
 from groundwire.tools.settings import Settings, setting
 
-__all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError"]
-
 API_KEY = "GROUNDWIRE_JUDGE_API_KEY"
 """The environment variable with the judge's key. Without ``base_url``, LiteLLM's own variables work, too."""
 
@@ -34,9 +32,7 @@ class JudgeSettings(Settings):
     error = JudgeSettingsError
     label = "judge "
     gone = {
-        **dict.fromkeys(
-            ("accuracy", "completeness", "clarity", "professionalism"), "give all four as weights=0.4,0.3,0.15,0.15"
-        ),
+        **dict.fromkeys(CRITERIA, "give all four as weights=0.4,0.3,0.15,0.15"),
         **dict.fromkeys(("input_usd", "output_usd"), "give both as prices=0.25,2"),
         "timeout_s": "a request may take two thirds of deadline_s",
         "retries": "a request is sent up to four times within deadline_s",
@@ -121,16 +117,13 @@ class JudgeSettings(Settings):
 
     def describe(self) -> str:
         """One line about the judge for the user."""
-        teacher = f"; {self.teacher} writes missing reference answers" if self.teacher else ""
-        return self._describe_judge() + teacher
-
-    def _describe_judge(self) -> str:
+        judge = f"answers are judged by {self.model} at {self.base_url or 'its provider, through LiteLLM'}"
         if self.model is None:
-            return (
+            judge = (
                 "answers are graded by the local grader, which calls no model: by the rows that the queries read, and "
                 "by the presence of the reference's facts. Order, negation and wording need a judge: --judge-model"
             )
-        return f"answers are judged by {self.model} at {self.base_url or 'its provider, through LiteLLM'}"
+        return judge + (f"; {self.teacher} writes missing reference answers" if self.teacher else "")
 
 
 def _is_list(text: str, count: int) -> bool:
