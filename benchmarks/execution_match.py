@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks._results import record
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 
 OFFICIAL = 243.0  # pairs/s on two cores, EXECUTION_MATCH.md
 SPIDER = Path(os.environ.get("SPIDER_DATA_DIR") or Path(__file__).parents[2] / "shared" / "spider")

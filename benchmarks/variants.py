@@ -27,7 +27,7 @@ from benchmarks._rewrites import rewrite
 from groundwire.domains.spider.loader import domain
 from groundwire.rewards import RewardError
 from groundwire.rewards._sql import SqlAnswer
-from groundwire.rewards.spider import _compare, _gold_rows, execution_match, training_match
+from groundwire.rewards.spider.execution_match import _compare, _gold_rows, execution_match, training_match
 from groundwire.tools.sql import run_query
 from groundwire.tools.variants import NoVariantsError, variants_of
 

@@ -168,5 +168,5 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
         register(name, f"groundwire.rewards.bird:{name}")
     register("executes", "groundwire.rewards._sql:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
-    register("spider_exec_match", "groundwire.rewards.spider:spider_exec_match")
-    register("spider_test_suite", "groundwire.rewards.spider:spider_test_suite")
+    register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
+    register("spider_test_suite", "groundwire.rewards.spider.execution_match:spider_test_suite")

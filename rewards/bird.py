@@ -29,7 +29,7 @@ from cachetools import LRUCache, cached
 
 from groundwire.rewards._sql import judged_on_variants, on_variants, sql_answer, training
 from groundwire.rewards._types import Reward, RewardError
-from groundwire.rewards.spider import gold_rows, reads_table
+from groundwire.rewards.spider.execution_match import gold_rows, reads_table
 from groundwire.tools.sql import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, DatabaseError, QueryError, QueryResult, run_query
 from groundwire.tools.sql.connections import signature
 from groundwire.tools.types import AgentStep

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.metrics import RIGHT, compare
 from groundwire.train.evaluation.run_reader import read_speed

@@ -28,7 +28,7 @@ from dev.pretrain.wording import vocabulary
 from dev.spider_data.lexicon import words
 from groundwire.adapters.sql_agents.prompts import extract_sql, write
 from groundwire.domains import Task
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
 from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.engine import LocalEngine

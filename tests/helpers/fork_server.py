@@ -50,7 +50,7 @@ MODULES = (
     "hypothesis",
     "openai.resources.chat.completions",  # the client imports it at its first use
     "groundwire.domains.spider",
-    "groundwire.rewards.spider",
+    "groundwire.rewards.spider.execution_match",
     "pyarrow.dataset",  # with pandas
     "pyarrow.parquet",
     "matplotlib.figure",  # imported to draw

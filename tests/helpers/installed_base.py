@@ -19,7 +19,7 @@ from fastmcp.client.transports import StdioTransport
 
 import groundwire
 from groundwire.domains.spider.loader import BUNDLED
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.config.run_config import RunConfig
 
 TOOLS = {"pip", "setuptools", "pkg_resources"}  # a new environment has them

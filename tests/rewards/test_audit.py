@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from groundwire.domains import gold_answer
 from groundwire.rewards import RewardError
 from groundwire.rewards.audit import Audit, audit, probes
-from groundwire.rewards.spider import execution_match, spider_exec_match
+from groundwire.rewards.spider.execution_match import execution_match, spider_exec_match
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentStep
 from groundwire.train.audit import app

@@ -21,7 +21,7 @@ import pytest
 from spider_folder import REAL, make_database
 
 from groundwire.rewards import RewardError
-from groundwire.rewards.spider import (
+from groundwire.rewards.spider.execution_match import (
     MatchResult,
     _compare,
     execution_match,
@@ -56,7 +56,7 @@ def test_results_that_are_compared_take_little_memory(tmp_path: Path) -> None:
         conn.executemany("INSERT INTO t VALUES (?)", ((n,) for n in range(200_000)))
     code = (
         "import resource\n"
-        "from groundwire.rewards.spider import execution_match\n"
+        "from groundwire.rewards.spider.execution_match import execution_match\n"
         "memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = memory()\n"
         "gold, predicted = 'SELECT n + 1000, n + 2000 FROM t', 'SELECT n + 2000, n + 1000 FROM t'\n"
@@ -312,7 +312,7 @@ def test_every_published_prediction_gets_the_official_score(mode: Any) -> None:
     assert [case for case, verdict in cases if verdict is None or verdict.score != case["official"]] == []
 
 
-# Deviations that the docstring of groundwire.rewards.spider names, and cases without a score.
+# Deviations that the docstring of groundwire.rewards.spider.execution_match names, and cases without a score.
 NEVER_EQUAL = {
     "the query answers differently every time": lambda case, _: case["source"] == "mut:nondeterministic",
     "the official evaluator crashes": lambda case, _: case["official"] == "error",

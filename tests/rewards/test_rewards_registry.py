@@ -32,7 +32,7 @@ def register() -> Iterator[Any]:
 
 def test_the_built_in_rewards_are_registered() -> None:
     assert {"executes", "rule_judge_hybrid", "spider_exec_match", "spider_test_suite"} <= set(rewards.names())
-    from groundwire.rewards.spider import spider_exec_match
+    from groundwire.rewards.spider.execution_match import spider_exec_match
 
     assert rewards.get("spider_exec_match") is spider_exec_match
 

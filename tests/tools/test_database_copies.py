@@ -19,7 +19,7 @@ from groundwire.adapters import Answer, Endpoint, Question, agent_backend
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import Task
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.sql import DatabaseCopies, DatabaseStates
 from groundwire.train import evaluate
 from groundwire.train.api.training import _conclude, make_job

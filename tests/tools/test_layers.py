@@ -123,7 +123,7 @@ import groundwire.adapters.tracing.proxy, groundwire.adapters.agents.redirection
 from groundwire.adapters.agents.backend import agent_backend
 from groundwire.rewards import get
 from groundwire.tools.schema import table_info
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 agent_backend(lambda task: "SELECT 3")
 get("spider_exec_match"), get("spider_test_suite"), get("executes")
 print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, table_info("a.sqlite").text)

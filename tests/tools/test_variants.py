@@ -20,7 +20,7 @@ from spider_folder import make_database
 from groundwire.rewards import get, in_training, total, with_time_limit, without_variants
 from groundwire.rewards._sql import SqlAnswer, _tokens
 from groundwire.rewards.audit import audit
-from groundwire.rewards.spider import execution_match, training_match
+from groundwire.rewards.spider.execution_match import execution_match, training_match
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.variants import NoVariantsError, cache, variants_of
 from groundwire.tools.variants.build import build_variants, read_source

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from groundwire.adapters.sql_agents.prompts import extract_sql
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner

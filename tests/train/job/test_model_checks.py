@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode
 
 from groundwire import domains
 from groundwire.adapters.agents.backend import agent_backend
-from groundwire.rewards.spider import spider_exec_match
+from groundwire.rewards.spider.execution_match import spider_exec_match
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.job.model_checks import check_model

@@ -19,7 +19,7 @@ from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import RewardError
-from groundwire.rewards.spider import execution_match
+from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example, Message, Turn, encode

@@ -1,0 +1,1 @@
+"""Spider: the rewards of its official evaluation."""
