@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.job.job import Job, ModelEndpoint, Objects
+from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import prepare, with_resolved_paths
 from groundwire.train.job.trained_model import with_settings_of_run
 from groundwire.train.job.trainer import trainer_of
@@ -43,14 +43,10 @@ def make_evaluation_job(
     endpoint: ModelEndpoint | None = None,
     *,
     split: str | None = None,
-    objects: Objects | None = None,
+    objects: Objects = NO_OBJECTS,
 ) -> Job:
-    """Check the ``given`` settings of an evaluation, and load the data; ``split`` is the part with the questions.
-
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
-    """
+    """Check the ``given`` settings of an evaluation, and load the data; ``split`` is the part with the questions."""
     check_trainer()
-    objects = objects or Objects()
     config = evaluation_settings(given, endpoint, objects=objects.names())
     job = prepare(config, split=split, endpoint=endpoint, objects=objects)
     if endpoint is None:
@@ -61,17 +57,17 @@ def make_evaluation_job(
 
 
 def evaluation_settings(
-    given: Mapping[str, Any], endpoint: ModelEndpoint | None = None, *, objects: Mapping[str, str] | None = None
+    given: Mapping[str, Any], endpoint: ModelEndpoint | None = None, *, objects: Collection[str] = ()
 ) -> RunConfig:
     """The settings of an evaluation; an endpoint has other defaults than a model that is served here.
 
     A model that a run trained has the settings of its run. ``objects`` are the parts that are given as objects.
     """
-    remote = {"n_runners": _REMOTE_RUNNERS} if endpoint else {}
-    given = with_file(dict(given))
-    given = given if endpoint else with_settings_of_run(given, objects=objects or {})
-    paths = ("data_dir",) if endpoint else ("model", "data_dir")
-    given = with_resolved_paths({**DEFAULTS, **remote, "trainer": "local", **given}, *paths)
+    defaults, given = {**DEFAULTS, "trainer": "local"}, with_file(dict(given))
+    if endpoint:
+        given = with_resolved_paths({**defaults, "n_runners": _REMOTE_RUNNERS, **given}, "data_dir")
+    else:
+        given = with_resolved_paths({**defaults, **with_settings_of_run(given, objects=objects)}, "model", "data_dir")
     return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
 
 
@@ -80,7 +76,7 @@ def run_evaluation(
 ) -> tuple[RunDir, dict[str, Any]]:
     """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
 
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`; an interrupt is one with exit code 130.
+    An interrupt raises a :class:`CommandError` with exit code 130.
     """
     evaluator = _import_evaluator()
     from groundwire.train.cli.progress import ProgressDisplay
@@ -135,8 +131,8 @@ def run_dev(job: Job, shown: Console) -> list[Rollout]:
     from groundwire.train.cli.progress import ProgressDisplay
 
     if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
-        here = {"runner_processes": int(job.config.runner_python is not None)}
-        here["n_runners"] = job.config.n_runners or _DEV_TASKS
+        processes = int(job.config.runner_python is not None)
+        here = {"runner_processes": processes, "n_runners": job.config.n_runners or _DEV_TASKS}
         job = replace(job, config=job.config.model_copy(update=here))
     with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
         results: list[Rollout] = evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)

@@ -44,8 +44,7 @@ class Accuracy:
     @classmethod
     def of(cls, metrics: dict[str, Any]) -> Accuracy:
         """The accuracy in the metrics of an evaluation."""
-        low, high = metrics["ci95"]
-        return cls(metrics["accuracy"], (low, high), metrics["n"], metrics.get("first_query_accuracy"))
+        return cls(metrics["accuracy"], tuple(metrics["ci95"]), metrics["n"], metrics.get("first_query_accuracy"))
 
     def __str__(self) -> str:
         interval = f"[{self.ci95[0]:.3f}, {self.ci95[1]:.3f}]"
@@ -67,8 +66,8 @@ class Change:
     @classmethod
     def of(cls, change: dict[str, Any]) -> Change:
         """The change in the summary of a run."""
-        low, high = change["difference_ci95"]
-        return cls(change["difference"], (low, high), change["paired_questions"], change["baseline"])
+        interval = tuple(change["difference_ci95"])
+        return cls(change["difference"], interval, change["paired_questions"], change["baseline"])
 
     def __str__(self) -> str:
         return format_change({"difference": self.value, "difference_ci95": self.ci95, "baseline": self.baseline})
@@ -147,13 +146,12 @@ class EvaluationResult(_Result):
 def training_result(run: RunDir) -> TrainingResult:
     """The result of a run that has ended."""
     before, after = first_and_last(run)
-    change, checkpoint = summarize_change(before, after), None
+    change, trained = summarize_change(before, after), None
     with suppress(RunDirError):
-        found = trained_model(run.path)
-        checkpoint = found[0] if found else None
+        trained = trained_model(run.path)
     return TrainingResult(
         run_dir=run.path.resolve(),
-        checkpoint=checkpoint,
+        checkpoint=trained and trained[0],
         before=Accuracy.of(compute_accuracy(before)) if before else None,
         after=Accuracy.of(compute_accuracy(after)),
         change=Change.of(change) if change else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,10 @@ from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
+_RESUMABLE = (
+    *(EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError),
+    *(NonFiniteGradientError, TrainingError),
+)
 _FIXED = (
     *("config", "trainer", "backend", "agent", "agent_input", "agent_output"),
     *("domain", "model", "data_dir", "group_column", "seed"),
@@ -48,8 +52,8 @@ _OF_VALIDATION = {*AgentSettings.model_fields, "parts.agent", "parts.reward"} | 
 def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collection[str] = ()) -> RunConfig:
     """The stored settings of a run, with the given changes. ``objects`` are the parts that are given as objects.
 
-    Raises :class:`groundwire.train.config.errors.ConfigError` for a change that would make it another run, and
-    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for incomplete or unknown stored settings.
+    Raises :class:`ConfigError` for a change that would make it another run, and :class:`RunDamagedError` for incomplete
+    or unknown stored settings.
     """
     stored = run.config()
     if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
@@ -80,7 +84,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
 
 
 @contextmanager
-def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
+def resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     """Add to an error that ends training the step of the last checkpoint, and the command that continues the run.
 
     With ``fit`` it is the call of that function.
@@ -88,27 +92,24 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
+        raise CommandError(f"stopped; {_how_to_continue(run, fit)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 
-        failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, CallsNotStoredError)
-        if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
-            why = f". More: groundwire why {relative_path(run.path)}"
-            more = why if isinstance(error, RolloutsFailedError) else ""
-            error.args = (f"{error}; {_resume_hint(run, fit)}{more}",)
+        if isinstance(error, RolloutsFailedError):
+            error.args = (f"{error}; {_how_to_continue(run, fit)}. More: groundwire why {relative_path(run.path)}",)
+        elif isinstance(error, (*_RESUMABLE, CallsNotStoredError)):
+            error.args = (f"{error}; {_how_to_continue(run, fit)}",)
         raise
 
 
-def _resume_hint(run: RunDir, fit: bool) -> str:
+def _how_to_continue(run: RunDir, fit: bool) -> str:
     if run.is_empty():
         return "no step is complete, so nothing was written"
-    saved = run.checkpoints.last_step()
+    saved, path = run.checkpoints.last_step(), relative_path(run.path)
     checkpoint = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
-    path = relative_path(run.path)
-    return f"{checkpoint}. Continue with: " + (
-        f'fit(..., resume="{path}")' if fit else f"groundwire run --resume {path}"
-    )
+    command = f'fit(..., resume="{path}")' if fit else f"groundwire run --resume {path}"
+    return f"{checkpoint}. Continue with: {command}"
 
 
 def parts_of(job: Job) -> dict[str, str | None]:
@@ -133,11 +134,18 @@ def check_continuation(run: RunDir, job: Job) -> Job:
         "agent": (stored.get("objects", {}).get("agent"), job.objects.names().get("agent")),
         "reward": (stored.get("reward") or default, job.config.reward or default),
     }
-    for part, (old, new) in names.items():
-        if old and new and old != new:
-            raise _another(run, f"the {part} is {new}, and it was {old}", part)
+    problems = [
+        (f"the {part} is {new}, and it was {old}", part)
+        for part, (old, new) in names.items()
+        if old and new and old != new
+    ]
     if began.get("validation tasks", now["validation tasks"]) != now["validation tasks"]:
-        raise _another(run, f"its validation tasks are not the same any more ({job.data.source})", "tasks")
+        problems.append((f"its validation tasks are not the same any more ({job.data.source})", "tasks"))
+    for problem, part in problems:
+        raise ConfigError(
+            f"{run.path} cannot be resumed: {problem}. The accuracies before and after would not be comparable: give "
+            f"the same {part}, or start a new run with its model (model={run.path})"
+        )
     notes = []
     if changed := changed_names(*_changes(stored, job, now)):
         notes.append(f"resume: changed after step {step}: {', '.join(changed.values())}")
@@ -150,13 +158,6 @@ def store_settings(run: RunDir, job: Job) -> None:
     """Store what has changed, for the next resume and for the readers of the run: :meth:`RunDir.config`."""
     former, changed = _changes(run.config(), job, parts_of(job))
     run.change_config(former, changed, steps=job.config.steps)
-
-
-def _another(run: RunDir, problem: str, part: str) -> ConfigError:
-    return ConfigError(
-        f"{run.path} cannot be resumed: {problem}. The accuracies before and after would not be comparable: give the "
-        f"same {part}, or start a new run with its model (model={run.path})"
-    )
 
 
 def _changes(
@@ -175,12 +176,11 @@ def _source_digest(part: Any) -> str | None:
         return None
     part = inspect.unwrap(part) if callable(part) else part
     nodes, instructions = getattr(part, "nodes", None), getattr(part, "instructions", None)
-    about = [sorted(map(str, nodes)) if isinstance(nodes, Mapping) else None, str(instructions or "")]
-    try:
+    parts = [sorted(map(str, nodes)) if isinstance(nodes, Mapping) else None, str(instructions or "")]
+    source = ""
+    with suppress(OSError, TypeError):  # typed into an interpreter, or compiled
         source = inspect.getsource(part if inspect.isroutine(part) else type(part))
-    except (OSError, TypeError):  # typed into an interpreter, or compiled
-        source = ""
-    return _digest([source.encode("utf-8", "replace"), to_json(about)])
+    return _digest([source.encode("utf-8", "replace"), to_json(parts)])
 
 
 def _task_digest(tasks: Iterable[Task]) -> str:
@@ -196,7 +196,4 @@ def _is_path(value: Any) -> bool:
 
 
 def _digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()

@@ -16,13 +16,7 @@ from groundwire import rewards
 from groundwire.tools.errors import CommandError, check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.train.api.resume import (
-    check_continuation,
-    config_for_resume,
-    parts_of,
-    store_settings,
-    with_resume_hint,
-)
+from groundwire.train.api.resume import check_continuation, config_for_resume, parts_of, resume_hint, store_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.config.published import differences
@@ -31,7 +25,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.evaluation.run_reader import summarize
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
-from groundwire.train.job.job import Job, ModelEndpoint, Objects
+from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import check_store_settings, prepare, relative_path, with_resolved_paths
 from groundwire.train.job.trainer import default_trainer, trainer_of
 
@@ -58,17 +52,15 @@ def make_job(
     given: Mapping[str, Any],
     *,
     resumed: RunDir | None = None,
-    objects: Objects | None = None,
+    objects: Objects = NO_OBJECTS,
     dev: bool = False,
     endpoint: ModelEndpoint | None = None,
 ) -> Job:
     """Check the ``given`` settings, which a file, a preset or the ``resumed`` run completes, and load the data.
 
-    The model is at the ``endpoint``, if there is one. Raises errors derived from
-    :class:`groundwire.tools.errors.UserError`.
+    The model is at the ``endpoint``, if there is one.
     """
     check_trainer()
-    objects = objects or Objects()
     given = with_resolved_paths(with_file(dict(given)), "model", "data_dir", "gold_trust", "token_file")
     if resumed is None:
         config = _config(given, objects, dev=dev, endpoint=endpoint)
@@ -79,11 +71,11 @@ def make_job(
     if config.gold_trust is not None:
         data, note = job.domain.with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)
         job = replace(job, data=data, notes=[*job.notes, f"gold trust: {note}"])
-    if not job.data.train or not job.data.validation:
-        empty = "training" if not job.data.train else "validation"
-        raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
+    for split, tasks in (("training", job.data.train), ("validation", job.data.validation)):
+        if not tasks:
+            raise CommandError(f"{job.data.source}: no {split} tasks are left; the run needs some of both")
     if rewards.has_variants(job.reward):
-        job = replace(job, notes=[*job.notes, _VARIANTS])
+        job.notes.append(_VARIANTS)
     return job if resumed is None else check_continuation(resumed, job)
 
 
@@ -103,7 +95,7 @@ def _config(given: dict[str, Any], objects: Objects, *, dev: bool, endpoint: Mod
 def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
     """Train, show the progress and the summary on ``shown``, and return the run, which has all results.
 
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`; one that ends training says how to continue.
+    An error that ends training says how to continue.
     """
     config, trainer = job.config, job.trainer
     trainer.check(job)  # before the run directory is made
@@ -116,7 +108,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
         if resumed is not None:
             store_settings(run, job)
         shown.print(f"run:  {run.path}", markup=False)
-        with with_resume_hint(run, fit=bool(job.objects.names())), GracefulShutdown() as shutdown:
+        with resume_hint(run, fit=bool(job.objects.names())), GracefulShutdown() as shutdown:
             try:
                 with ProgressDisplay(shown, trainer.steps_shown(config)) as display:
                     trainer.train(job, run, display, shutdown)
@@ -147,12 +139,10 @@ def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
 
 
 def _stored_config(job: Job) -> dict[str, Any]:
-    stored = job.config.to_dict() | {"parts": parts_of(job)}
-    if objects := job.objects.names():
-        stored["objects"] = objects
-    if job.endpoint is not None:
-        stored["base_url"] = job.endpoint.base_url
-    return stored
+    objects, endpoint = job.objects.names(), job.endpoint
+    others = {"objects": objects} if objects else {}
+    others |= {"base_url": endpoint.base_url} if endpoint else {}
+    return {**job.config.to_dict(), "parts": parts_of(job), **others}
 
 
 def _conclude(job: Job, run: RunDir) -> dict[str, Any]:

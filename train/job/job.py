@@ -49,6 +49,9 @@ class Objects:
         return {part: _object_name(value) for part, value in parts.items() if value is not None}
 
 
+NO_OBJECTS = Objects()
+
+
 def _object_name(value: Any) -> str:
     """A function's name with its module, an object's own name, or its class."""
     name = getattr(value, "__qualname__", None)
@@ -90,15 +93,13 @@ class Job:
         """What runs its rollouts, with the policy ``engine``, an engine or an upstream."""
         from groundwire.train.rollouts.runtime import RolloutRuntime  # slow to import
 
-        return RolloutRuntime(
-            engine=engine,
-            backend=self.backend,
-            domain=self.domain,
-            reward=self.reward,
-            timer=timer,
-            config=self.config,
-            run=run,
-        )
+        parts: dict[str, Any] = {
+            "backend": self.backend,
+            "domain": self.domain,
+            "reward": self.reward,
+            "config": self.config,
+        }
+        return RolloutRuntime(engine=engine, timer=timer, run=run, **parts)
 
 
 def parse_arguments(
@@ -110,30 +111,26 @@ def parse_arguments(
     :class:`ConfigError`, :class:`groundwire.domains.DataError` and :class:`groundwire.rewards.UnusableRewardError`.
     """
     silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    parts = {
-        "agent": agent,
-        "agent_input": given.pop("agent_input", None),
-        "agent_output": given.pop("agent_output", None),
+    given = {"agent": agent, **settings}
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    agent_objects = {
+        name: given.pop(name)
+        for name in ("agent", "agent_input", "agent_output")
+        if not isinstance(given.get(name), str | None)
     }
-    given |= {name: part for name, part in parts.items() if isinstance(part, str)}
-    agent_objects = {name: part for name, part in parts.items() if part is not None and not isinstance(part, str)}
     if "agent" in agent_objects:
         given["backend"] = given.get("backend") or "custom"
         if given["backend"] not in adapters.FRAMEWORKS:
             raise ConfigError(f"backend {given['backend']!r} runs its own agent: leave out the backend, or the agent")
-    domain = _task_list(tasks, given, validation, train=train)
-    # Other processes do not have this object, but can read a file by its name.
-    elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
-    named = domain is not None and elsewhere and isinstance(tasks, str | Path) and validation is None
+    domain, named = _task_list(tasks, given, validation, train=train), False
     if domain is not None:
+        # Other processes do not have this object, but can read a file by its name.
+        elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+        named = elsewhere and isinstance(tasks, str | Path) and validation is None
         given["domain"] = str(tasks) if named else domain.name
-    function = None
-    if isinstance(reward, str):
-        given["reward"] = reward
-    elif reward is not None:
-        function = rewards.reward_function(reward)
-        given["reward"] = _object_name(reward)
+    function = None if isinstance(reward, str | None) else rewards.reward_function(reward)
+    if reward is not None:
+        given["reward"] = _object_name(reward) if function else reward
     objects = Objects(agent=agent_objects, domain=domain, domain_is_named=named, reward=function)
     return merge_overrides(given, {}), objects
 

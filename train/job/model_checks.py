@@ -18,29 +18,29 @@ from groundwire.train.policy.pretrained.model_settings import (
 )
 from groundwire.train.rollouts.agent_view import AgentView
 
-FirstPrompt = Callable[[adapters.Question, Mapping[str, str]], str]
-
 
 def check_model(
-    config: RunConfig,
-    folder: Path,
-    backend: adapters.Backend,
-    view: AgentView,
-    tasks: Sequence[domains.Task],
+    config: RunConfig, folder: Path, backend: adapters.Backend, view: AgentView, tasks: Sequence[domains.Task]
 ) -> list[str]:
     """Notes for the user about the model in ``folder``.
 
     Raises :class:`ConfigError` if no rollout of ``tasks`` could succeed with it. Only a backend with ``first_prompt``
     has prompts that are known before it runs.
     """
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    if not (folder / "tokenizer.json").is_file():
         return []  # a tokenizer of another kind, with a template of its own
-    first_prompt = backend.first_prompt
-    template = read_chat_template(folder)
+    first_prompt, template = backend.first_prompt, read_chat_template(folder)
     if not template and first_prompt is not None:
         raise ConfigError(f"{config.model} has no chat template: use an instruct model, or set its chat_template")
-    _check_template(config.model, folder)
+    default_template, variables = read_default_template(folder)
+    try:
+        if default_template:
+            check_template(default_template, variables)
+    except (TemplateRefusedError, TemplateLimitError) as error:
+        raise ConfigError(
+            f"the chat template of {config.model} cannot write one message of a user: {error}; correct it, or use "
+            "another model"
+        ) from error
     if template and "tools" not in template and backend.calls_tools:
         raise ConfigError(
             f"the chat template of {config.model} has no tools, so the model would never see the agent's: use a model "
@@ -53,14 +53,13 @@ def check_model(
         return []
     with warnings.catch_warnings(record=True) as caught:  # one note in place of a warning for each database
         warnings.simplefilter("always", ShortenedWarning)
-        lengths = _long_prompts(config, view, tasks, first_prompt, tokenizer, limit)
+        lengths = _long_prompts(config, view, tasks, first_prompt, folder / "tokenizer.json", limit)
     notes = []
     if cut := sum(issubclass(warning.category, ShortenedWarning) for warning in caught):
         count = len({view.domain.database(task) for task in tasks})
         notes.append(
-            f"schemas: the prompts leave out tables of {cut:,} of {count:,} "
-            f"databases, and questions about them cannot be answered; raise the agent's option "
-            "table_info_truncate, or lower example_values"
+            f"schemas: the prompts leave out tables of {cut:,} of {count:,} databases, and questions about them cannot "
+            "be answered; raise the agent's option table_info_truncate, or lower example_values"
         )
     remedy = "raise max_model_len" if limit == config.max_model_len else "use a model with a longer context"
     if len(lengths) == len(tasks):
@@ -76,24 +75,11 @@ def check_model(
     return notes
 
 
-def _check_template(model: str, folder: Path) -> None:
-    template, variables = read_default_template(folder)
-    if not template:
-        return
-    try:
-        check_template(template, variables)
-    except (TemplateRefusedError, TemplateLimitError) as error:
-        raise ConfigError(
-            f"the chat template of {model} cannot write one message of a user: {error}; correct it, or use another "
-            "model"
-        ) from error
-
-
 def _long_prompts(
     config: RunConfig,
     view: AgentView,
     tasks: Sequence[domains.Task],
-    first_prompt: FirstPrompt,
+    first_prompt: Callable[[adapters.Question, Mapping[str, str]], str],
     file: Path,
     limit: int,
 ) -> list[int]:

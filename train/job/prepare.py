@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.job.job import Job, ModelEndpoint, Objects
+from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.model_checks import check_model
 from groundwire.train.job.trainer import Trainer, trainer_of
 from groundwire.train.policy.pretrained.locate import NAMES
@@ -41,14 +42,13 @@ def prepare(
     *,
     split: str | None = None,
     endpoint: ModelEndpoint | None = None,
-    objects: Objects | None = None,
+    objects: Objects = NO_OBJECTS,
 ) -> Job:
     """Check the settings, load the data, and make the agent's backend and the reward.
 
-    ``split`` is the part of the data for validation. The model is at the ``endpoint``, if there is one. Raises errors
-    derived from :class:`groundwire.tools.errors.UserError`.
+    ``split`` is the part of the data for validation. The model is at the ``endpoint``, if there is one.
     """
-    objects, trainer = objects or Objects(), trainer_of(config.trainer)
+    trainer = trainer_of(config.trainer)
     check_trackers(config.track)
     if config.otlp is not None:
         check_otlp(config.otlp)
@@ -68,43 +68,33 @@ def prepare(
         config = config.model_copy(update={"data_dir": data.folder})
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
-    calls = call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])
-    model_notes: list[str] = []
+    notes = [
+        *call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]]),
+        f"data: {data.source}",
+        *(f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()),
+        *(f"      {note}" for note in data.notes),
+        _columns_note(config, view, tasks, backend),
+        *(f"reward: {note}" for note in reward_notes),
+    ]
     if endpoint is None:
         folder = trainer.model_folder(config)
         if folder is not None:
-            model_notes = check_model(config, folder, backend, view, tasks)
+            notes += check_model(config, folder, backend, view, tasks)
         if config.learning_rate is None and trainer.updates_model:
             config, note = _with_learning_rate(config, folder)
-            model_notes.append(note)
+            notes.append(note)
         if trainer.in_process and config.device != "cpu":
-            _check_device(config.device)
-    more = [*(f"left out of training: {count} ({reason})" for reason, count in data.left_out.items()), *data.notes]
-    notes = [
-        *calls,
-        f"data: {data.source}",
-        *(f"      {each}" for each in more),
-        _columns_note(config, view, tasks, backend),
-        *(f"reward: {note}" for note in reward_notes),
-        *model_notes,
-    ]
+            with fast_import():
+                from groundwire.train.policy.model import check_device
+            check_device(config.device)
     if view.answers is TEXT and domain.answers is None and any(map(domain.database, tasks)):
         notes.append("answers: judged as text; a reward of SQL queries says so with @groundwire.rewards.judges_sql")
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     databases = domain.private_tasks()
     databases.remember(tasks)
-    return Job(
-        config=config,
-        data=data,
-        domain=domain,
-        backend=backend,
-        reward=reward,
-        endpoint=endpoint,
-        objects=objects,
-        databases=databases,
-        notes=notes,
-    )
+    parts: dict[str, Any] = {"domain": domain, "backend": backend, "reward": reward, "databases": databases}
+    return Job(config=config, data=data, endpoint=endpoint, objects=objects, notes=notes, **parts)
 
 
 def _load_data(config: RunConfig, domain: domains.Domain, split: str | None) -> tuple[domains.Domain, domains.TaskData]:
@@ -147,17 +137,13 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
 def _check_objects(config: RunConfig, objects: Objects, trainer: Trainer) -> None:
     if not (names := objects.names()):
         return
-    elsewhere = {
-        f"trainer is {config.trainer}": not trainer.in_process,
-        f"runner_processes is {config.runner_processes}": config.runner_processes > 0,
-        "n_runners is 0": config.n_runners == 0,
-    }
-    for setting, other_process in elsewhere.items():
-        if other_process:
-            raise ConfigError(
-                f"{setting}, so agents run in other processes, which do not have the {' and '.join(names)} of this "
-                "one: give names that they can import or look up (docs/python-api.md)"
-            )
+    elsewhere = {"trainer": not trainer.in_process, "runner_processes": config.runner_processes > 0}
+    elsewhere["n_runners"] = config.n_runners == 0
+    if setting := next((name for name, in_others in elsewhere.items() if in_others), None):
+        raise ConfigError(
+            f"{setting} is {getattr(config, setting)}, so agents run in other processes, which do not have the "
+            f"{' and '.join(names)} of this one: give names that they can import or look up (docs/python-api.md)"
+        )
 
 
 def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Backend:
@@ -177,10 +163,8 @@ def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> N
 
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
     """Raise :class:`CommandError` if a judge needs reference answers that tasks do not have."""
-    name = config.reward or view.domain.default_reward or ""
-    if "rule_judge_hybrid" not in name or view.answers.name != "prose":
-        return
-    if config.judge.teacher is not None or config.judge.without_reference:
+    judged = "rule_judge_hybrid" in (config.reward or view.domain.default_reward or "") and view.answers.name == "prose"
+    if not judged or config.judge.teacher is not None or config.judge.without_reference:
         return
     if missing := [task["id"] for task in (*data.train, *data.validation) if not task.get("answer")]:
         raise CommandError(f"{data.source}: {len(missing)} tasks have no answer, such as {missing[0]}; {NO_REFERENCE}")
@@ -214,11 +198,8 @@ def check_store_settings(address: str | None, token_file: str | None = None, wai
             f"{name}={value} asks for a store in the trainer, --external-store-address for {address}: give one of them"
         )
     if address is not None:
-        check_store(address, token=token_for(address, token_file), timeout_s=wait_s, on_wait=_print_progress)
-
-
-def _print_progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        on_wait = partial(print, file=sys.stderr, flush=True)
+        check_store(address, token=token_for(address, token_file), timeout_s=wait_s, on_wait=on_wait)
 
 
 def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, str]:
@@ -236,33 +217,20 @@ def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConf
     return config.model_copy(update={"learning_rate": rate}), note
 
 
-def _check_device(device: str) -> None:
-    with fast_import():
-        from groundwire.train.policy.model import check_device
-    check_device(device)
-
-
 def with_resolved_paths(given: dict[str, Any], *names: str) -> dict[str, Any]:
     """``given`` with the absolute paths of what these settings name, and of a domain that is a file."""
-    resolved = {name: resolve_path(given[name]) for name in names if name in given}
-    if "domain" in given:
-        resolved["domain"] = resolve_domain(given["domain"])
-    return {**given, **resolved}
+    return {**given, **{name: resolve_path(given[name], name) for name in ("domain", *names) if name in given}}
 
 
-def resolve_path(name: str | None) -> str | None:
-    """The absolute path of an existing folder; any other name unchanged.
+def resolve_path(value: str | None, name: str = "") -> str | None:
+    """The absolute path of an existing folder, and of a file of tasks for the setting ``domain``; else ``value``.
 
     The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
-    if name is None or name in NAMES or not Path(name).exists():
-        return name
-    return str(Path(name).resolve())
-
-
-def resolve_domain(name: str | None) -> str | None:
-    """The absolute path of a file of tasks; the name of a domain unchanged."""
-    return name if name is None or name in domains.names() or not is_file(name) else str(Path(name).resolve())
+    is_name = value is None or value in (domains.names() if name == "domain" else NAMES)
+    if is_name or not (is_file(value) if name == "domain" else Path(value).exists()):
+        return value
+    return str(Path(value).resolve())
 
 
 def relative_path(path: Path) -> str:

@@ -21,13 +21,9 @@ _FROM_RUN = (
     *("retries", "val_temperature", "agent_match", "prompts", "runner_python", "runner_processes"),
 )
 """The settings of a run with which its model is evaluated."""
+_AGENT = {name for name in AgentSettings.model_fields if name.startswith("agent")}
 _DEPENDENTS = {
-    "backend": {
-        "agent_match",
-        "prompts",
-        "runner_python",
-        *(name for name in AgentSettings.model_fields if name.startswith("agent")),
-    },
+    "backend": {"agent_match", "prompts", "runner_python", *_AGENT},
     "domain": {"agent_match", "data_dir", "group_column", "reward", "judge"},
     "reward": {"judge"},
 }
@@ -63,25 +59,6 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
         return given
     folder, run = trained
     stored = present(run.config())
-    _check_objects(run, stored, given, objects)
-    kept = {name: stored[name] for name in _FROM_RUN if stored.get(name) is not None}
-    if not kept.get("n_runners"):  # an external store had its own runners
-        kept.pop("n_runners", None)
-    for name, dependents in _DEPENDENTS.items():
-        if name in given and given[name] != stored.get(name):
-            kept = {setting: value for setting, value in kept.items() if setting not in dependents}
-    if "agent" in given or "agent" in objects:  # its framework is found from the agent
-        kept.pop("backend", None)
-        kept.pop("agent_match", None)
-        if given.get("agent") != stored.get("agent"):
-            kept.pop("runner_python", None)
-            kept.pop("agent_options", None)
-    if not kept.get("runner_python"):  # other processes are for speed, and an evaluation chooses its own
-        kept.pop("runner_processes", None)
-    return {**with_changes(kept, given), "model": str(folder)}
-
-
-def _check_objects(run: RunDir, stored: Mapping[str, Any], given: Mapping[str, Any], objects: Collection[str]) -> None:
     names = {"agent": ("agent", "backend"), "tasks": ("domain",), "reward": ("reward",)}
     needed = {part for part in stored.get("objects", {}) if not any(name in given for name in names.get(part, ()))}
     if missing := sorted(needed - set(objects)):
@@ -90,6 +67,19 @@ def _check_objects(run: RunDir, stored: Mapping[str, Any], given: Mapping[str, A
             f"{', '.join(flag(names[part][0]) for part in missing)}, or evaluate in the script, with "
             "groundwire.train.evaluate(agent, tasks, reward, model=...)"
         )
+    kept = {name: stored[name] for name in _FROM_RUN if stored.get(name) is not None}
+    if not kept.get("n_runners"):  # an external store had its own runners
+        kept.pop("n_runners", None)
+    for name, dependents in _DEPENDENTS.items():
+        if name in given and given[name] != stored.get(name):
+            kept = {setting: value for setting, value in kept.items() if setting not in dependents}
+    if "agent" in given or "agent" in objects:  # its framework is found from the agent
+        own = {"backend", "agent_match"}
+        own |= {"runner_python", "agent_options"} if given.get("agent") != stored.get("agent") else set()
+        kept = {setting: value for setting, value in kept.items() if setting not in own}
+    if not kept.get("runner_python"):  # other processes are for speed, and an evaluation chooses its own
+        kept.pop("runner_processes", None)
+    return {**with_changes(kept, given), "model": str(folder)}
 
 
 def _is_run(folder: Path) -> bool:

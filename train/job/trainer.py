@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
+import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class TrainingError(UserError):
 class Trainer:
     """How a job is checked, trained and shown. To make one imports nothing heavy.
 
-    The attributes and methods that are not overridden describe a trainer in this process with our own engine.
+    What is not overridden describes a trainer in this process with our own engine.
     """
 
     in_process = True
@@ -52,10 +52,7 @@ class Trainer:
     """What its checkpoints may need."""
 
     def model_folder(self, config: RunConfig) -> Path | None:
-        """The folder of the model, which is looked for; None if the trainer downloads it.
-
-        Raises :class:`groundwire.train.policy.errors.UnsupportedModelError` or :class:`ConfigError`.
-        """
+        """The folder of the model, which is looked for; None if the trainer downloads it."""
         with spinner("reading the model"):
             return find_model(config.model)
 
@@ -94,17 +91,13 @@ class Trainer:
         return json.dumps(masked_values(job.config.to_dict()), indent=2)
 
     def plan_memory(self, config: RunConfig, available: int) -> tuple[MemoryPlan, Mapping[str, Any]]:
-        """The memory of a run on a GPU with ``available`` bytes, and settings that could not be checked.
-
-        Raises :class:`groundwire.tools.errors.UserError` if the run does not fit.
-        """
+        """The memory of a run on a GPU with ``available`` bytes, and settings that could not be checked."""
         raise NotImplementedError
 
 
 def trainer_of(name: str) -> Trainer:
     """The trainer with this value of the setting ``trainer``."""
-    module, _, class_name = _TRAINERS[name].partition(":")
-    trainer: Trainer = getattr(importlib.import_module(module), class_name)()
+    trainer: Trainer = pkgutil.resolve_name(_TRAINERS[name])()
     return trainer
 
 
@@ -113,10 +106,9 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
 
     Importing torch takes seconds: only if verl is installed.
     """
-    if preset in VERL_PRESETS.keys() - PRESETS.keys():
-        return "verl"
-    local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
-    if local_only or importlib.util.find_spec("verl") is None:
+    if preset in VERL_PRESETS.keys() ^ PRESETS.keys():
+        return "verl" if preset in VERL_PRESETS else "local"
+    if dev or device == "cpu" or importlib.util.find_spec("verl") is None:
         return "local"
     import torch
 

@@ -23,7 +23,7 @@ from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.job.prepare import resolve_domain, resolve_path
+from groundwire.train.job.prepare import resolve_path
 from groundwire.train.local.packing import make_rows
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.decoding.decoder import check_supported
@@ -275,9 +275,8 @@ def _with_absolute_paths(settings: SFTSettings) -> SFTSettings:
 
     The link ``runs/latest`` leads to another run as soon as one begins.
     """
-    names = ("model", "chats", "rollouts", "data_dir")
-    paths = {name: resolve_path(getattr(settings, name)) for name in names}
-    return settings.model_copy(update={**paths, "domain": resolve_domain(settings.domain)})
+    names = ("model", "chats", "rollouts", "data_dir", "domain")
+    return settings.model_copy(update={name: resolve_path(getattr(settings, name), name) for name in names})
 
 
 def _first_query_accuracy(
