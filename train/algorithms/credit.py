@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -42,12 +43,11 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 
 Credit = Literal["broadcast", "last", "discount", "turns"]
-Truncated = Literal["train", "mask", "zero"]
 Credits = Mapping[tuple[int, int | None], CallCredit]
 """The credit of a rollout's calls by their sequence and choice."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingItem:
     """A trajectory with a trained token. ``mask`` and ``advantages`` have the length of its ``response_ids``."""
 
@@ -115,10 +115,8 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, c
     # Trajectories have all calls of the agents that are trained, so a reply that is only context keeps its place.
     in_context = [rollout.trained_calls(config.agent_match) for rollout in group]
     trained = [calls if constrained else select_calls(calls, lambda call: not call.grammar) for calls in in_context]
-    rewards = [
-        _compared_reward(rollout.outcome.reward or 0.0, calls, config.truncated, least)
-        for rollout, calls in zip(group, trained, strict=True)
-    ]
+    cut_off = [config.truncated == "zero" and any(call.truncated for call in calls) for calls in trained]
+    rewards = [least if cut else rollout.outcome.reward or 0.0 for rollout, cut in zip(group, cut_off, strict=True)]
     scored = list(zip(rewards, trained, strict=True))
     assigned = assign_credit(
         scored,
@@ -132,14 +130,12 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, c
     for rollout, calls, (reward, its_trained), call_credits in zip(group, in_context, scored, assigned, strict=True):
         places = ((call.sequence, call.choice) for call in its_trained)
         credits = dict(zip(places, call_credits, strict=True))
-        items = []
-        for trajectory in trajectories(calls):
-            mask, advantages = token_credit(trajectory, credits)
-            if any(mask):
-                items.append(TrainingItem(trajectory=trajectory, mask=mask, advantages=advantages))
+        items = [TrainingItem(path, *token_credit(path, credits)) for path in trajectories(calls)]
+        items = [item for item in items if any(item.mask)]
         members.append(TrainedRollout(rollout=rollout, reward=reward, credits=credits, items=items))
     made = TrainingGroup(rollouts=members, teaches=False)
-    return replace(made, teaches=_rewards_differ(scored, config.credit) and made.has_gradient)
+    # Costs alone teach nothing: the rewards that were compared must differ, too.
+    return replace(made, teaches=bool(_deviation(_sums(_rewards(scored, config.credit)))) and made.has_gradient)
 
 
 def assign_credit(
@@ -161,7 +157,7 @@ def assign_credit(
     rewards = _rewards(rollouts, credit)
     returns = [_returns(of_requests, credit, discount, call_cost) for of_requests in rewards]
     # Of the rewards of whole rollouts: that of returns would shrink to the costs where all rewards are equal.
-    deviation = _deviation([sum(of_requests) for of_requests in rewards if of_requests])
+    deviation = _deviation(_sums(rewards))
     compared = returns
     if not deviation:  # only costs differ, and the discount of equal rewards is no merit of the shorter rollout
         compared = [_returns([0.0] * len(of_requests), credit, discount, call_cost) for of_requests in rewards]
@@ -182,17 +178,6 @@ def assign_credit(
     ]
 
 
-def _rewards_differ(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> bool:
-    """Whether the rewards that :func:`assign_credit` compares are not all equal. Costs alone teach nothing."""
-    rewards = _rewards(rollouts, credit)
-    return bool(_deviation([sum(of_requests) for of_requests in rewards if of_requests]))
-
-
-def _compared_reward(reward: float, calls: Sequence[LLMCall], truncated: Truncated, least: float) -> float:
-    """The reward that a rollout with these trained calls is compared with; ``least`` is the least of the run."""
-    return least if truncated == "zero" and any(call.truncated for call in calls) else reward
-
-
 def token_credit(trajectory: Trajectory, credits: Credits) -> tuple[list[int], list[float]]:
     """The loss mask and the weighted advantages of a trajectory, one for each of its ``response_ids``.
 
@@ -210,23 +195,25 @@ def token_credit(trajectory: Trajectory, credits: Credits) -> tuple[list[int], l
 
 def _steps(calls: Sequence[LLMCall]) -> list[int]:
     """The ordinal of the request of each call: the choices of one request are one step."""
-    steps: list[int] = []
-    for before, call in zip([None, *(call.choice for call in calls)], calls, strict=False):
-        steps.append((steps[-1] if steps else -1) + (not same_request(before, call.choice)))
-    return steps
+    choices = [call.choice for call in calls]
+    begins = [not same_request(before, choice) for before, choice in zip([None, *choices], choices, strict=False)]
+    return [begun - 1 for begun in accumulate(begins)]
 
 
 def _rewards(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> list[list[float]]:
     """The reward of each request of each rollout; empty without calls."""
     of_rollouts = []
     for reward, calls in rollouts:
-        rewards: dict[int, float] = {}
-        for step, call in zip(_steps(calls), calls, strict=True):
-            rewards[step] = (call.reward or 0.0) if credit == "turns" else 0.0
-        if rewards:
-            rewards[len(rewards) - 1] += reward
-        of_rollouts.append(list(rewards.values()))
+        # The reward of a request is that of its last choice.
+        emitted = {step: (call.reward or 0.0) for step, call in zip(_steps(calls), calls, strict=True)}
+        rewards = list(emitted.values()) if credit == "turns" else [0.0] * len(emitted)
+        of_rollouts.append([*rewards[:-1], rewards[-1] + reward] if rewards else [])
     return of_rollouts
+
+
+def _sums(rewards: Sequence[Sequence[float]]) -> list[float]:
+    """Of each rollout with calls."""
+    return [sum(of_requests) for of_requests in rewards if of_requests]
 
 
 def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cost: float) -> list[float]:

@@ -167,10 +167,6 @@ def _replies_truncated(lines: Sequence[Line]) -> str:
     )
 
 
-def _over_optimised(lines: Sequence[Line]) -> str:
-    return next(filter(None, (_validation_fell(lines, name) for name in ("validation", "validation_sampled"))), "")
-
-
 def _validation_fell(lines: Sequence[Line], name: str) -> str:
     """A warning if this line's validation is significantly below the best one, and the reward has risen since that."""
     last = lines[-1].get(name) or {}
@@ -234,7 +230,7 @@ _RULES = (
     _entropy_collapsed,
     _groups_equal,
     _replies_truncated,
-    _over_optimised,
+    lambda lines: _validation_fell(lines, "validation") or _validation_fell(lines, "validation_sampled"),
     _updates_skipped,
     _sampling_ignored,
     _answers_unchecked,

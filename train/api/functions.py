@@ -18,8 +18,6 @@ from groundwire.tools.errors import CommandError, named_layer
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
 
-__all__ = ["evaluate", "fit"]
-
 
 @named_layer("train")
 def fit(

@@ -24,8 +24,6 @@ from groundwire.train.job.trained_model import trained_model
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Accuracy", "Change", "EvaluationResult", "TrainingResult", "training_result"]
-
 _JSON_COLUMNS = ("task", "reward_components", "agent_steps", "turn_scores")
 
 

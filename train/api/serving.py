@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError, named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine
-
-__all__ = ["ServedModel", "serve"]
 
 _MAX_MODEL_LEN = 4096
 
@@ -41,9 +38,7 @@ class ServedModel:
     def __enter__(self) -> ServedModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -114,15 +109,9 @@ def serve(
         )
     length = fitting_length(model, max_model_len or _MAX_MODEL_LEN)
     engine = LocalEngine(model.to(device), tokenizer, max_model_len=length)
-    server = PolicyServer(
-        engine,
-        host=host,
-        port=port,
-        model_name=served_model_name or folder.name,
-        any_model=served_model_name is None,
-        tool_format=tool_format,
-        token=token,
-    )
+    name, any_model = served_model_name or folder.name, served_model_name is None
+    address: dict[str, Any] = {"host": host, "port": port, "token": token}
+    server = PolicyServer(engine, **address, model_name=name, any_model=any_model, tool_format=tool_format)
     loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
     loop.start()
     try:

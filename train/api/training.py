@@ -140,7 +140,7 @@ def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
 
 def _stored_config(job: Job) -> dict[str, Any]:
     objects, endpoint = job.objects.names(), job.endpoint
-    others = {"objects": objects} if objects else {}
+    others: dict[str, Any] = {"objects": objects} if objects else {}
     others |= {"base_url": endpoint.base_url} if endpoint else {}
     return {**job.config.to_dict(), "parts": parts_of(job), **others}
 

@@ -89,10 +89,12 @@ def check_packages() -> Iterator[Check]:
             yield Check("failure", f"opentelemetry-sdk {tracing} loses the spans of agentlightning", remedy)
     if installed_version("verl") is not None:
         return  # compared with verl's set
-    known = VERSION_SETS["laptop"]
-    installed = {name: installed_version(name) for name in known}
-    others = [f"{name} {installed[name] or 'missing'} ({good})" for name, good in known.items() if _differs(name, good)]
-    text = f"other versions than in requirements/train.txt: {', '.join(others)}" if others else "as tested together"
+    others = ", ".join(
+        f"{name} {installed_version(name) or 'missing'} ({good})"
+        for name, good in VERSION_SETS["laptop"].items()
+        if _differs(name, good)
+    )
+    text = f"other versions than in requirements/train.txt: {others}" if others else "as tested together"
     yield Check("ok", f"packages: {text}")
 
 
@@ -138,12 +140,12 @@ def _check_versions(missing: list[str], bad: str) -> Iterator[Check]:
 
 def check_imports(level: str) -> Iterator[Check]:
     """Import the packages of ``--trainer verl`` that are installed, each in a process of its own: some end with it."""
-    found = [name for name in _IMPORTED if importlib.util.find_spec(name) is not None]
     programs = {
         name: subprocess.Popen(  # noqa: S603 (our own interpreter)
             [sys.executable, "-c", f"import {name}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        for name in found
+        for name in _IMPORTED
+        if importlib.util.find_spec(name) is not None
     }
     for name, program in programs.items():
         try:
@@ -153,12 +155,9 @@ def check_imports(level: str) -> Iterator[Check]:
             program.communicate()
             yield Check(level, f"import {name} takes more than {_IMPORT_S:g} s")
             continue
-        if program.returncode:
-            lines = [line.strip() for line in errors.splitlines() if line.strip()]
-            reason = lines[-1] if lines else f"the process ended with {program.returncode}"
-            yield Check(level, f"import {name} fails: {reason}", INSTALL)
-        else:
-            yield Check("ok", f"import {name}")
+        last = errors.strip().rpartition("\n")[2].strip() or f"the process ended with {program.returncode}"
+        failed = Check(level, f"import {name} fails: {last}", INSTALL)
+        yield failed if program.returncode else Check("ok", f"import {name}")
 
 
 def cuda_devices() -> tuple[bool, str]:
@@ -183,10 +182,8 @@ def check_gpus() -> Iterator[Check]:
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
         gpus = [(driver, name, float(total) / 1024, float(free) / 1024) for driver, name, total, free in rows]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = getattr(error, "stdout", None) or getattr(error, "stderr", None) or str(error)
-        yield Check(
-            "warning", f"nvidia-smi fails: {str(said).strip()[:200]}", "install NVIDIA's driver again, or reboot"
-        )
+        said = str(getattr(error, "stdout", None) or getattr(error, "stderr", None) or error).strip()
+        yield Check("warning", f"nvidia-smi fails: {said[:200]}", "install NVIDIA's driver again, or reboot")
         return
     for index, (driver, name, total, free) in enumerate(gpus):
         yield Check("ok", f"GPU {index}: {name}, {free:.0f} of {total:.0f} GiB free, driver {driver}")
@@ -210,10 +207,10 @@ def check_shared_memory() -> Iterator[Check]:
         return
     usage = shutil.disk_usage(_SHARED_MEMORY)
     text = f"{_SHARED_MEMORY}: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
-    if usage.total < 1e9:
-        yield Check("warning", f"{text}, and Ray keeps its objects there", "in a container: docker run --shm-size=16g")
-    else:
-        yield Check("ok", text)
+    too_small = Check(
+        "warning", f"{text}, and Ray keeps its objects there", "in a container: docker run --shm-size=16g"
+    )
+    yield too_small if usage.total < 1e9 else Check("ok", text)
 
 
 def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
@@ -225,11 +222,10 @@ def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
         yield Check("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
         return
     free_gb = shutil.disk_usage(folder).free / 1e9
-    if free_gb >= wanted_gb:
-        yield Check("ok", f"{free_gb:.0f} GB free in {folder}")
-    else:
-        remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
-        yield Check("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
+    advice = (
+        "" if free_gb >= wanted_gb else f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
+    )
+    yield Check("warning" if advice else "ok", f"{free_gb:.0f} GB free in {folder}", advice)
     if not os.access(folder, os.W_OK):
         yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
 

@@ -47,12 +47,9 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the whole r
 def parse_judge(
     *, judge_model: str | None = None, judge_base_url: str | None = None, judge: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """The judge's settings that the three options give, by name, each checked alone.
-
-    Raises :class:`rewards.JudgeSettingsError` for an unknown name or a wrong value.
-    """
-    given: dict[str, Any] = {"model": judge_model, "base_url": judge_base_url}
-    given = {name: value for name, value in given.items() if value is not None}
+    """The judge's settings that the three options give, by name, each checked alone."""
+    options = (("model", judge_model), ("base_url", judge_base_url))
+    given: dict[str, Any] = {name: value for name, value in options if value is not None}
     for pair in judge or ():
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
@@ -67,14 +64,9 @@ def parse_judge(
 def get_reward(
     name: str, *, judge_model: str | None, judge_base_url: str | None, judge: Sequence[str] | None
 ) -> tuple[rewards.Reward, list[str]]:
-    """The reward, and notes about it for the user.
-
-    Raises :class:`groundwire.tools.plugins.UnknownNameError` or :class:`rewards.JudgeSettingsError`.
-    """
-    given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-    settings = JudgeSettings(**given)
-    notes = rewards.notes(name, judge=settings)
-    return rewards.get(name, judge=settings), notes
+    """The reward, and notes about it for the user."""
+    settings = JudgeSettings(**parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge))
+    return rewards.get(name, judge=settings), rewards.notes(name, judge=settings)
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -31,11 +31,7 @@ class PromptAdapter:
     """GEPA's own: the reflection model writes the prompts."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        *,
-        collect: Callable[[list[Rollout]], list[Rollout]],
-        journal: Journal,
+        self, config: RunConfig, *, collect: Callable[[list[Rollout]], list[Rollout]], journal: Journal
     ) -> None:
         self._config, self._collect, self._journal = config, collect, journal
 
@@ -44,22 +40,26 @@ class PromptAdapter:
 
         Raises :class:`RolloutsFailedError` if a rollout has no reward, twice, for no fault of the policy.
         """
-        keys = [digest(candidate, task["id"], self._config.seed) for task in batch]
-        wanted = {key: task for key, task in zip(keys, batch, strict=True) if self._journal.get(key) is None}
+        config, journal = self._config, self._journal.entries
+        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
+        tasks = {digest(candidate, task["id"], config.seed): task for task in batch}
         for _ in range(2):
-            left = {key: task for key, task in wanted.items() if self._journal.get(key) is None}
-            if not left:
+            if not (left := {key: task for key, task in tasks.items() if key not in journal}):
                 break
-            results = self._collect([self._request(task, candidate) for task in left.values()])
+            requests = [
+                Rollout(task=task, group=str(task["id"]), step=1, sampling=sampling, prompts=candidate)
+                for task in left.values()
+            ]
+            results = self._collect(requests)
             for key, result in zip(left, results, strict=True):
                 if result.outcome.reward is not None:
                     self._journal.add(key, _entry(result))
-        if failed := [key for key in wanted if self._journal.get(key) is None]:
+        if failed := tasks.keys() - journal.keys():
             last = next(result.outcome for result in reversed(results) if result.outcome.reward is None)
             raise RolloutsFailedError(
                 f"{len(failed)} of {len(batch)} rollouts have no reward ({last.status}: {last.message[:300]})"
             )
-        entries = [self._journal.get(key) or {} for key in keys]
+        entries = [journal[digest(candidate, task["id"], config.seed)] for task in batch]
         return EvaluationBatch(
             outputs=[entry["answer"] for entry in entries],
             scores=[float(entry["reward"]) for entry in entries],
@@ -81,11 +81,6 @@ class PromptAdapter:
         ]
         return {name: records for name in components_to_update}
 
-    def _request(self, task: Task, prompts: Prompts) -> Rollout:
-        config = self._config
-        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
-        return Rollout(task=task, group=str(task["id"]), step=1, sampling=sampling, prompts=prompts)
-
 
 def _entry(result: Rollout) -> dict[str, Any]:
     outcome = result.outcome
@@ -103,16 +98,13 @@ def _entry(result: Rollout) -> dict[str, Any]:
 
 def _steps(result: Rollout) -> list[str]:
     """The agent's steps as text; those of an agent that reports none are its calls."""
-    if result.outcome.steps:
-        shown = [
-            f"{step['agent']} ({step['kind']}{'' if step['ok'] else ', failed'})\n{step['input']}\n=> {step['output']}"
-            for step in result.outcome.steps
-        ]
-    else:
-        shown = [
-            f"{call.agent or 'agent'} (llm)\n{_text(call.messages[-1:])}\n=> {_text([call.reply])}"
-            for call in result.trainable_calls
-        ]
+    shown = [
+        f"{step['agent']} ({step['kind']}{'' if step['ok'] else ', failed'})\n{step['input']}\n=> {step['output']}"
+        for step in result.outcome.steps
+    ] or [
+        f"{call.agent or 'agent'} (llm)\n{_text(call.messages[-1:])}\n=> {_text([call.reply])}"
+        for call in result.trainable_calls
+    ]
     return [text[:_MAX_CHARS] for text in shown[:_MAX_STEPS]]
 
 
@@ -140,29 +132,22 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, dict[str, Any]] = {}
+        """By their keys."""
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
-                self._entries[entry.pop("key")] = entry
+                self.entries[entry.pop("key")] = entry
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue
         if text and not text.endswith("\n"):
             self._write("\n")
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The entry of a key."""
-        return self._entries.get(key)
-
-    def add(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Write an entry, without secrets, and return it."""
-        masked = self._entries[key] = masked_values(entry)
-        self._write(json.dumps({"key": key, **masked}, ensure_ascii=False) + "\n")
-        return masked
+    def add(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Write an entry, without secrets."""
+        self.entries[key] = masked_values(entry)
+        self._write(json.dumps({"key": key, **self.entries[key]}, ensure_ascii=False) + "\n")
 
     def _write(self, text: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -55,67 +56,42 @@ class ReflectionModel:
         name = digest(messages)
         self._asked[name] += 1  # the same question again is another sample
         key = f"{name}-{self._asked[name]}"
-        entry = self._journal.get(key)
-        if entry is None:
+        if key not in self._journal.entries:
             try:
                 reply = self._ask(messages)
             except ReflectionError as error:
                 self.error = error
                 raise
-            entry = self._journal.add(key, {"messages": messages, "reply": reply})
-        return str(entry["reply"])
+            self._journal.add(key, {"messages": messages, "reply": reply})
+        return str(self._journal.entries[key]["reply"])
 
 
 def ask_model(config: RunConfig) -> Callable[[list[dict[str, Any]]], str]:
     """The function that asks the run's reflection model."""
-    model, at, address = str(config.reflection_model).partition("@http")
-    return _endpoint(model, f"http{address}") if at else _litellm(config)
-
-
-def _endpoint(model: str, base_url: str) -> Callable[[list[dict[str, Any]]], str]:
-    import httpx
-
-    url = f"{base_url.rstrip('/')}/chat/completions"
-    name = f"the reflection model {model} at {base_url}"
-
-    def ask(messages: list[dict[str, Any]]) -> str:
-        body = {"model": model, "messages": messages, "max_tokens": _MAX_TOKENS}
-        headers = {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY') or 'none'}"}
-        try:
-            reply = httpx.post(url, json=body, headers=headers, timeout=_TIMEOUT_S)
-        except httpx.HTTPError as error:
-            raise ReflectionError(f"{name} cannot be reached: {error or type(error).__name__}") from error
-        if not reply.is_success:
-            raise ReflectionError(f"{name} answered {reply.status_code}: {mask_secrets(reply.text)[:500]}")
-        try:
-            return str(reply.json()["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError) as error:
-            raise ReflectionError(f"{name} sent no chat completion: {mask_secrets(reply.text)[:200]}") from error
-
-    return ask
-
-
-def _litellm(config: RunConfig) -> Callable[[list[dict[str, Any]]], str]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads a list of prices
-    import litellm
-
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own types
+        import litellm
     litellm.suppress_debug_info = True
+    model, at, address = str(config.reflection_model).partition("@http")
+    name = f"the reflection model {model} at http{address}" if at else f"the reflection model {model}"
+    place: dict[str, Any] = {"model": model}
+    if at:
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        place = {"model": f"openai/{model}", "api_base": f"http{address}", "api_key": key}
 
     def ask(messages: list[dict[str, Any]]) -> str:
         try:
             reply = litellm.completion(
-                model=config.reflection_model,
                 messages=messages,
                 max_tokens=_MAX_TOKENS,
                 timeout=_TIMEOUT_S,
                 num_retries=2,
                 drop_params=True,
+                **place,
             )
         except Exception as error:  # each provider has its own exceptions
-            message = mask_secrets(str(error))[:500]
-            raise ReflectionError(
-                f"the reflection model {config.reflection_model} cannot be asked: {message}"
-            ) from error
+            raise ReflectionError(f"{name} gives no reply: {mask_secrets(str(error))[:500]}") from error
         return str(reply.choices[0].message.content or "")
 
     return ask

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from gepa import GEPAResult, optimize
 
-from groundwire.domains import Task
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
@@ -58,7 +58,7 @@ class PromptTrainer:
         self._breakdowns, self._started = job.domain.breakdowns, time.monotonic()
         self._timer = StepTimer()
         self._runtime = runtime_of(job, run=run, timer=self._timer)
-        self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
+        self._counts, self._failures = Counter(rollouts=0, calls=0), Counter[str]()
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path)
 
     def train(self) -> dict[str, str]:
@@ -72,16 +72,14 @@ class PromptTrainer:
             best = dict(result.candidates[result.best_idx])
             run.write_json(PROMPTS, best)
             run.write_json("gepa.json", _front(result))
-            seconds = self._timer.split()
             step = len(run.metrics())  # 1, or more if the run goes on with a larger budget
             line = {
                 "step": step,
                 "reward": round(float(result.val_aggregate_scores[result.best_idx]), 4),
                 "candidates": len(result.candidates),
-                "rollouts": self._rollouts,
+                **self._counts,
                 "failures": dict(self._failures),
-                "calls": self._calls,
-                "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+                "seconds": {phase: round(value, 4) for phase, value in self._timer.split().items()},
             }
             self._write({**line, **self._validate(step, best)})
         return best
@@ -93,7 +91,8 @@ class PromptTrainer:
         others = [task for task in self.data.train if task["id"] not in chosen] or pareto
         adapter: Any = PromptAdapter(config, collect=self._collect, journal=Journal(run.path / "rollouts.jsonl"))
         reflection = ReflectionModel(ask_model(config), Journal(run.path / "reflections.jsonl"))
-        with (run.path / "gepa.log").open("a", encoding="utf-8") as log:
+        with (run.path / "gepa.log").open("a", encoding="utf-8") as file:
+            logger: Any = SimpleNamespace(log=lambda line: print(mask_secrets(str(line)), file=file, flush=True))
             result: GEPAResult[str, int] = optimize(
                 seed_candidate=self._seed,
                 trainset=others,
@@ -105,7 +104,7 @@ class PromptTrainer:
                 max_metric_calls=config.prompt_budget,
                 seed=config.seed,
                 stop_callbacks=lambda state: reflection.error is not None,
-                logger=_Log(log),
+                logger=logger,
                 track_best_outputs=False,
                 raise_on_exception=True,
             )
@@ -114,27 +113,23 @@ class PromptTrainer:
         return result
 
     def _collect(self, requests: list[Rollout]) -> list[Rollout]:
-        self.callback.on_phase_start("prompts", len(requests))
-        results = self._run(requests)
-        self._rollouts += len(results)
+        results = self._run("prompts", requests)
+        self._counts.update(rollouts=len(results), calls=sum(len(result.trainable_calls) for result in results))
         self._failures.update(result.outcome.status for result in results if not result.succeeded)
-        self._calls += sum(len(result.trainable_calls) for result in results)
         self.run.write_rollouts(1, results, append=True)
         self._rollout_notes.show(results)
         return results
 
-    def _run(self, requests: list[Rollout]) -> list[Rollout]:
+    def _run(self, name: str, requests: list[Rollout]) -> list[Rollout]:
+        self.callback.on_phase_start(name, len(requests))
         deadline_s = validation_deadline_s(self.config, len(requests))
         return self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
     def _validate(self, step: int, prompts: dict[str, str]) -> dict[str, Any]:
         config, temperature = self.config, self.config.val_temperature
-        tasks: list[Task] = choose_tasks(self.data.validation, config.val_tasks)
-        requests = [
-            replace(request, prompts=prompts) for request in validation_requests(tasks, config, temperature, step=step)
-        ]
-        self.callback.on_phase_start("validation", len(requests))
-        results = self._run(requests)
+        tasks = choose_tasks(self.data.validation, config.val_tasks)
+        requests = validation_requests(tasks, config, temperature, step=step)
+        results = self._run("validation", [replace(request, prompts=prompts) for request in requests])
         self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
         if reason := nothing_judged(results) or mostly_unscored(results):
             raise RolloutsFailedError(reason)
@@ -148,18 +143,6 @@ class PromptTrainer:
         self.run.append_metrics(line)
         self._log(line)
         self.callback.on_step_end(line)
-
-
-class _Log:
-    """GEPA's log, in a file, without secrets."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def log(self, message: str) -> None:
-        """Write a line."""
-        self._file.write(f"{mask_secrets(str(message))}\n")
-        self._file.flush()
 
 
 def _front(result: GEPAResult[str, int]) -> dict[str, Any]:

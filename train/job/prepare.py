@@ -227,8 +227,9 @@ def resolve_path(value: str | None, name: str = "") -> str | None:
 
     The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
-    is_name = value is None or value in (domains.names() if name == "domain" else NAMES)
-    if is_name or not (is_file(value) if name == "domain" else Path(value).exists()):
+    if value is None or value in (domains.names() if name == "domain" else NAMES):
+        return value
+    if not (is_file(value) if name == "domain" else Path(value).exists()):
         return value
     return str(Path(value).resolve())
 

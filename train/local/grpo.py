@@ -10,8 +10,10 @@ import logging
 import math
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -184,12 +186,15 @@ class GRPO:
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
-        state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
-        state |= {
+        trained = adapters(self.model)
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+            "random": self._random.getstate(),
             "steps": self.steps,
             "rates": (self.config.learning_rate, self._learning_rate(max(0, self.steps - 1))),
+            **({"adapters": trained} if trained else {}),
         }
-        return state | ({"adapters": trained} if (trained := adapters(self.model)) else {})
 
     def load_state(self, state: dict[str, Any]) -> str:
         """Continue from a :meth:`state` that :func:`check_state` has checked. Says if its schedule was another one."""
@@ -208,13 +213,8 @@ class GRPO:
 
     def _learning_rate(self, step: int) -> float:
         config = self.config
-        rate = learning_rate(
-            step,
-            base=config.learning_rate * self._rate_scale,
-            schedule=config.lr_schedule,
-            warmup_steps=config.warmup_steps,
-            total_steps=config.total_steps,
-        )
+        shape = {"warmup_steps": config.warmup_steps, "total_steps": config.total_steps}
+        rate = learning_rate(step, base=config.learning_rate * self._rate_scale, schedule=config.lr_schedule, **shape)
         return min(config.learning_rate, rate)
 
     def _minibatch(
@@ -227,12 +227,11 @@ class GRPO:
         lengths = [sum(item.mask) for item in items]
         total = sum(lengths)
         # Weights are those of the whole minibatch, so the gradients of its passes add up to the gradient of its loss.
-        weights = self._token_weights(lengths[: len(trained)]) + [0.0] * len(others)
+        weigh = partial(token_weights, loss=self.config.loss, max_tokens=self.config.max_tokens)
+        weights = weigh(lengths[: len(trained)]) + [0.0] * len(others)
         weighted = [
-            WeightedItem(
-                trajectory=item.trajectory, mask=item.mask, advantages=item.advantages, weight=weight, penalty=penalty
-            )
-            for item, weight, penalty in zip(items, weights, self._token_weights(lengths), strict=True)
+            WeightedItem(**vars(item), weight=weight, penalty=penalty)
+            for item, weight, penalty in zip(items, weights, weigh(lengths), strict=True)
         ]
         measured, ratios = self._accumulate_within_memory(weighted, total)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
@@ -252,9 +251,6 @@ class GRPO:
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": norm}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
 
-    def _token_weights(self, lengths: Sequence[int]) -> list[float]:
-        return token_weights(lengths, self.config.loss, max_tokens=self.config.max_tokens)
-
     def _accumulate_within_memory(
         self, items: Sequence[WeightedItem], total: int
     ) -> tuple[dict[str, float], list[float]]:
@@ -270,28 +266,24 @@ class GRPO:
             # Here and not in the handler, because the error's traceback keeps the tensors.
             torch.cuda.empty_cache()
             self.config = replace(self.config, tokens_per_forward=tokens // 2)
-            _log.warning(
-                "an update of %d tokens a pass ran out of memory: going on with tokens_per_forward=%d",
-                tokens,
-                tokens // 2,
-            )
+            text = "an update of %d tokens a pass ran out of memory: going on with tokens_per_forward=%d"
+            _log.warning(text, tokens, tokens // 2)
 
     def _accumulate(self, items: Sequence[WeightedItem], total: int) -> tuple[dict[str, float], list[float]]:
         """Add up the gradient of a minibatch of ``total`` tokens; returns its metrics and the extreme ratios."""
         config = self.config
         rows = make_rows(items, branches=config.branches_per_row, tokens=config.tokens_per_forward)
-        measured: dict[str, float] = {}
-        ratios: list[float] = []
+        measured, ratios = defaultdict[str, float](float), list[float]()
         self.optimizer.zero_grad(set_to_none=False)
         for batch in forward_batches(rows, config.tokens_per_forward):
             tokens = self._evaluate(batch)
             loss, figures = self._loss(tokens)
             loss.backward()
             ratios += [figures.pop("ratio_min"), figures.pop("ratio_max")]
-            measured["loss"] = measured.get("loss", 0.0) + float(loss.detach())
+            measured["loss"] += float(loss.detach())
             # A mean over the minibatch's tokens, as if one pass had computed all of them.
             for name, value in figures.items():
-                measured[name] = measured.get(name, 0.0) + value * len(tokens.old) / total
+                measured[name] += value * len(tokens.old) / total
         return measured, ratios
 
     def _loss(self, tokens: _Tokens) -> tuple[Tensor, dict[str, float]]:
@@ -327,7 +319,6 @@ class GRPO:
         items = [item for row in rows for item in row.items]
         forbidden = None
         if any(call.grammar for item in items for call in item.trajectory.calls):
-            # The sampler's distribution: only tokens that the grammar allowed had a probability.
             forbidden = self._forbidden(items, len(packed.targets))
         logprobs, entropy = self._logprobs(self.model, packed, forbidden)
         reference = None
@@ -360,13 +351,14 @@ class GRPO:
             )
 
     def _forbidden(self, items: Sequence[WeightedItem], targets: int) -> Tensor:
-        """bool [M, vocabulary]: tokens that could not be sampled. An item's targets are the replies that it trains."""
+        """bool [M, vocabulary]: tokens that a grammar forbade, so the sampler gave them no probability."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
         forbidden = torch.zeros(targets, self.model.lm_head.out_features, dtype=torch.bool)
         start = 0
         for item in items:
             for call in item.trajectory.calls:
+                # An item's targets are the replies that it trains.
                 if not item.mask[len(call.prompt_ids) - len(item.trajectory.prompt_ids)]:
                     continue
                 end = start + len(call.response_ids)

@@ -36,11 +36,9 @@ _TOKENS = (1024, 65536)
 def plan_for_model(
     config: RunConfig, shape: Any, *, parameters: int, adapters: int, available: int, max_model_len: int
 ) -> MemoryPlan:
-    """The plan of a run on a GPU with ``available`` bytes.
+    """The plan of a run on a GPU with ``available`` bytes, or a :class:`ConfigError` if no pass fits.
 
     ``shape`` is a Hugging Face config. Only the ``adapters`` have gradients, if there are any.
-
-    Raises :class:`ConfigError` if not even the smallest pass fits.
     """
     update = GRPOConfig.from_settings(config)
     settings = {
@@ -113,10 +111,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
 
 
 def plan_run(config: RunConfig, available: int) -> MemoryPlan:
-    """:func:`plan_for_model` for a run with these settings; the model's weights are not loaded.
-
-    Raises also :class:`groundwire.train.policy.errors.UnsupportedModelError`, as the run does.
-    """
+    """:func:`plan_for_model` for a run with these settings; the model's weights are not loaded."""
     folder = find_model(config.model)
     try:
         model = empty_model(str(folder))

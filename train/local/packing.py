@@ -118,7 +118,6 @@ def forward_batches(rows: Sequence[Row[Item]], tokens: int, *, padded: bool = Tr
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix of ``a`` and ``b``."""
     length = min(len(a), len(b))
     return next((i for i in range(length) if a[i] != b[i]), length)
 

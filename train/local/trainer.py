@@ -27,11 +27,11 @@ from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_group
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.evaluation import ProgressCallback
+from groundwire.train.evaluation.evaluator import first_notes
 from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.notes import (
     FailedSteps,
     RolloutNotes,
-    agent_notes,
     failed_by_policy,
     lasting_failure,
     nothing_judged,
@@ -74,8 +74,7 @@ class LocalTrainer:
         self, job: Job, *, run: RunDir, callback: ProgressCallback, shutdown: GracefulShutdown | None = None
     ) -> None:
         config = job.config
-        self.config, self.data, self.run, self.callback = config, job.data, run, callback
-        self._breakdowns = job.domain.breakdowns
+        self._job, self.config, self.run, self.callback = job, config, run, callback
         self.shutdown = shutdown or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
@@ -101,7 +100,7 @@ class LocalTrainer:
             callback.on_note(note)
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
-        self._schedule = TaskSchedule.of(job.data.train, config, run, self._breakdowns)
+        self._schedule = TaskSchedule.of(job.data.train, config, run, job.domain.breakdowns)
         self._health = HealthRules(run.metrics())
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
@@ -110,14 +109,8 @@ class LocalTrainer:
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
-        self.engine = LocalEngine(
-            self.model,
-            self.tokenizer,
-            max_model_len=max_model_len,
-            max_batch=config.max_batch,
-            bf16=self.grpo.config.bf16,
-            timer=self.timer,
-        )
+        limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
+        self.engine = LocalEngine(self.model, self.tokenizer, **limits, bf16=self.grpo.config.bf16, timer=self.timer)
         self._update_engine(self.first_step)
         self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 
@@ -132,8 +125,11 @@ class LocalTrainer:
             lines = self.run.metrics()
             if not any(line["step"] == 0 for line in lines):
                 self._write_metrics({"step": 0, **self._validate(0)})
-            elif validation_missing(config, lines[-1]):
-                self._add_missing_validation(lines[-1])
+            elif validation_missing(config, line := lines[-1]):  # the run was interrupted between a step and it
+                complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
+                self.run.replace_last_metrics(complete)
+                self._show_metrics(complete)
+                self._keep_best(complete)
             for step in range(self.first_step + 1, config.steps + 1):
                 self._train_step(step)
 
@@ -205,9 +201,9 @@ class LocalTrainer:
             metrics = self.grpo.update(groups)
             self._update_engine(step)
         rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
-        silent = sum(result.made_no_call for result in results)
-        components = component_means(results)
-        line: dict[str, Any] = {
+        silent, components = sum(result.made_no_call for result in results), component_means(results)
+        seconds = self.timer.split()
+        return {
             "step": step,
             "reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
             **({"reward_components": components} if components else {}),
@@ -219,11 +215,9 @@ class LocalTrainer:
             "calls": sum(len(result.trainable_calls) for result in results),
             "tokens_generated": generated,
             **{name: round(value, 6) for name, value in metrics.items() if math.isfinite(value)},
+            "tokens_per_s": round(generated / max(1e-9, sum(seconds.values())), 1),
+            "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         }
-        seconds = self.timer.split()
-        line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
-        line["seconds"] = {phase: round(value, 4) for phase, value in seconds.items()}
-        return line
 
     def _training_items(self, results: Sequence[Rollout]) -> list[TrainingGroup]:
         return training_items(results, self.config, least=self.runtime.scores.least)
@@ -236,7 +230,7 @@ class LocalTrainer:
         """The validations that are due at ``step``, by their names in the metrics."""
         config = self.config
         count = config.val_tasks if step in (0, config.steps) else min(config.val_tasks or _SHORTER, _SHORTER)
-        tasks = choose_tasks(self.data.validation, count)
+        tasks = choose_tasks(self._job.data.validation, count)
         if step == 0 and (note := few_questions(len(tasks))):
             self.callback.on_note(note)
         validations: dict[str, Any] = {}
@@ -246,35 +240,24 @@ class LocalTrainer:
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
             self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
             if step == 0:
-                if not validations:
-                    served, view = self.runtime.model_name, self.runtime.view
-                    for note in agent_notes(results, served=served, view=view, model=config.model):
-                        self.callback.on_note(note)
+                for note in () if validations else first_notes(self._job, self.runtime, results):
+                    self.callback.on_note(note)
                 if reason := nothing_judged(results) or nothing_to_train(results):
                     raise RolloutsFailedError(reason)
             self._check_judged(results)
             self._rollout_notes.show(results)
             name = validation_name(temperature)
-            validations[name] = compute_accuracy(results, self._breakdowns)
+            validations[name] = compute_accuracy(results, self._job.domain.breakdowns)
             self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(results).items()}
         return validations
-
-    def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
-        """Complete the metrics of a run that was interrupted between a step and its validation."""
-        complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
-        self.run.replace_last_metrics(complete)
-        self._show_metrics(complete)
-        self._keep_best(complete)
 
     def _check_trainable(self, results: Sequence[Rollout]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
         self._check_judged(results)
         if reason := self._failed_steps.add(results):
             raise RolloutsFailedError(reason)
-        match = self.config.agent_match
-        reason = (
-            "" if failed_by_policy(results) else nothing_judged(results) or nothing_to_train(results, agent_match=match)
-        )
+        if not failed_by_policy(results):
+            reason = nothing_judged(results) or nothing_to_train(results, agent_match=self.config.agent_match)
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
@@ -366,5 +349,5 @@ class CheckpointWriter:
 
 
 def _is_worse(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether the mean of the questions that both judged is lower. Of equal policies the one trained longer is kept."""
+    """Whether the mean of the questions that both judged is lower: of equal policies the one trained longer is kept."""
     return sum(score - best[task] for task, score in scores.items() if task in best) < -_ROUNDING
