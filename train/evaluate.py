@@ -32,7 +32,15 @@ _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),
     *("Transitions", "Prompt length", "Response length"),
 )
-_SPEED_COLUMNS = ("Run", "GPUs", "Steps", "Hours", "Seconds per step", "Rollout", "Update")
+_SPEED_COLUMNS = {
+    "GPUs": ("gpus", "{}"),
+    "Steps": ("steps", "{}"),
+    "Hours": ("hours", "{:.2f}"),
+    "Seconds per step": ("seconds_per_step", "{:.1f}"),
+    "Rollout": ("rollout_share", "{:.1%}"),
+    "Update": ("update_share", "{:.1%}"),
+}
+"""The columns after the run's name, with their keys in :func:`.run_reader.read_speed`, and formats."""
 _TOKEN_COUNT_NOTES = {
     "usage": "The endpoint sent no token ids: lengths are its own counts.",
     "both": "Some replies came without token ids: their lengths are the endpoint's own counts.",
@@ -119,11 +127,10 @@ def _evaluate(
     setup_logging()
     run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
     breakdowns = job.domain.breakdowns
-    texts = {
-        name: f"{table([entry], name)}\n\n{details(entry['after'], name, breakdowns)}" for name in ("markdown", "text")
-    }
-    (run.path / "table.md").write_text(f"{texts['markdown']}\n", encoding="utf-8")
-    (run.path / "table.txt").write_text(f"{texts['text']}\n", encoding="utf-8")
+    texts = {}
+    for name, file in (("markdown", "table.md"), ("text", "table.txt")):
+        texts[name] = f"{table([entry], name)}\n\n{details(entry['after'], name, breakdowns)}"
+        (run.path / file).write_text(f"{texts[name]}\n", encoding="utf-8")
     return texts.get(form) or table([entry], form)
 
 
@@ -136,8 +143,12 @@ def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
 
 def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """One row per training run: its GPUs, its time, and the shares of rollouts and updates; empty without one."""
-    rows = [_speed_cells(entry["run"], entry["speed"]) for entry in entries if entry["speed"]]
-    return _format_table(_SPEED_COLUMNS, rows, form) if rows else ""
+    rows = []
+    for run, speed in ((entry["run"], entry["speed"]) for entry in entries if entry["speed"]):
+        figures = [(speed[key], text) for key, text in _SPEED_COLUMNS.values()]
+        cells = ["-" if figure is None else text.format(figure) for figure, text in figures]
+        rows.append([run, *(cell.replace("%", " %") for cell in cells)])
+    return _format_table(["Run", *_SPEED_COLUMNS], rows, form) if rows else ""
 
 
 def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
@@ -238,20 +249,8 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _speed_cells(run: str, speed: Mapping[str, Any]) -> list[str]:
-    """A row under :data:`_SPEED_COLUMNS`."""
-    return [
-        run,
-        "-" if speed["gpus"] is None else str(speed["gpus"]),
-        str(speed["steps"]),
-        f"{speed['hours']:.2f}",
-        f"{speed['seconds_per_step']:.1f}",
-        *(_percent(speed[name], " %") for name in ("rollout_share", "update_share")),
-    ]
-
-
-def _percent(share: float | None, unit: str = "") -> str:
-    return "-" if share is None else f"{100 * share:.1f}{unit}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any], name: str) -> str:

@@ -5,7 +5,7 @@ Heavy packages are imported after the arguments are checked, so that ``--help`` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,6 @@ from groundwire.train.api.training import format_config, make_job, nothing_left,
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
 from groundwire.train.evaluation.run_reader import untrained
-from groundwire.train.job.job import Job
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -83,21 +79,17 @@ def main(
             return
         setup_logging(debug)
         if dev:
-            _dev(job, shown)
+            results = run_dev(job, shown)
+            from groundwire.train.cli.rollout_view import show_rollouts
+            from groundwire.train.evaluation.notes import never_called
+
+            show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
+            if reason := never_called(results):
+                shown.print(f"note: {reason}", markup=False)
         elif run is not None and (message := nothing_left(job, run)):
             shown.print(message)
         elif untrained(train(job, run, shown).metrics()):
             raise typer.Exit(1)
-
-
-def _dev(job: Job, shown: Console) -> None:
-    results = run_dev(job, shown)
-    from groundwire.train.cli.rollout_view import show_rollouts
-    from groundwire.train.evaluation.notes import never_called
-
-    show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
-    if reason := never_called(results):
-        shown.print(f"note: {reason}", markup=False)
 
 
 if __name__ == "__main__":

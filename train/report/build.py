@@ -267,11 +267,7 @@ def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
         "seconds": round(rollout.seconds, 2),
         "judged_field": outcome.judged_field,
         "turns": [
-            {
-                **{name: step[name] for name in ("agent", "kind", "ok")},
-                "input": _shorten(step["input"]),
-                "output": _shorten(step["output"]),
-            }
+            {**step, "input": _shorten(step["input"]), "output": _shorten(step["output"])}
             for step in outcome.steps[:MAX_TURNS]
         ],
     }
