@@ -89,8 +89,9 @@ def main(
         unfit = _unfit_reason(result, allow)
         if json_file is not None:
             told = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
-            told |= {"share_with_findings": round(result.share_with_findings, 4), "without_variants": alone}
-            write_json(json_file, {**told, "tasks_by_finding": result.tasks_by_finding, **asdict(result)})
+            share = round(result.share_with_findings, 4)
+            figures = {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
+            write_json(json_file, {**told, **figures, "without_variants": alone, **asdict(result)})
         listed = [_write_suspects(suspects_file, chosen, tasks, rollouts)] if suspects_file is not None else []
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]

@@ -218,11 +218,11 @@ def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:
 
 def _check_endpoint(url: str) -> Iterator[Check]:
     """Training needs the token ids of prompt and reply, and a logprob for each token of the reply."""
-    from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
+    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 
     try:
         probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_ENDPOINT_S)
-    except EndpointUnusableError as error:
+    except ConfigError as error:
         yield Check("failure", str(error), "start the server, or correct --endpoint")
         return
     if probe.sends_ids:

@@ -26,8 +26,9 @@ from groundwire.tools.errors import UserError, exit_on_user_error
 from groundwire.tools.secrets import mask_secrets, masked_values, register_secret
 from groundwire.tools.startup import setup_logging
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluate import app
-from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
+from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 from groundwire.train.report.build import build
 from groundwire.train.store.__main__ import app as store_app
 from groundwire.train.store.memory import MemoryStore
@@ -235,7 +236,7 @@ def test_no_secret_of_an_evaluation_is_printed_or_stored(endpoint: str, tmp_path
 
 def test_an_endpoint_that_repeats_the_key_is_quoted_without_it(endpoint: str) -> None:
     _Echo.asked.append("big")
-    with pytest.raises(EndpointUnusableError, match=r"answered 401: x{480} no key \*\*\*") as caught:
+    with pytest.raises(ConfigError, match=r"answered 401: x{480} no key \*\*\*") as caught:
         probe_endpoint(endpoint, model="big", api_key=KEY, sampling={})
     assert KEY not in str(caught.value)
 

@@ -208,10 +208,6 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
 
-    def replace_last_metrics(self, line: Mapping[str, Any]) -> None:
-        """Replace the last line of ``metrics.jsonl``, which lacked its validation."""
-        self.write_metrics([*self.metrics()[:-1], line])
-
     def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write ``metrics.jsonl`` anew. Raises ``ValueError`` for a key that is not declared."""
         for line in lines:

@@ -101,7 +101,7 @@ def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | 
 def upstream_of(job: Job) -> Upstream | None:
     """The policy at the job's endpoint, which is asked first what it accepts; None without one.
 
-    Raises :class:`groundwire.train.evaluation.probe_endpoint.EndpointUnusableError`.
+    Raises :class:`groundwire.train.config.errors.ConfigError`.
     """
     if job.endpoint is None:
         return None

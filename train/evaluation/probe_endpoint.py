@@ -17,10 +17,6 @@ from groundwire.train.config.errors import ConfigError
 _REFUSED = (400, 422)
 
 
-class EndpointUnusableError(ConfigError):
-    """The endpoint does not answer a chat completion; the message quotes its error."""
-
-
 class EndpointProbe(NamedTuple):
     """``accepts_ids``: the request for token ids is not refused. ``sends_ids``: they come, with their logprobs."""
 
@@ -38,10 +34,10 @@ def probe_endpoint(
 ) -> EndpointProbe:
     """Request one chat completion of ``model`` (default: the endpoint's first) with ``sampling``.
 
-    Raises :class:`EndpointUnusableError`.
+    Raises :class:`ConfigError`, which quotes the endpoint's own error, if there is no answer.
     """
     if has_credentials(base_url):
-        raise EndpointUnusableError(
+        raise ConfigError(
             "the endpoint's base URL has a user, a password or a query: leave it out, and put the key into "
             "OPENAI_API_KEY or the variable of --api-key-env"
         )
@@ -62,11 +58,11 @@ def probe_endpoint(
             sends_ids = bool(reply.get("prompt_token_ids") and ids and logprobs and len(ids) == len(logprobs))
             return EndpointProbe(accepts_ids=accepts_ids, sends_ids=sends_ids)
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise EndpointUnusableError(
+        raise ConfigError(
             f"{base} does not answer as an OpenAI endpoint ({error}): start the server, or correct the address"
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise EndpointUnusableError(
+        raise ConfigError(
             f"{base} does not answer as an OpenAI endpoint: {error!r}; its base URL usually ends in /v1"
         ) from error
 
@@ -81,4 +77,4 @@ def _checked(response: httpx.Response, base: str) -> Any:
         message = " ".join(mask_secrets(response.text).split())[:200] or response.reason_phrase
         if "html" in response.headers.get("Content-Type", ""):  # the text of a web page does not help
             message = f"{response.reason_phrase}; its base URL usually ends in /v1"
-    raise EndpointUnusableError(f"{base} answered {response.status_code}: {message}")
+    raise ConfigError(f"{base} answered {response.status_code}: {message}")

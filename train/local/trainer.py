@@ -127,7 +127,7 @@ class LocalTrainer:
                 self._write_metrics({"step": 0, **self._validate(0)})
             elif validation_missing(config, line := lines[-1]):  # the run was interrupted between a step and it
                 complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
-                self.run.replace_last_metrics(complete)
+                self.run.write_metrics([*self.run.metrics()[:-1], complete])
                 self._show_metrics(complete)
                 self._keep_best(complete)
             for step in range(self.first_step + 1, config.steps + 1):

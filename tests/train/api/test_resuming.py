@@ -103,7 +103,9 @@ def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: boo
 def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
     assert not _finished(run, config_for_resume(run, NOTHING))
-    run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": VALIDATED, "validation_sampled": VALIDATED})
+    run.write_metrics(
+        [*run.metrics()[:-1], {"step": 2, "reward": 0.5, "validation": VALIDATED, "validation_sampled": VALIDATED}]
+    )
     assert _finished(run, config_for_resume(run, NOTHING))
 
 

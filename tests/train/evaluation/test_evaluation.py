@@ -22,12 +22,13 @@ from groundwire.domains.text_to_sql.predictions import NO_ANSWER, gold_lines, on
 from groundwire.train.algorithms.statistics import bounded_interval, mcnemar
 from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app, comparison, details, speed_table, table
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compare, compute_metrics, scores_by_question
-from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
+from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 from groundwire.train.evaluation.run_reader import read_speed
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
@@ -520,5 +521,5 @@ def test_a_wrong_key_quotes_the_endpoints_error(endpoint: str, tmp_path: Path) -
 
 
 def test_a_web_page_in_place_of_an_endpoint_is_one_line(endpoint: str) -> None:
-    with pytest.raises(EndpointUnusableError, match=r"answered 404: Not Found; its base URL usually ends in /v1$"):
+    with pytest.raises(ConfigError, match=r"answered 404: Not Found; its base URL usually ends in /v1$"):
         probe_endpoint(endpoint.removesuffix("/v1"), sampling={})
