@@ -12,7 +12,7 @@ gold cannot judge an answer are left out as for Spider, and each broken gold is 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +68,8 @@ class SqliteDomain(SqlDomain):
                 raise DataError(f"{folder} has no {name} question whose gold can judge an answer: {reason}")
         for line in broken[:_SENTENCES]:
             _log.warning("%s", line)
-        if len(broken) > _SENTENCES:
-            _log.warning(
-                "%d more golds cannot judge an answer; groundwire prepare lists them", len(broken) - _SENTENCES
-            )
+        if (more := len(broken) - _SENTENCES) > 0:
+            _log.warning("%d more golds cannot judge an answer; groundwire prepare lists them", more)
         return train, validation, left_out
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
@@ -93,12 +91,11 @@ domain = SqliteDomain()
 
 @dataclass(frozen=True)
 class DatabaseFile:
-    """A SQLite file, and a name that no other of the folder has."""
+    """A SQLite file, a name that no other of the folder has, and its path in the folder."""
 
     db_id: str
     path: str
     place: str
-    """Its path in the folder."""
 
 
 class DatabaseFolder:
@@ -110,13 +107,13 @@ class DatabaseFolder:
         if not files:
             raise DataError(f"{folder} has no SQLite file ({', '.join(SUFFIXES)}); add the databases.")
         stems = Counter(path.stem for path in files)
-        self._by_name: dict[str, list[DatabaseFile]] = {}
+        self._by_name = defaultdict[str, list[DatabaseFile]](list)
         for path in files:
             place = path.relative_to(folder)
             unique = path.stem if stems[path.stem] == 1 else "-".join(place.parts)
             database = DatabaseFile(unique, str(path.resolve()), place.as_posix())
             for name in {database.place, path.name, path.stem}:
-                self._by_name.setdefault(name, []).append(database)
+                self._by_name[name].append(database)
         self.all = list({file.path: file for files in self._by_name.values() for file in files}.values())
 
     def find(self, name: str | None, where: str) -> DatabaseFile:
@@ -128,18 +125,14 @@ class DatabaseFolder:
             if len(self.all) > 1:
                 raise DataError(f"{where} names no database, and there are {len(self.all)}; add the column database.")
             return self.all[0]
-        matches = self._by_name.get(name, [])
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
+        matches, called = self._by_name.get(name, []), shorten_repr(name)
+        if not matches:
+            names = first_names(database.db_id for database in self.all)
+            raise DataError(f"{where}: {self._folder} has no database {called}; it has {names}.")
+        if len(matches) > 1:
             paths = " and ".join(database.place for database in matches)
-            raise DataError(
-                f"{where}: {len(matches)} databases are called {shorten_repr(name)} ({paths}); give its path."
-            )
-        raise DataError(
-            f"{where}: {self._folder} has no database {shorten_repr(name)}; it has "
-            f"{first_names(database.db_id for database in self.all)}."
-        )
+            raise DataError(f"{where}: {len(matches)} databases are called {called} ({paths}); give its path.")
+        return matches[0]
 
 
 def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -153,32 +146,24 @@ def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]
     for file, split in _find_files(folder):
         rows = read_tasks(file, text_columns=("question",))
         query_column = _query_column(file, rows)
-        database_column = next((name for name in _DATABASE if any(row.get(name) for row in rows)), None)
+        database_column = next((name for name in _DATABASE if any(row.get(name) for row in rows)), _DATABASE[0])
         for number, row in enumerate(rows):
             where = f"{file.relative_to(folder)}, row {number}"
-            query = row.get(query_column)
+            query, name, part = row.get(query_column), row.get(database_column), split or row.get("split")
+            for column, value in {database_column: name, "split": part}.items():
+                if not isinstance(value or "", str):
+                    raise DataError(f"{folder}: {where}: {column} is {shorten_repr(value)}, not text; repair the row.")
             if not isinstance(query, str) or not query.strip():
                 raise DataError(
                     f"{folder}: {where}: {query_column} is {shorten_repr(query)}, not SQL; remove or repair the row."
                 )
-            name = row.get(database_column) if database_column else None
-            if not isinstance(name or "", str):
-                raise DataError(
-                    f"{folder}: {where}: {database_column} is {shorten_repr(name)}, not text; repair the row."
-                )
             database = databases.find(name, f"{folder}: {where}")
             task: dict[str, Any] = {
                 **{name: value for name, value in row.items() if name not in used and isinstance(value, _PLAIN)},
-                "db_id": database.db_id,
-                "query": query,
-                "db_path": database.path,
+                **{"db_id": database.db_id, "query": query, "db_path": database.path},
                 "hardness": row.get("hardness") or hardness(query),
             }
-            if name := split or row.get("split"):
-                if not isinstance(name, str):
-                    raise DataError(f"{folder}: {where}: split is {shorten_repr(name)}, not text; repair the row.")
-                task["split"] = SPLIT_NAMES.get(name, name)
-            tasks.append(task)
+            tasks.append(task | ({"split": SPLIT_NAMES.get(part, part)} if part else {}))
             places[task["id"]] = where
     check_unique_ids(tasks, folder)
     check_databases(sorted({task["db_path"] for task in tasks}))

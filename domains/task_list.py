@@ -66,12 +66,9 @@ def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) 
     validation tasks with questions of ``tasks``, unless ``allow_shared``.
     """
     rows, source = _read(tasks, "tasks")
-    check_unique_ids(rows, source)
     if isinstance(validation, float | int) and not isinstance(validation, bool):
         return TaskList(rows, float(validation), source=source)
-    validation_rows, validation_source = _read(validation, "validation")
-    check_unique_ids(validation_rows, validation_source)
-    return TaskList(rows, validation_rows, source=source, allow_shared=allow_shared)
+    return TaskList(rows, _read(validation, "validation")[0], source=source, allow_shared=allow_shared)
 
 
 def is_file(name: str | Path) -> bool:
@@ -86,9 +83,12 @@ def _read(tasks: Any, name: str) -> tuple[list[Task], str]:
         if not file.is_file():
             problem = "is not a file" if file.exists() else "does not exist"
             raise DataError(f"{file} {problem}: give the tasks as a list, a data frame, or a file of them")
-        rows = read_tasks(file, **_TEXTS)
-        return [_with_database_beside(row, file.parent) for row in rows], valid_text(str(file))
-    return list(check_rows(_rows(tasks, name), source=name, name=name, **_TEXTS)), name
+        name = valid_text(str(file))
+        rows = [_with_database_beside(row, file.parent) for row in read_tasks(file, **_TEXTS)]
+    else:
+        rows = check_rows(_rows(tasks, name), source=name, name=name, **_TEXTS)
+    check_unique_ids(rows, name)
+    return list(rows), name
 
 
 def _rows(tasks: Any, name: str) -> list[Any]:

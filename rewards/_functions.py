@@ -19,18 +19,12 @@ _ANSWERS = (
     *("completion", "solution_str", "prediction", "response", "generation", "pred", "y_pred", "predicted", "generated"),
     *("hypothesis", "candidate", "reply", "model_output", "answer", "output", "outputs", "result", "text"),
 )
+_QUESTIONS = ("prompt", "prompts", "query", "input", "problem")
 VALUES = (
     Value("answer", "the answer", "text", (*_BATCHES, *_ANSWERS), batches=_BATCHES),
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "doc", "record", "inputs")),
     Value("steps", "the agent's steps", "list", ("steps",)),
-    Value(
-        "question",
-        "the question",
-        "text",
-        ("question",),
-        ("prompt", "prompts", "query", "input", "problem"),
-        batches=("prompts",),
-    ),
+    Value("question", "the question", "text", ("question",), _QUESTIONS, batches=("prompts",)),
 )
 """What the parameters of a reward may mean. ``answer`` is the column of this name where another one is the answer."""
 

@@ -7,7 +7,6 @@ is paid. What is published, and validation, counts the database alone.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from groundwire.rewards._types import METRIC, RewardError, judges_sql
+from groundwire.rewards._types import METRIC, RewardError, declared, judges_sql
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep
 
@@ -153,8 +152,7 @@ def judged_on_variants(function: F) -> F:
 
 def has_variants(reward: Any) -> bool:
     """Whether ``reward``, or a term of it, is :func:`judged_on_variants`."""
-    inner = inspect.unwrap(reward)
-    return any(getattr(candidate, _VARIANTS, False) for candidate in (reward, inner, getattr(inner, "func", None)))
+    return bool(declared(reward, _VARIANTS, False))
 
 
 def executed(steps: Sequence[AgentStep]) -> bool:

@@ -46,7 +46,7 @@ def judges_sql(function: F) -> F:
 
 def answers_of(reward: Any) -> AnswerKind | None:
     """The kind of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
-    return KINDS.get(_declared(reward, "form", None))
+    return KINDS.get(declared(reward, "form", None))
 
 
 def declared_range(reward: Any) -> tuple[float, float]:
@@ -54,7 +54,7 @@ def declared_range(reward: Any) -> tuple[float, float]:
 
     Raises :class:`UnusableRewardError` if it is not a pair of finite numbers.
     """
-    given = _declared(reward, "reward_range", (0.0, 1.0))
+    given = declared(reward, "reward_range", (0.0, 1.0))
     try:
         least, greatest = map(float, given)
     except (TypeError, ValueError):
@@ -66,7 +66,7 @@ def declared_range(reward: Any) -> tuple[float, float]:
     return least, greatest
 
 
-def _declared(reward: Any, name: str, default: Any) -> Any:
+def declared(reward: Any, name: str, default: Any) -> Any:
     """An attribute of a reward, or of the function that it wraps or gives a judge to."""
     while reward is not None and not hasattr(reward, name):
         reward = getattr(reward, "func", getattr(reward, "__wrapped__", None))

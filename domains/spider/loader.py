@@ -1,7 +1,7 @@
 """Read folders in Spider's shape, in either of two layouts.
 
 The *published* layout is JSON (``dev.json``, ``train_spider.json``, ``train_others.json``). The *parquet* layout is the
-one that :mod:`groundwire.domains.spider.prepare` writes, and that others distribute. A folder with both is read as
+one that ``groundwire prepare`` writes, and that others distribute. A folder with both is read as
 parquet. If ``prepare`` wrote it, its ``report.json`` lists what was left out, and the golds are not run again. Without
 that report (or ``gold_zero_rows.json``) the golds are run here, which takes some seconds for all of Spider.
 
@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from platformdirs import user_cache_path
 from pydantic import TypeAdapter
@@ -31,6 +34,7 @@ from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.files import first_error, read_bytes
+from groundwire.tools.terminal import progress
 
 CACHE = user_cache_path("groundwire", appauthor=False) / "spider"
 _MAX_BYTES = 64 << 20
@@ -169,10 +173,14 @@ class SpiderDomain(SqlDomain):
     written_by = "groundwire.domains.spider.prepare"
 
     def unpacked(self, source: Path, staging: Path | None) -> Path:
-        """The folder, or what the published zip holds."""
-        from groundwire.domains.spider.prepare import unpacked
-
-        return unpacked(source, staging)
+        """The folder with the data of ``source``, a folder or the published zip, which is unpacked into ``staging``."""
+        if not source.exists():
+            raise DataError(f"--source {source} does not exist; name a Spider folder or its zip.")
+        if not source.is_dir() and not source.is_file():
+            raise DataError(f"--source {source} is neither a folder nor a file; name a Spider folder or its zip.")
+        if staging is None:
+            return source
+        return _find_root(source if source.is_dir() else _extract(source, staging / "source"))
 
     def files(
         self, splits: Splits, problems: Mapping[Gold, GoldProblem]
@@ -266,3 +274,42 @@ def _file_in(place: Path) -> Path | None:
     """The database's file in the folder that has its name."""
     files = [place / f"{place.name}{suffix}" for suffix in (".sqlite", ".db")]
     return next((file for file in files if file.is_file()), None)
+
+
+def _find_root(folder: Path) -> Path:
+    """``folder``, or the first folder inside it that holds the data, as in the published zip."""
+    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    for candidate in candidates:
+        try:
+            find_files(candidate)
+        except DataError:
+            continue
+        return candidate
+    return folder
+
+
+def _extract(archive: Path, target: Path) -> Path:
+    """Unpack the files that are read later, and nothing outside ``target``."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            members = [member for member in file.infolist() if _is_wanted(archive, PurePosixPath(member.filename))]
+            size = sum(member.file_size for member in members)
+            if size > shutil.disk_usage(target.parent).free:
+                raise DataError(
+                    f"{archive} unpacks to {size / 1e6:.0f} MB and {target.parent.parent} has less; free some."
+                )
+            with progress("Unpacking", len(members)) as advance:
+                for member in members:
+                    file.extract(member, target)
+                    advance()
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{archive} is not a readable zip ({error}); download it again.") from error
+    target.mkdir(exist_ok=True)
+    return target
+
+
+def _is_wanted(archive: Path, member: PurePosixPath) -> bool:
+    if member.is_absolute() or ".." in member.parts or "\\" in str(member):
+        raise DataError(f"{archive} holds {str(member)!r}, which would be written outside its folder; do not trust it.")
+    is_database = member.suffix in (".sqlite", ".db") or member.name == "schema.sql"
+    return member.name in FILES or (is_database and "__MACOSX" not in member.parts)

@@ -110,8 +110,10 @@ class Judge:
 
         async def taught() -> str:
             async with state.lock(key):
-                text = await asyncio.to_thread(self._cache.reply, key)
-                if text is None and (text := (await self._reply(request, state, teacher=True)).text).strip():
+                if (cached := await asyncio.to_thread(self._cache.reply, key)) is not None:
+                    return cached.strip()
+                text = (await self._reply(request, state, teacher=True)).text
+                if text.strip():
                     await asyncio.to_thread(self._cache.store, key, model=str(settings.teacher), reply=text)
                 return text.strip()
 
