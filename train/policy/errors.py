@@ -1,20 +1,20 @@
 """Errors of the policy: its model's files, its training, its sampling engine, and its HTTP API.
 
-    UserError
-    ├── ConfigError
-    │   └── ModelUnreadableError   a model or tokenizer cannot be loaded
-    ├── UnsupportedModelError      the engine does not implement the architecture
-    └── NonFiniteGradientError     several updates in a row had a gradient that is not finite
-    EngineError                    the engine could not complete a request
-    └── EngineClosedError          because it was closed
-    ContextLengthError             the prompt leaves no tokens for a reply
-    ChatRequestError               a request is malformed, or asks for something unsupported
-
-The last four become HTTP responses.
+UserError
+├── ConfigError
+│   └── ModelUnreadableError   a model or tokenizer cannot be loaded
+├── UnsupportedModelError      the engine does not implement the architecture
+└── NonFiniteGradientError     several updates in a row had a gradient that is not finite
+RefusedError                   what an HTTP server answers in place of a reply
+├── EngineError                the engine could not complete a request
+│   └── EngineClosedError      because it was closed
+├── ContextLengthError         the prompt leaves no tokens for a reply
+└── ChatRequestError           a request is malformed, or asks for something unsupported
 """
 
 from __future__ import annotations
 
+from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.tools.errors import UserError
 from groundwire.train.config.errors import ConfigError
 
@@ -35,29 +35,35 @@ class NonFiniteGradientError(UserError):
     exit_code = 1
 
 
-class EngineError(RuntimeError):
+class EngineError(RefusedError):
     """The engine could not complete a request."""
+
+    def __init__(self, message: str, status: int = 500, code: str | None = None) -> None:
+        super().__init__(status, message, code=code)
 
 
 class EngineClosedError(EngineError):
     """The engine was closed before or during the request."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 503, "engine_closed")
 
-class ContextLengthError(ValueError):
+
+class ContextLengthError(RefusedError):
     """The prompt leaves no tokens for a reply."""
 
     def __init__(self, prompt_length: int, max_model_len: int, *, unit: str = "tokens") -> None:
-        super().__init__(
+        message = (
             f"the prompt has {prompt_length} {unit}, and the model's context of {max_model_len} tokens must also hold "
             "the reply; shorten the messages (the table info, or earlier turns), or serve with a longer context"
         )
+        super().__init__(400, message, code="context_length_exceeded", param="messages")
 
 
-class ChatRequestError(ValueError):
-    """A request that cannot be served. ``param`` names the field at fault, ``status`` is the HTTP status."""
+class ChatRequestError(RefusedError):
+    """A request that cannot be served."""
 
     def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = "invalid_value"
+        self, message: str, *, param: str | None = None, status: int = 400, code: str = "invalid_value"
     ) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
+        super().__init__(status, message, code=code, param=param)

@@ -15,9 +15,9 @@ import asyncio
 import functools
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from itertools import chain, pairwise
 from typing import Any
 
@@ -42,7 +42,7 @@ from groundwire.train.policy.chat.template import (
     is_trusted,
     render,
 )
-from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
+from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineError
 from groundwire.train.policy.types import Completion, Engine
 
 MAX_BODY = 16 << 20
@@ -121,8 +121,7 @@ class PolicyServer(HttpServer):
 
     async def count_tokens(self, body: Any) -> int:
         """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
-        with _refusals():
-            return len((await self._prepare(body, "")).prompt_ids)
+        return len((await self._prepare(body, "")).prompt_ids)
 
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
@@ -131,18 +130,17 @@ class PolicyServer(HttpServer):
 
     async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore) -> dict[str, Any]:
         """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
-        with _refusals():
-            response = await self._prepare(body, session)
-            futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
-            try:
-                replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
-            finally:
-                for future in futures:
-                    future.cancel()  # has no effect on finished ones
-            messages = [response.message(reply) for reply in replies]
-            for choice, (reply, message) in enumerate(zip(replies, messages, strict=True)):
-                on_sampled(choice, response.sampled(reply, *message))
-            return response.body(replies, messages)
+        response = await self._prepare(body, session)
+        futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
+        try:
+            replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for future in futures:
+                future.cancel()  # has no effect on finished ones
+        messages = [response.message(reply) for reply in replies]
+        for choice, (reply, message) in enumerate(zip(replies, messages, strict=True)):
+            on_sampled(choice, response.sampled(reply, *message))
+        return response.body(replies, messages)
 
     async def stream(
         self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore
@@ -156,18 +154,17 @@ class PolicyServer(HttpServer):
                 loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
         futures = []
+        response = await self._prepare(body, session)
         try:
-            with _refusals():
-                response = await self._prepare(body, session)
-                for index, sampling in enumerate(response.request.samplings):
-                    future = self._engine.submit(
-                        response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
-                    )
-                    future.add_done_callback(functools.partial(put, index))
-                    futures.append(future)
-                async with aclosing(self._events(response, queue, on_sampled)) as events:
-                    async for event in events:
-                        yield event
+            for index, sampling in enumerate(response.request.samplings):
+                future = self._engine.submit(
+                    response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
+                )
+                future.add_done_callback(functools.partial(put, index))
+                futures.append(future)
+            async with aclosing(self._events(response, queue, on_sampled)) as events:
+                async for event in events:
+                    yield event
         finally:
             for future in futures:
                 future.cancel()
@@ -234,9 +231,9 @@ class PolicyServer(HttpServer):
         except web.HTTPRequestEntityTooLarge as error:
             raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large") from error
         except ValueError as error:
-            raise RefusedError(400, f"the body is not JSON: {error}", code="invalid_value") from error
+            raise ChatRequestError(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise RefusedError(400, f"the body must be a JSON object, not {shorten_repr(body)}", code="invalid_value")
+            raise ChatRequestError(f"the body must be a JSON object, not {shorten_repr(body)}")
         return {**body, "model": self.model_name} if self._any_model else body
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -330,17 +327,3 @@ def _part_starts(tokenizer: Any) -> re.Pattern[str]:
     tokens = tokenizer.added_tokens_decoder.values() if getattr(tokenizer, "is_fast", False) else ()
     special = [t.content for t in tokens if t.special and not (t.normalized or t.lstrip or t.single_word)]
     return re.compile("|".join(map(re.escape, special)) or r"(?!)")
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise the policy's errors as those of a wire API."""
-    try:
-        yield
-    except ChatRequestError as error:
-        raise RefusedError(error.status, str(error), code=error.code, param=error.param) from error
-    except ContextLengthError as error:
-        raise RefusedError(400, str(error), code="context_length_exceeded", param="messages") from error
-    except EngineError as error:
-        status, code = (503, "engine_closed") if isinstance(error, EngineClosedError) else (500, None)
-        raise RefusedError(status, str(error), code=code) from error
