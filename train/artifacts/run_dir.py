@@ -67,14 +67,7 @@ class RunDir:
     @classmethod
     def create(cls, root: str | Path, *, backend: str, domain: str, config: Mapping[str, Any]) -> RunDir:
         """A new run directory under ``root`` with its settings."""
-        root = Path(root)
-        name = f"{datetime.now():%Y%m%d-%H%M%S}-{backend}-{domain}"
-        for number in range(100):
-            path = root / (name if number == 0 else f"{name}-{number + 1}")
-            with suppress(FileExistsError):
-                path.mkdir(parents=True)
-                break
-        run = cls(path)
+        run = cls(new_folder(root, f"{backend}-{domain}"))
         run._created = True
         run.write_config(config)
         return run
@@ -365,6 +358,17 @@ class RunDir:
         with suppress(OSError):  # the file system may have no links
             link.symlink_to(self.path.name)
             link.replace(self.path.with_name("latest"))
+
+
+def new_folder(root: str | Path, name: str) -> Path:
+    """A new folder under ``root``: the time, ``name``, and a number if there is one from this second."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    for number in range(100):
+        path = Path(root) / (name if number == 0 else f"{name}-{number + 1}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            break
+    return path
 
 
 def _json_line(value: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
 from groundwire.train.artifacts.checkpoints import Checkpoints
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_path
@@ -215,9 +214,9 @@ class _Reader:
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
         """The examples that fit into ``max_model_len``; the others are counted."""
-        found = [each for each in examples if len(each) <= self._settings.max_model_len]
-        self.left_out += len(examples) - len(found)
-        return found
+        fitting = [example for example in examples if len(example) <= self._settings.max_model_len]
+        self.left_out += len(examples) - len(fitting)
+        return fitting
 
     def rows(self, examples: Sequence[Example]) -> list[Examples]:
         """The examples that fit, packed."""
@@ -243,18 +242,12 @@ class _Reader:
 
 def _new_folder(settings: SFTSettings) -> Path:
     learned = Path(settings.chats).stem if settings.chats else settings.domain
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(settings.model).stem}-{learned}"
-    folder = Path(settings.output_dir) / name
-    for number in range(2, 100):
-        if not folder.exists():
-            break
-        folder = folder.with_name(f"{name}-{number}")
+    name = f"{Path(settings.model).stem}-{learned}"
     try:
-        folder.mkdir(parents=True)
+        return new_folder(settings.output_dir, name)
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
+        folder, reason = Path(settings.output_dir) / name, os.strerror(error.errno or 0)
         raise ConfigError(f"{folder} cannot be made: {reason}; give another --output-dir") from error
-    return folder
 
 
 def _delete_if_empty(folder: Path) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from groundwire import domains
 from groundwire.tools.files import parse_json, shorten_repr
@@ -18,6 +18,7 @@ from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import has_tools
 from groundwire.train.policy.errors import ChatRequestError
+from groundwire.train.report.token_text import token_decoder
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import (
     GoldQuestion,
@@ -28,23 +29,14 @@ from groundwire.train.sft.data.golds import (
     make_questions,
     write_turns,
 )
-from groundwire.train.sft.data.rollouts import accepted_rollouts, check_tokenizer
-
-
-class Groups(Protocol):
-    """Groups of examples that belong together: with the same schema, of a chat or of a task."""
-
-    def groups(self, epoch: int) -> Sequence[Any]:
-        """The groups in the order of an epoch; always as many."""
-
-    def examples(self, tokenizer: Any, group: Any, epoch: int) -> list[Example]:
-        """The examples of one of the groups."""
+from groundwire.train.sft.data.rollouts import accepted_rollouts
 
 
 class Data(NamedTuple):
     """The data of a run."""
 
     groups: Groups
+    """What is learned, in groups of examples that belong together."""
     held_out: list[Example]
     """For the held-out loss."""
     questions: list[GoldQuestion]
@@ -102,7 +94,11 @@ def _rollouts(settings: SFTSettings) -> Source:
     tasks, left_out = accepted_rollouts(run, min_reward=settings.min_reward, per_task=settings.max_per_task)
 
     def load(tokenizer: Any) -> Data:
-        check_tokenizer(run, tokenizer, settings.model)
+        if token_decoder(run).vocabulary != tokenizer.get_vocab():
+            raise ConfigError(
+                f"{run.path} has token ids of another tokenizer than that of {settings.model}: learn with the run's "
+                f"own model ({run.config().get('model')})"
+            )
         learned, held_out = _split(tasks, settings, lambda calls: calls[0].prompt_ids)
         calls, learned_tasks = counted(sum(map(len, learned)), "call"), counted(len(learned), "task")
         size = f"{calls} of {learned_tasks} to learn, of {counted(len(held_out), 'task')} held out"
@@ -128,7 +124,7 @@ def _questions_of(run: RunDir, tokenizer: Any, settings: SFTSettings) -> list[Go
 
 @dataclass(frozen=True)
 class _Shuffled:
-    """The same groups in each epoch, in another order."""
+    """Chats or the calls of tasks: the same groups in each epoch, in another order."""
 
     items: Sequence[Sequence[Any]]
     seed: int
@@ -141,6 +137,7 @@ class _Shuffled:
         return self.encode(tokenizer, group)
 
 
+Groups = GoldTurns | _Shuffled
 _ANY_QUESTION = GoldQuestion("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )")
 
 
@@ -172,12 +169,9 @@ def read_chats(file: Path) -> list[list[Turn]]:
 
     Raises :class:`ConfigError`, which names the line.
     """
-    chats = []
     try:
         with open(file, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    chats.append(_read_line(line, f"{file}, line {number}"))
+            chats = [_read_line(line, f"{file}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     if not chats:

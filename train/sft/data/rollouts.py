@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
@@ -103,12 +102,3 @@ def _learned_calls(rollout: Rollout, agent_match: str | None, decoder: TokenDeco
 def _plain(text: str) -> str:
     """A query without what its spelling in a reply changes: blanks, quotes, and their escapes in JSON."""
     return re.sub(r"""[\s"'`;\\]+""", "", re.sub(r"\\[nrt]", " ", text))
-
-
-def check_tokenizer(run: RunDir, tokenizer: Any, model: str | Path) -> None:
-    """Raise :class:`ConfigError` unless the token ids of ``run`` mean the same to ``model``."""
-    if token_decoder(run).vocabulary != tokenizer.get_vocab():
-        raise ConfigError(
-            f"{run.path} has token ids of another tokenizer than that of {model}: learn with the run's own model "
-            f"({run.config().get('model')})"
-        )
