@@ -50,10 +50,8 @@ def _varlen(
     if isinstance(attention_mask, BlockMask):
         return _tree(module, query, key, value, attention_mask, scaling=scaling)
     if query.shape[0] != 1 or attention_mask is not None:
-        raise ValueError(
-            f"{VARLEN} attends within one row without padding, and got {query.shape[0]} rows"
-            + (" and a mask" if attention_mask is not None else "")
-        )
+        got = f"{query.shape[0]} rows{'' if attention_mask is None else ' and a mask'}"
+        raise ValueError(f"{VARLEN} attends within one row without padding, and got {got}")
     ends, longest = _sequences(position_ids)
     if not query.is_cuda:
         return _one_by_one(query, key, value, ends.tolist(), scaling), None

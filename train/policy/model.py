@@ -117,10 +117,7 @@ def bf16_is_faster(model: Any) -> bool:
 
 
 def sampling_threads(model: Any) -> int:
-    """The number of torch's threads that sample: all of them for a large model on a CPU, else one.
-
-    With a small model a second thread would wait for the core that the agents use, if they run in the same process.
-    """
+    """All of torch's threads for a large model on a CPU, else one: a second one would wait for the agents' core."""
     return torch.get_num_threads() if _is_large_on_cpu(model) else 1
 
 

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton import cdiv, next_power_of_2  # noqa: F401  what the grids and blocks are counted with
 
 
 @triton.jit

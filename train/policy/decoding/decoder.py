@@ -129,13 +129,11 @@ def sample_tokens(
 class Decoder:
     """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
 
-    With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights.
+    With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights. Raises
+    :class:`UnsupportedModelError`.
 
     ``bf16``: matrix products, attention and the cache in bfloat16. As in the trainer's update, the residual stream,
     norms and rotations are in the type of the weights, so sampler and trainer agree as far as rounding allows.
-
-    Raises:
-        UnsupportedModelError: the architecture is not one of :data:`SUPPORTED`, or has an unsupported option.
     """
 
     prefill_tokens = 4096
@@ -145,12 +143,11 @@ class Decoder:
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
         check_supported(model)
-        config = model.config
         self.products = torch.bfloat16 if bf16 else None
         """The type of matrix products and of the cache; None is that of the model's weights."""
         self._model, self.max_positions = model, max_positions
         try:
-            self._read(config)
+            self._read(model.config)
         except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnsupportedModelError(f"the embedded engine cannot sample from this model: {reason}") from error

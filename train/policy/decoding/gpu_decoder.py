@@ -123,15 +123,13 @@ def add_and_normalize(
     if not x.is_cuda:
         x = x if change is None else x + change
         return x, F.rms_norm(x, [x.shape[1]], weight, eps).to(dtype)
-    import triton
-
     from groundwire.train.policy.decoding import _triton
 
     tokens, width = x.shape
     total, normed = x if change is None else torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     _triton.add_and_normalize[(tokens,)](
         x, x if change is None else change, weight, total, normed, eps,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), ADD=change is not None,
+        WIDTH=width, BLOCK=_triton.next_power_of_2(width), ADD=change is not None,
     )  # fmt: skip
     return total, normed
 
@@ -163,14 +161,12 @@ def rotate_and_store(
     kv_heads = keys.shape[1]
     heads = all_heads - 2 * kv_heads
     if qkv.is_cuda:
-        import triton
-
         from groundwire.train.policy.decoding import _triton
 
         queries = qkv.new_empty(rows, steps, heads, width)
         _triton.rotate_and_store[(rows * steps, all_heads)](
             qkv, positions, cos, sin, *(norms or (cos, cos)), eps, queries, keys, values, steps, *keys.stride()[:3],
-            HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2),
+            HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, BLOCK=_triton.next_power_of_2(width // 2),
             NORM=norms is not None,
         )  # fmt: skip
         return queries
@@ -191,13 +187,11 @@ def gate(gate_up: Tensor) -> Tensor:
     if not gate_up.is_cuda:
         first, second = gate_up.chunk(2, -1)
         return F.silu(first) * second
-    import triton
-
     from groundwire.train.policy.decoding import _triton
 
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     result = gate_up.new_empty(tokens, width)
-    _triton.gate[(tokens, triton.cdiv(width, _GATE_BLOCK))](gate_up, result, WIDTH=width, BLOCK=_GATE_BLOCK)
+    _triton.gate[(tokens, _triton.cdiv(width, _GATE_BLOCK))](gate_up, result, WIDTH=width, BLOCK=_GATE_BLOCK)
     return result
 
 
@@ -215,9 +209,7 @@ def cached_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Ten
     """
     if not query.is_cuda:
         return _masked(query, keys, values, positions)
-    import triton
-
-    from groundwire.train.policy.decoding._triton import attend
+    from groundwire.train.policy.decoding import _triton
 
     query = query.contiguous()
     rows, steps, heads, width = query.shape
@@ -225,10 +217,10 @@ def cached_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Ten
     groups = heads // kv_heads
     output = torch.empty_like(query)
     # 16 queries are the least that a matrix product takes.
-    queries = min(64, max(16, triton.next_power_of_2(steps * groups)))
-    attend[(triton.cdiv(steps * groups, queries), rows * kv_heads)](
+    queries = min(64, max(16, _triton.next_power_of_2(steps * groups)))
+    _triton.attend[(_triton.cdiv(steps * groups, queries), rows * kv_heads)](
         query, keys, values, positions, output, steps, *query.stride()[:3], *keys.stride()[:3], width**-0.5,
-        KV_HEADS=kv_heads, GROUPS=groups, HEAD=width, WIDTH=max(16, triton.next_power_of_2(width)),
+        KV_HEADS=kv_heads, GROUPS=groups, HEAD=width, WIDTH=max(16, _triton.next_power_of_2(width)),
         QUERIES=queries, KEYS=64 if query.element_size() == 2 else 32,
     )  # fmt: skip
     return output
