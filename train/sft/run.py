@@ -36,7 +36,7 @@ from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
 from groundwire.train.sft.data.load import Data, Groups, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
-from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
+from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import VAL_EVERY, Examples, SFTTrainer, Step, make_steps
 
 _MAX_TOKENS = 96
@@ -83,7 +83,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
         if resume:
             if settings.gpus > 1:
-                trainer.step = last_step(folder)
+                trainer.step = Checkpoints(folder / "verl").last_step()
             _rewind(folder, trainer)
         RunDir(folder).write_json("config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"

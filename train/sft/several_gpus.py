@@ -47,12 +47,6 @@ def check_gpus(settings: SFTSettings) -> None:
         raise ConfigError(f"several GPUs train with verl, which is not installed: {INSTALL}")
 
 
-def last_step(folder: Path) -> int:
-    """The step of the last checkpoint of verl in a run's folder; 0 without one."""
-    file = folder / "verl" / "latest_checkpointed_iteration.txt"
-    return int(file.read_text()) if file.is_file() else 0
-
-
 def train_on_gpus(
     settings: SFTSettings,
     *,

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -149,10 +150,8 @@ def write_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
 
 def answer_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
     """The turns that answer in prose from the gold query's rows, one for each agent; none without such an answer."""
-    if not question.answer:
-        return []
     variant = SchemaVariant(question.schema, {})
-    return [_answer(question, question.queries[0], variant, backend, settings) for backend in settings.backend]
+    return [_answer(question, variant, backend, settings) for backend in settings.backend if question.answer]
 
 
 def _is_gold(domain: Domain, task: Task) -> bool:
@@ -171,19 +170,16 @@ def _wrong_queries(
 ) -> Iterator[Query]:
     names = sorted(identifiers(question.schema))
     for sql in dict.fromkeys(wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)):
-        try:
-            if execution_match(sql, question.gold, question.database).score:
-                continue
-        except RewardError:
-            continue
-        yield Query(sql, _toolkit(settings).result(question.database, sql)[0], False)
+        with suppress(RewardError):
+            if not execution_match(sql, question.gold, question.database).score:
+                yield Query(sql, _toolkit(settings).result(question.database, sql)[0], False)
 
 
 def _turns(rng: random.Random, question: GoldQuestion, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     for backend in settings.backend:
         yield _write(question, variant, backend, settings)
         if question.answer:
-            yield _answer(question, question.queries[0], variant, backend, settings)
+            yield _answer(question, variant, backend, settings)
         if question.queries and rng.random() < settings.later_turns:
             query = question.queries[0] if rng.random() < _RIGHT else rng.choice(question.queries)
             yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant, settings)
@@ -217,14 +213,15 @@ def _write(question: GoldQuestion, variant: SchemaVariant, backend: str, setting
     return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
 
 
-def _answer(question: GoldQuestion, query: Query, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
-    """The answer in prose after a query's result."""
+def _answer(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
+    """The answer in prose after the gold query's result."""
+    query = question.queries[0]
     if backend == "openai-agents":
         return _after_call(question, query, variant, _say("assistant", question.answer), settings)
     write = _writer(settings)
-    shown = question.question, variant.rename(query.sql), query.result
-    system, user = write("system", variant.text), write("answer", *shown)
-    return Turn([_say("system", system), _say("user", user)], _say("assistant", question.answer))
+    user = write("answer", question.question, variant.rename(query.sql), query.result)
+    start = [_say("system", write("system", variant.text)), _say("user", user)]
+    return Turn(start, _say("assistant", question.answer))
 
 
 def _text_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
