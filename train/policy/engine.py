@@ -37,18 +37,13 @@ class _SwitchInterval:
     def __init__(self) -> None:
         self._lock, self._engines, self._usual_s = threading.Lock(), 0, 0.0
 
-    def shorten(self) -> None:
+    def count(self, change: int) -> None:
+        """Note that an engine opened (1) or closed (-1)."""
         with self._lock:
-            self._engines += 1
-            if self._engines == 1:
+            if not self._engines:
                 self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual_s, SWITCH_INTERVAL_S))
-
-    def restore(self) -> None:
-        with self._lock:
-            self._engines -= 1
-            if self._engines == 0:
-                sys.setswitchinterval(self._usual_s)
+            self._engines += change
+            sys.setswitchinterval(min(self._usual_s, SWITCH_INTERVAL_S) if self._engines else self._usual_s)
 
 
 _switch_interval = _SwitchInterval()
@@ -115,7 +110,7 @@ class LocalEngine:
         self._closing = False
         self._changed = threading.Condition()
         # Between a step's calls this thread needs the interpreter lock, which a busy event loop holds for this long.
-        _switch_interval.shorten()
+        _switch_interval.count(1)
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
         self._thread.start()
 
@@ -167,7 +162,7 @@ class LocalEngine:
         """End the thread. Unfinished requests fail with :class:`EngineClosedError`. May be called again."""
         with self._changed:
             if not self._closing:
-                _switch_interval.restore()
+                _switch_interval.count(-1)
             self._closing = True
             self._changed.notify()
         if self._thread is not threading.current_thread():

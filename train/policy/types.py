@@ -61,9 +61,7 @@ class Engine(Protocol):
     ) -> Future[Completion]:
         """Start a request. Cancelling the future cancels the request; ``on_token`` may be called from any thread.
 
-        Raises:
-            ContextLengthError: the prompt leaves no tokens of the context for a reply.
-            EngineClosedError: the engine was closed.
+        Raises errors derived from :class:`~groundwire.adapters.tracing.wire.request.RefusedError`.
         """
 
     def close(self) -> None:

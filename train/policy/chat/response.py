@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,11 +198,10 @@ class ToolFormat:
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
-    """Split ``text`` into its content and its Hermes calls of the tools ``names``.
+    """Split ``text`` into its content, None if it has only calls, and its Hermes calls in the OpenAI API's form.
 
-    Returns the content, None if ``text`` has only calls, and the calls in the OpenAI API's form. A call with complete
-    JSON needs no closing tag. A call with malformed JSON, an unknown name, or arguments that are not an object stays in
-    the content.
+    A call with complete JSON needs no closing tag. A call with malformed JSON, a name that is not one of ``names``, or
+    arguments that are not an object stays in the content.
     """
     calls: list[dict[str, Any]] = []
     content: list[str] = []
@@ -243,10 +243,8 @@ def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # a model may write the object as text, as it is in the OpenAI API
-        try:
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
     if not isinstance(arguments, dict):
         return None
     function = {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
