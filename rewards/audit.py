@@ -36,10 +36,8 @@ async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Seq
     """Call ``reward`` and return whatever it raises as a :class:`Score`."""
     try:
         return Score(total(await reward(task, answer, steps)))
-    except RewardError as error:
-        return Score(None, str(error))
     except Exception as error:
-        return Score(None, f"{type(error).__name__}: {error}")
+        return Score(None, str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}")
 
 
 async def map_concurrently(

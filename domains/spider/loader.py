@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -63,9 +63,8 @@ def build(script: Path) -> Path:
             try:
                 _run(text, part)
             except (sqlite3.Error, sqlite3.Warning) as error:
-                raise DataError(
-                    f"{script} makes no SQLite database: {error}; repair it, or add {db_id}.sqlite."
-                ) from error
+                remedy = f"repair it, or add {db_id}.sqlite"
+                raise DataError(f"{script} makes no SQLite database: {error}; {remedy}.") from error
             os.replace(part, target)
     return target.resolve()
 
@@ -180,7 +179,12 @@ class SpiderDomain(SqlDomain):
             raise DataError(f"--source {source} is neither a folder nor a file; name a Spider folder or its zip.")
         if staging is None:
             return source
-        return _find_root(source if source.is_dir() else _extract(source, staging / "source"))
+        folder = source if source.is_dir() else _extract(source, staging / "source")
+        for candidate in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):  # as in the zip
+            with suppress(DataError):
+                find_files(candidate)
+                return candidate
+        return folder
 
     def files(
         self, splits: Splits, problems: Mapping[Gold, GoldProblem]
@@ -188,7 +192,11 @@ class SpiderDomain(SqlDomain):
         """``train_spider``, ``test_dev``, ``test_dev_500`` (the source's own, else a sample), and ``test``."""
         tasks = splits.tasks
         kept, judged, left_out = leave_out(tasks["train"], tasks["validation"], problems)
-        written = {"train_spider": kept, "test_dev": judged, "test_dev_500": _sample(judged)}
+        # Those with the lowest hashes of their ids, which depend on neither order nor Python version.
+        by_hash = sorted(judged, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
+        chosen = {task["id"] for task in by_hash[:_SAMPLE]}
+        sample = [task for task in judged if task["id"] in chosen]
+        written = {"train_spider": kept, "test_dev": judged, "test_dev_500": sample}
         for name in [name for name in tasks if name not in ("train", "validation")]:
             written[name] = leave_out([], tasks[name], problems)[1]
         return written, left_out
@@ -207,13 +215,6 @@ class SpiderDomain(SqlDomain):
 
 
 domain = SpiderDomain()
-
-
-def _sample(tasks: list[Task]) -> list[Task]:
-    """The tasks with the lowest hashes of their ids, which depend on neither order nor Python version."""
-    by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
-    chosen = {task["id"] for task in by_hash[:_SAMPLE]}
-    return [task for task in tasks if task["id"] in chosen]
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -274,18 +275,6 @@ def _file_in(place: Path) -> Path | None:
     """The database's file in the folder that has its name."""
     files = [place / f"{place.name}{suffix}" for suffix in (".sqlite", ".db")]
     return next((file for file in files if file.is_file()), None)
-
-
-def _find_root(folder: Path) -> Path:
-    """``folder``, or the first folder inside it that holds the data, as in the published zip."""
-    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    for candidate in candidates:
-        try:
-            find_files(candidate)
-        except DataError:
-            continue
-        return candidate
-    return folder
 
 
 def _extract(archive: Path, target: Path) -> Path:

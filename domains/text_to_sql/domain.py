@@ -173,35 +173,26 @@ def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str,
     have the lowest SHA-256. With one database it is a fifth of the gold queries, by their text without case and blanks.
     Raises :class:`DataError`.
     """
-    named = [task for task in tasks if task.get("split")]
-    if named:
-        if len(named) < len(tasks):
-            without = next(task for task in tasks if not task.get("split"))
-            raise DataError(
-                f"{source}: task {without['id']} has no split, and others have; name the split of each row."
-            )
-        return _group(tasks, [str(task["split"]) for task in tasks]), "the column split"
-    databases = [str(task["db_id"]) for task in tasks]
-    if len(set(databases)) > 1:
-        return _held_out(tasks, databases), "database"
-    golds = ["".join(str(task["query"]).lower().split()).rstrip(";") for task in tasks]
-    if len(set(golds)) < 2:
-        raise DataError(f"{source}: there is one gold query, so nothing can be held out; add questions.")
-    return _held_out(tasks, golds), "gold query, of one database"
+    named = [str(task["split"]) for task in tasks if task.get("split")]
+    splits, how = named, "the column split"
+    if named and len(named) < len(tasks):
+        without = next(task for task in tasks if not task.get("split"))
+        raise DataError(f"{source}: task {without['id']} has no split, and others have; name the split of each row.")
+    if not named:
+        names, how = [str(task["db_id"]) for task in tasks], "database"
+        if len(set(names)) < 2:
+            names = ["".join(str(task["query"]).lower().split()).rstrip(";") for task in tasks]
+            how = "gold query, of one database"
+        if len(set(names)) < 2:
+            raise DataError(f"{source}: there is one gold query, so nothing can be held out; add questions.")
+        ordered = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
+        held_out = set(ordered[: max(1, round(len(ordered) / _SHARE))])
+        splits = ["validation" if name in held_out else "train" for name in names]
+    groups: dict[str, list[Task]] = {"train": [], "validation": []}
+    for task, split in zip(tasks, splits, strict=True):
+        groups.setdefault(split, []).append({**task, "split": split})
+    return groups, how
 
 
 def _size_of(tasks: Sequence[Task]) -> str:
     return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
-
-
-def _held_out(tasks: Sequence[Task], names: Sequence[str]) -> dict[str, list[Task]]:
-    ordered = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
-    held_out = set(ordered[: max(1, round(len(ordered) / _SHARE))])
-    return _group(tasks, ["validation" if name in held_out else "train" for name in names])
-
-
-def _group(tasks: Sequence[Task], splits: Sequence[str]) -> dict[str, list[Task]]:
-    groups: dict[str, list[Task]] = {"train": [], "validation": []}
-    for task, split in zip(tasks, splits, strict=True):
-        groups.setdefault(split, []).append({**task, "split": split})
-    return groups

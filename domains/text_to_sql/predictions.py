@@ -27,8 +27,7 @@ def write_spider_predictions(
     folder: Path, tasks: Sequence[Mapping[str, Any]], answers: Mapping[str, str], sample: int
 ) -> None:
     """Write ``gold.sql`` and ``predictions.sql``, or for a further ``sample`` ``predictions-2.sql`` and so on."""
-    _write_lines(folder / f"{_predictions(sample)}.sql", prediction_lines(tasks, answers))
-    _write_lines(folder / "gold.sql", gold_lines(tasks))
+    _write_files(folder, sample, "sql", prediction_lines(tasks, answers), tasks)
 
 
 def write_bird_predictions(
@@ -37,12 +36,9 @@ def write_bird_predictions(
     """Write ``predictions.json`` (for a further ``sample`` ``predictions-2.json`` …), ``gold.sql`` and
     ``difficulty.jsonl``: the evaluator's ``--predicted_sql_path``, ``--ground_truth_path`` and ``--diff_json_path``.
     """
-    numbered = {
-        str(number): f"{sql}{_BIRD_SEPARATOR}{task['db_id']}"
-        for number, (sql, task) in enumerate(zip(prediction_lines(tasks, answers), tasks, strict=True))
-    }
-    _write_lines(folder / f"{_predictions(sample)}.json", [json.dumps(numbered, indent=1, ensure_ascii=False)])
-    _write_lines(folder / "gold.sql", gold_lines(tasks))
+    pairs = zip(prediction_lines(tasks, answers), tasks, strict=True)
+    numbered = {str(number): f"{sql}{_BIRD_SEPARATOR}{task['db_id']}" for number, (sql, task) in enumerate(pairs)}
+    _write_files(folder, sample, "json", [json.dumps(numbered, indent=1, ensure_ascii=False)], tasks)
     levels = (json.dumps({"difficulty": task.get("difficulty") or "simple"}) for task in tasks)
     _write_lines(folder / "difficulty.jsonl", levels)
 
@@ -66,8 +62,10 @@ def gold_lines(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{one_line(str(task['query']))}\t{task['db_id']}" for task in tasks]
 
 
-def _predictions(sample: int) -> str:
-    return "predictions" if sample == 0 else f"predictions-{sample + 1}"
+def _write_files(folder: Path, sample: int, kind: str, lines: list[str], tasks: Sequence[Mapping[str, Any]]) -> None:
+    name = "predictions" if sample == 0 else f"predictions-{sample + 1}"
+    _write_lines(folder / f"{name}.{kind}", lines)
+    _write_lines(folder / "gold.sql", gold_lines(tasks))
 
 
 def _write_lines(file: Path, lines: Iterable[str]) -> None:

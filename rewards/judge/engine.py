@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from groundwire.rewards._types import JudgeAbstainedError
@@ -136,17 +136,9 @@ class Judge:
     async def _scores(self, prompt: _Prompt, sample: int, state: _LoopState) -> dict[str, float]:
         """The scores of one sample: from the cache, or from a reply, which is requested twice if it is unreadable."""
         settings = self._settings
-        key = cache_key(
-            {
-                "model": settings.model,
-                "base_url": settings.base_url,
-                "messages": prompt(fence="FENCE"),
-                "temperature": settings.temperature,
-                "max_tokens": settings.max_tokens,
-                "response_format": RESPONSE_FORMAT,
-                "sample": sample,
-            }
-        )
+        about: dict[str, Any] = {"model": settings.model, "base_url": settings.base_url}
+        about |= {"messages": prompt(fence="FENCE"), "response_format": RESPONSE_FORMAT, "sample": sample}
+        key = cache_key({**about, "temperature": settings.temperature, "max_tokens": settings.max_tokens})
         async with state.lock(key):  # concurrent callers with the same request wait for one reply
             cached = await asyncio.to_thread(self._cache.reply, key)
             with suppress(UnreadableError):  # an older version could read more
