@@ -110,7 +110,12 @@ def check_trainer(wanted: bool) -> Iterator[Check]:
         yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
         return
     bad = "failure" if wanted else "warning"
-    yield from _check_versions(missing, bad)
+    for package, good in VERSION_SETS["verl"].items():
+        if package not in missing:
+            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
+            yield Check(level, f"{package} {installed_version(package)} (known good: {good})", remedy)
+    if missing:
+        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
     yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
     yield from check_imports(bad)
     if "verl" not in missing and (problem := peft_problem()):
@@ -126,16 +131,6 @@ def check_trainer(wanted: bool) -> Iterator[Check]:
         yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
     else:
         yield Check("ok", "trainer: local")
-
-
-def _check_versions(missing: list[str], bad: str) -> Iterator[Check]:
-    """The packages of verl's set, each beside the version that was tested."""
-    for package, good in VERSION_SETS["verl"].items():
-        if package not in missing:
-            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
-            yield Check(level, f"{package} {installed_version(package)} (known good: {good})", remedy)
-    if missing:
-        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
 
 
 def check_imports(level: str) -> Iterator[Check]:

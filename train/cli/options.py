@@ -6,7 +6,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any
@@ -24,22 +24,16 @@ from groundwire.train.config.resolve import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
-_PANEL = "Judge"
+_judge_option = partial(typer.Option, rich_help_panel="Judge")
 JudgeModel = Annotated[
-    str | None,
-    typer.Option(help="For rewards with a judge: its model. Without it, the local grader", rich_help_panel=_PANEL),
+    str | None, _judge_option(help="For rewards with a judge: its model. Without it, the local grader")
 ]
 JudgeBaseUrl = Annotated[
-    str | None,
-    typer.Option(help="The OpenAI-compatible endpoint of the judge's model", metavar="URL", rich_help_panel=_PANEL),
+    str | None, _judge_option(help="The OpenAI-compatible endpoint of the judge's model", metavar="URL")
 ]
 JudgePairs = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A setting of the judge, e.g. max_usd=5; docs/settings.md lists them",
-        metavar="NAME=VALUE",
-        rich_help_panel=_PANEL,
-    ),
+    _judge_option(help="A setting of the judge, e.g. max_usd=5; docs/settings.md lists them", metavar="NAME=VALUE"),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the whole result to this file")]
 
@@ -99,7 +93,7 @@ def takes_settings(
     The command receives their values, None where not given, as the dictionary ``settings``. ``options`` are the
     settings that the command has, and their options' names; ``defaults`` are those shown in ``--help``.
     """
-    names = {name: name for name in record.model_fields} if options is None else options
+    names = options or {name: name for name in record.model_fields}
     names = {name: option for name, option in names.items() if name not in TABLES}
     judge = _JUDGE if "judge" in record.model_fields else {}
 
@@ -137,10 +131,8 @@ class SettingsCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            option = str(getattr(error, "option_name", ""))
-            name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
-            gone: Mapping[str, str] = getattr(self.callback, "gone", {})
-            if name in gone:
+            option, gone = str(getattr(error, "option_name", "")), getattr(self.callback, "gone", {})
+            if (name := option.removeprefix("--no-").removeprefix("--").replace("-", "_")) in gone:
                 error.message = f"{option} is no setting any more: {gone[name]}"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
             raise
@@ -152,11 +144,9 @@ def _parameter(option: str, annotation: Any) -> inspect.Parameter:
 
 def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:
     field, shown = record.model_fields[name], record.option(name)
-    default: Any = field.default  # get_default() inspects the factory for milliseconds
-    if field.default_factory is not None:
-        default = field.default_factory()  # type: ignore[call-arg]
-    if isinstance(default, list):
-        default = ",".join(default)
+    make: Any = field.default_factory
+    default: Any = make() if make else field.default  # get_default() inspects the factory for milliseconds
+    default = ",".join(default) if isinstance(default, list) else default
     if record is RunConfig:
         default = defaults.get(name, "by preset" if name in _BY_PRESET else default)
     kind = _option_type(field.annotation)
@@ -200,15 +190,13 @@ def given_settings(
     options = {**settings, "judge": parse_judge(**settings["judge"])}
     overrides = parse_overrides(pairs)
     if names is not None:
-        fields = {alias: name for alias, name in RunConfig.names().items() if name in names}
         renamed = {option: name for name, option in names.items() if option != name}
-        fields |= renamed
-        for key in overrides:
-            if key not in fields and key not in RunConfig.gone and key.partition(".")[0] not in TABLES[:2]:
-                raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key, fields)}")
+        for key, value in overrides.items():
+            if key not in (*names, *renamed, *RunConfig.gone) and key.partition(".")[0] not in TABLES[:2]:
+                raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key, [*names, *renamed])}")
         for option, name in renamed.items():  # merged under the settings' names, which the user may not have written
             for shown, value in ((flag(option), settings[name]), (option, overrides.get(option))):
                 if value is not None:
                     RunConfig.check_value(name, value, shown_as=shown)
-        overrides = {fields.get(key, key): value for key, value in overrides.items()}
+        overrides = {renamed.get(key, key): value for key, value in overrides.items()}
     return merge_overrides(options, overrides)

@@ -69,13 +69,12 @@ OF_SFT = {
 
 def sentences(*tables: Mapping[str, tuple[Any, str] | str]) -> dict[str, str]:
     """What to do in place of each name, those of the SQL agents' options included."""
-    found = {
+    options = {
         old: f"it is an option of the SQL agents: --agent-option {name}=VALUE"
         for old, name in SQL_AGENT_OPTIONS.items()
     }
-    for table in tables:
-        found |= {name: entry if isinstance(entry, str) else entry[1] for name, entry in table.items()}
-    return found
+    gone = {name: entry for table in tables for name, entry in table.items()}
+    return options | {name: entry if isinstance(entry, str) else entry[1] for name, entry in gone.items()}
 
 
 def present(stored: Mapping[str, Any]) -> dict[str, Any]:

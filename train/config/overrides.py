@@ -21,8 +21,8 @@ TABLES = ("agent_options", "judge", "verl")
 """Settings whose values are tables, which are merged name by name."""
 WITHOUT_EFFECT = ("llm_proxy",)
 """Names of published commands that are accepted: LLM calls always go through the proxy."""
-NAMES = {name: field for name, field in RunConfig.names().items() if field not in TABLES}
-"""Every name of a setting that has one plain value, and its field."""
+NAMES = [name for name in RunConfig.model_fields if name not in TABLES]
+"""The settings that have one plain value."""
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
@@ -44,12 +44,12 @@ def not_a_pair(argument: str) -> str:
     return f"{shown!r} is not key=value, e.g. learning_rate=1e-5"
 
 
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
 def _parse_value(text: str) -> Any:
-    words = {"True": True, "False": False, "None": None}
-    if text in words:
-        return words[text]
     try:
-        return json.loads(text)
+        return json.loads(_WORDS.get(text, text))
     except ValueError:
         if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
             return [_parse_value(part.strip()) for part in text[1:-1].split(",")]
@@ -68,18 +68,18 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     judge, verl = dict(options.get("judge") or {}), {}
     agent_options = dict(options.get("agent_options") or {})
     for key, value in overrides.items():
+        table, dot, name = key.partition(".")
         if key in WITHOUT_EFFECT:
             continue
-        if key.startswith("judge."):
-            _set(judge, key.removeprefix("judge."), JudgeSettings, key, value)
-        elif key.startswith("agent_options."):
-            name = key.removeprefix("agent_options.")
+        if table == "judge" and dot:
+            _set(judge, name, JudgeSettings, key, value)
+        elif table == "agent_options" and dot:
             if agent_options.setdefault(name, value) != value:
                 raise ConfigError(f"{key}={value} but --agent-option {name}={agent_options[name]}: give it once")
         elif key in RunConfig.gone:
             RunConfig.check_value(key, value)
         elif key in NAMES:
-            _set(given, NAMES[key], RunConfig, key, value)
+            _set(given, key, RunConfig, key, value)
         else:
             verl[key] = value
     tables = {"agent_options": agent_options, "judge": judge, "verl": verl}
@@ -108,10 +108,10 @@ def flag(name: str) -> str:
 
 def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigError` for the first key: the local trainer has no settings of verl's."""
-    for key in overrides:
+    for key in overrides:  # without their values, which may be secrets
         if "." in key:
             raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}{suggestion_for(key, NAMES)}")  # the value may be a secret
+        raise ConfigError(f"unknown setting {key}{suggestion_for(key, NAMES)}")
 
 
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -121,8 +121,7 @@ _MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 1 << 20, 10_000, 20
 def read_settings(file: Path) -> dict[str, Any]:
     """The settings in ``file`` by their fields, as :func:`merge_overrides` returns them.
 
-    ``config`` names the preset that the file is based on, the tables ``judge`` and ``verl`` hold their settings. Raises
-    :class:`ConfigError`, which names the file and the key.
+    ``config`` names the preset that the file is based on, the tables ``judge`` and ``verl`` hold their settings.
     """
     try:
         values = _parse(file)
@@ -158,9 +157,8 @@ def _parse(file: Path) -> Any:
     class Loader(yaml.SafeLoader):
         """YAML 1.1 takes 1e-5 for text."""
 
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789"
-    )
+    number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, "-+0123456789")
     try:
         return yaml.load(text, Loader)  # noqa: S506 (a safe loader)
     except yaml.MarkedYAMLError as error:

@@ -55,8 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def resolve(preset: str, **given: Any) -> RunConfig:
     """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
-    names = RunConfig.names()
-    chosen = {names.get(name, name): value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value is not None}
     verl = chosen.get("trainer") == "verl"
     settings = preset_settings(preset, "verl" if verl else "local")
     if chosen.get("agent") is not None:

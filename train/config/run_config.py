@@ -30,10 +30,7 @@ _MAX_CHARS = 200_000
 
 
 def read_prompts(value: Any) -> Any:
-    """The prompts by their names: ``value``, or the JSON object in the file of this name.
-
-    Raises :class:`ConfigError`, which names the file and the prompt.
-    """
+    """The prompts by their names: ``value``, or the JSON object in the file of this name."""
     if not isinstance(value, str | Path):
         return valid_texts(value)
     try:
@@ -57,7 +54,6 @@ _HOST_PORT = re.compile(r"([^:]+|\[.*\]):(\d+)")  # not an IPv6 address without 
 _Tracker = Literal["tensorboard", "wandb", "swanlab"]
 TRACKERS: tuple[str, ...] = get_args(_Tracker)
 
-
 _agent = partial(setting, panel="Agent")
 _data = partial(setting, panel="Data, model and output")
 _training = partial(setting, panel="Training")
@@ -68,7 +64,6 @@ _validation = partial(setting, panel="Validation")
 _gepa = partial(setting, panel="Prompt optimisation (--trainer gepa)")
 _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
-
 
 SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
 """Backends that, without an agent of the user's, run one of the project's."""
@@ -383,9 +378,7 @@ class RunConfig(AgentSettings):
         return self.model_dump(mode="json")
 
     def for_agents(self) -> dict[str, Any]:
-        """The values of :class:`AgentSettings` for runners, without those that each runner has for itself: the agent
-        and the judge's ``cache``.
-        """
+        """The values of :class:`AgentSettings` for runners, without what each has for itself."""
         own: Any = {"agent": True, "agent_input": True, "agent_output": True, "judge": {"cache"}}
         return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
 

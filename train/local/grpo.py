@@ -30,7 +30,7 @@ from groundwire.train.algorithms.losses import (
     token_weights,
 )
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.lora import adapters, load_adapters, without_adapters
+from groundwire.train.local.lora import adapters, without_adapters
 from groundwire.train.local.packing import (
     Packed,
     Row,
@@ -198,7 +198,9 @@ class GRPO:
 
     def load_state(self, state: dict[str, Any]) -> str:
         """Continue from a :meth:`state` that :func:`check_state` has checked. Says if its schedule was another one."""
-        load_adapters(self.model, state.get("adapters", {}))
+        own = adapters(self.model)
+        for name, value in state.get("adapters", {}).items():
+            own[name].copy_(value)
         groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         self.updates, self.steps = state["updates"], state.get("steps", state["updates"])

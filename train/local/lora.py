@@ -51,13 +51,6 @@ def check_rank(state: Mapping[str, Any], rank: int) -> None:
         raise ConfigError(f"lora_rank is {rank}, but the checkpoint was trained with {saved}: resume with that")
 
 
-def load_adapters(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Copy adapters, as :func:`adapters` returned them, into a model that has such adapters."""
-    own = adapters(model)
-    for name, value in saved.items():
-        own[name].copy_(value)
-
-
 @contextmanager
 def merged_weights(model: torch.nn.Module) -> Iterator[dict[str, Tensor] | None]:
     """Inside, the model's weights contain the adapters; afterwards they are exactly what they were.

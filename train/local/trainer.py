@@ -65,6 +65,9 @@ _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
 _MAX_SKIPPED_UPDATES = 5
 """Consecutive optimizer steps that were skipped because their gradient was not finite, which end a run."""
+_ROUNDING = 1e-9
+_DISK_FULL_BYTES = 8 << 20
+"""A failed write with less free space than this is reported as a full disk."""
 
 
 class LocalTrainer:
@@ -98,7 +101,6 @@ class LocalTrainer:
         )
         if initial.state is not None and (note := self.grpo.load_state(initial.state)):
             callback.on_note(note)
-        self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
         self._schedule = TaskSchedule.of(job.data.train, config, run, job.domain.breakdowns)
         self._health = HealthRules(run.metrics())
@@ -156,7 +158,7 @@ class LocalTrainer:
             self._write_metrics(line)
             self._model_step, self._unwritten_line = step, None
             if step == config.steps or step % config.checkpoint_every == 0:
-                self.checkpoints.write(step)
+                self._write_checkpoint(step)
             self._keep_best(line)
         if self.grpo.skipped_in_a_row >= _MAX_SKIPPED_UPDATES:
             raise NonFiniteGradientError(
@@ -294,48 +296,32 @@ class LocalTrainer:
                 with suppress(OSError), self.shutdown.critical_section("writing a checkpoint"):
                     if line is not None:
                         self._write_metrics(line)
-                    self.checkpoints.write(step)
+                    self._write_checkpoint(step)
             raise
 
-    def _keep_best(self, line: Mapping[str, Any]) -> None:
-        """Keep the policy if it has the best validation. That of the model at the start does not count."""
-        name = validation_name(self.config.val_temperature)
-        validation = line.get(name)
-        if line["step"] and validation:
-            self.checkpoints.keep_best(line["step"], validation, self._scores[name])
-
-
-_ROUNDING = 1e-9
-_DISK_FULL_BYTES = 8 << 20
-"""A failed write with less free space than this is reported as a full disk."""
-
-
-class CheckpointWriter:
-    """Adapters are merged into the weights that it writes."""
-
-    def __init__(self, run: RunDir, grpo: GRPO, tokenizer: Any) -> None:
-        self._run, self._grpo, self._tokenizer = run, grpo, tokenizer
-
-    def write(self, step: int) -> None:
+    def _write_checkpoint(self, step: int) -> None:
         """Write the checkpoint of a step, from which the run can be resumed."""
-        with self._run.checkpoints.write(step) as folder, self._named_disk_errors(folder):
+        with self.run.checkpoints.write(step) as folder, self._named_disk_errors(folder):
             self._save_policy(folder)
-            torch.save(self._grpo.state(), folder / "trainer.pt")
+            torch.save(self.grpo.state(), folder / "trainer.pt")
 
-    def keep_best(self, step: int, validation: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-        """Save the policy if its validation is the best so far; ``scores`` are those of its questions.
+    def _keep_best(self, line: Mapping[str, Any]) -> None:
+        """Keep the policy if it has the best validation. That of the model at the start does not count.
 
         Validations may have different numbers of questions, which are not equally hard: those that both judged decide.
         """
-        best = self._run.checkpoints.best()
-        if scores and (best is None or not _is_worse(scores, best["scores"])):
+        name, best = validation_name(self.config.val_temperature), self.run.checkpoints.best()
+        if not line["step"] or not (validation := line.get(name)) or not (scores := self._scores[name]):
+            return
+        if best is None or not _is_worse(scores, best["scores"]):
             figures = {**validation, "scores": scores}
-            with self._run.checkpoints.write_best(step, figures) as folder, self._named_disk_errors(folder):
+            with self.run.checkpoints.write_best(line["step"], figures) as folder, self._named_disk_errors(folder):
                 self._save_policy(folder)
 
     def _save_policy(self, folder: Path) -> None:
-        with merged_weights(self._grpo.model) as weights:
-            save_policy(self._grpo.model, self._tokenizer, folder, weights)
+        """Adapters are merged into the weights that are written."""
+        with merged_weights(self.model) as weights:
+            save_policy(self.model, self.tokenizer, folder, weights)
 
     @contextmanager
     def _named_disk_errors(self, folder: Path) -> Iterator[None]:
@@ -344,7 +330,7 @@ class CheckpointWriter:
             yield
         except Exception as error:
             if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._run.path)) from error
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
             raise
 
 
