@@ -80,7 +80,7 @@ def main(
         setup_logging(debug)
         if dev:
             results = run_dev(job, shown)
-            from groundwire.train.cli.rollout_view import show_rollouts
+            from groundwire.train.cli.progress import show_rollouts
             from groundwire.train.evaluation.notes import never_called
 
             show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)

@@ -26,8 +26,7 @@ from groundwire.train.api import training
 from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
-from groundwire.train.config.published import differences
-from groundwire.train.config.resolve import resolve
+from groundwire.train.config.resolve import differences, resolve
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.store.__main__ import app as store_app
 from groundwire.train.verl.hydra_config import flat_config

@@ -19,8 +19,7 @@ from groundwire.tools.terminal import spinner
 from groundwire.train.api.resume import check_continuation, config_for_resume, parts_of, resume_hint, store_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.tracking import logged_in
-from groundwire.train.config.published import differences
-from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.config.resolve import differences, resolve, with_file
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.evaluation.run_reader import summarize

@@ -54,8 +54,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
     a run whose parts were objects of a script, if they are not given.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    trained = trained_model(given.get("model", "starter"))
-    if trained is None:
+    if (trained := trained_model(given.get("model", "starter"))) is None:
         return given
     folder, run = trained
     stored = present(run.config())
@@ -83,10 +82,9 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
 
 
 def _is_run(folder: Path) -> bool:
-    try:
+    config = None
+    with suppress(OSError, ValueError):
         config = read_json(folder / "config.json")
-    except (OSError, ValueError):
-        return False
     return isinstance(config, dict) and "model_type" not in config and {"backend", "domain"} <= config.keys()
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall
 from groundwire.rewards.spider.execution_match import spider_exec_match
-from groundwire.train.cli.rollout_view import show_rollouts
+from groundwire.train.cli.progress import show_rollouts
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Outcome, Rollout
 
