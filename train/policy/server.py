@@ -28,8 +28,7 @@ from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import Conversations, WireCall, answer
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.messages import MessagesCall
-from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError
-from groundwire.tools.files import parse_json, shorten_repr
+from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, read_request
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
@@ -227,13 +226,9 @@ class PolicyServer(HttpServer):
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
         try:
-            body = parse_json(await request.read())
+            body = read_request(await request.read())
         except web.HTTPRequestEntityTooLarge as error:
             raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large") from error
-        except ValueError as error:
-            raise ChatRequestError(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise ChatRequestError(f"the body must be a JSON object, not {shorten_repr(body)}")
         return {**body, "model": self.model_name} if self._any_model else body
 
     async def _models(self, _: web.Request) -> web.Response:

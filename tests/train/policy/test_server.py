@@ -487,7 +487,7 @@ async def test_a_closed_engine_is_a_503(tiny_policy):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("[" * 100_000 + "]" * 100_000, "the body is not JSON"),
+        ("[" * 100_000 + "]" * 100_000, "the request is not JSON"),
         ('{"model": "policy", "messages": [], "x": ' + "[" * 980 + "]" * 980 + "}", "recursion limit exceeded"),
     ],
 )
