@@ -53,8 +53,12 @@ def _varlen(
         got = f"{query.shape[0]} rows{'' if attention_mask is None else ' and a mask'}"
         raise ValueError(f"{VARLEN} attends within one row without padding, and got {got}")
     ends, longest = _sequences(position_ids)
-    if not query.is_cuda:
-        return _one_by_one(query, key, value, ends.tolist(), scaling), None
+    if not query.is_cuda:  # torch has no such kernel for a CPU: one sequence at a time
+        parts = []
+        for start, end in pairwise(ends.tolist()):
+            q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+            parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
+        return torch.cat(parts, 2).transpose(1, 2), None
     from torch.nn.attention.varlen import varlen_attn
 
     groups = query.shape[1] // key.shape[1]
@@ -78,15 +82,6 @@ def _sequences(position_ids: Tensor) -> tuple[Tensor, int]:
         known = position_ids._groundwire_sequences = ends, int(ends.diff().max())
     ends, longest = known
     return ends, longest
-
-
-def _one_by_one(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scaling: float | None) -> Tensor:
-    """The same on a CPU, for which torch has no such kernel."""
-    parts = []
-    for start, end in pairwise(ends):
-        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
-        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True))
-    return torch.cat(parts, 2).transpose(1, 2)
 
 
 def tree_block_mask(end: Tensor) -> BlockMask:

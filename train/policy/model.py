@@ -167,8 +167,7 @@ def load_initial_state(
 
 def load_start(config: RunConfig) -> LlamaForCausalLM:
     """The model that the run begins with, on ``config.device``."""
-    model, _ = load_policy(find_model(config.model))
-    return model.to(config.device)
+    return load_policy(find_model(config.model))[0].to(config.device)
 
 
 def _load_checkpoint(

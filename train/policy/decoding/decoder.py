@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groundwire.train.policy.errors import UnsupportedModelError
-from groundwire.train.policy.pretrained.model_settings import SUPPORTED
+from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
 
 
 def _logits(
@@ -219,12 +219,10 @@ class Decoder:
             ids: int64 ``[rows, steps]``, right-padded with any token.
             positions: int64 ``[rows, steps]``, each below ``span``; the cache already holds the earlier ones.
             last: int64 ``[rows]``, the step of each row to predict from.
-            cache: from :meth:`cache`.
-            first_row: the cache row of the first row of ``ids``.
+            cache: from :meth:`cache`, from its row ``first_row`` on.
             span: the number of positions to attend to, from the first.
 
-        Returns:
-            ``[rows, vocabulary]``, in the products' type.
+        Returns ``[rows, vocabulary]``, in the products' type.
         """
         return _scripted_logits(
             ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,
@@ -233,10 +231,7 @@ class Decoder:
 
 
 def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
-    """The decoder for the model's device.
-
-    The GPU's needs Triton, which comes with torch on Linux; without it the CPU's runs on the GPU.
-    """
+    """The decoder for the model's device. The GPU's needs Triton; without it the CPU's runs on the GPU."""
     if model.device.type == "cuda" and find_spec("triton"):
         from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 
@@ -247,11 +242,7 @@ def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
 def check_supported(model: Any) -> None:
     """Raise :class:`UnsupportedModelError` unless :class:`Decoder` computes the model's architecture."""
     if problem := _unsupported(model.config):
-        raise UnsupportedModelError(
-            f"the embedded engine cannot sample from {type(model).__name__}: {problem}. "
-            f"It computes the decoders {', '.join(SUPPORTED)} with full attention; use such a checkpoint, "
-            "or serve this one with vLLM."
-        )
+        raise unsupported(type(model).__name__, problem)
 
 
 def _unsupported(config: Any) -> str | None:

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from groundwire.train.policy.chat.template import smollm2_template
 from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.policy.pretrained.model_settings import check_architecture
+from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
 
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 """The special tokens of a tokenizer, and the names of their ids in a file."""
@@ -40,8 +40,8 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
     part = "file"
     try:
         fields = _read_header(file)
-        if not any_architecture:
-            check_architecture(file, "architecture", fields["general.architecture"])
+        if not any_architecture and (kind := fields["general.architecture"]) not in SUPPORTED:
+            raise unsupported(file, f"its architecture is {kind!r}")
         part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
         _complete_tokenizer(tokenizer, fields)

