@@ -102,7 +102,14 @@ def main(
         else:
             given = given_settings(settings, pairs, names=_OPTIONS)
             endpoint = ModelEndpoint(base_url, os.environ.get(api_key_env)) if base_url else None
-            text = _evaluate(given, endpoint, split=split, samples=samples, form=form)
+            job = make_evaluation_job(given, endpoint, split=split)
+            setup_logging()
+            run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
+            texts = {"json": table([entry], "json")}
+            for name, file in (("markdown", "table.md"), ("text", "table.txt")):
+                texts[name] = f"{table([entry], name)}\n\n{details(entry['after'], name, job.domain.breakdowns)}"
+                (run.path / file).write_text(f"{texts[name]}\n", encoding="utf-8")
+            text = texts[form]
         typer.echo(text)
 
 
@@ -118,20 +125,6 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     except ValueError as error:
         raise RunDirError(f"{paths[0]} and {paths[1]} cannot be compared: {error}") from error
     return comparison(result, [run.path.name for run in runs], form)
-
-
-def _evaluate(
-    given: dict[str, Any], endpoint: ModelEndpoint | None, *, split: str | None, samples: int, form: str
-) -> str:
-    job = make_evaluation_job(given, endpoint, split=split)
-    setup_logging()
-    run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
-    breakdowns = job.domain.breakdowns
-    texts = {}
-    for name, file in (("markdown", "table.md"), ("text", "table.txt")):
-        texts[name] = f"{table([entry], name)}\n\n{details(entry['after'], name, breakdowns)}"
-        (run.path / file).write_text(f"{texts[name]}\n", encoding="utf-8")
-    return texts.get(form) or table([entry], form)
 
 
 def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
