@@ -7,7 +7,8 @@ HTML, which wraps on a phone; its texts are numbers, and in tooltips the escaped
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,18 +72,13 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
     """
     steps = [line for line in metrics if line["step"] > 0]
     components = {line["step"]: line.get("reward_components", {}) for line in steps}
-
-    def figures(names: Sequence[str]) -> list[Series]:
-        return _lines(
-            {line["step"]: {name: line[name] for name in names if line.get(name) is not None} for line in steps}
-        )
-
+    by_step = {line["step"]: line for line in steps}
     made = [
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
         Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
         Chart(key="length", title="Length of replies and prompts", unit="tokens per call", series=_lines(lengths)),
-        *(Chart(key=key, title=title, unit=unit, series=figures(names)) for key, title, unit, names in _HEALTH),
+        *(Chart(key=key, title=title, unit=unit, series=_lines(by_step, names)) for key, title, unit, names in _HEALTH),
         Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
         Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
     ]
@@ -118,30 +114,33 @@ def _validation(metrics: Metrics, key: str, way: str) -> Series:
 
 def _breakdown_charts(metrics: Metrics) -> list[Chart]:
     """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, differs from all others."""
-    columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    columns: defaultdict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for line in metrics:
         for key, parts in line.get("validation", {}).items():
             if key.startswith("by_"):
-                for name, part in parts.items():
-                    columns.setdefault(key, {}).setdefault(name, []).append((line["step"], part["accuracy"]))
+                columns[key][line["step"]] = {name: part["accuracy"] for name, part in parts.items()}
     return [
         Chart(
             key=key if (column := key.removeprefix("by_")) in _OTHER_KEYS else re.sub(r"[^\w-]", "_", column),
             title=f"Accuracy {key.replace('_', ' ')}",
             unit="share of questions (greedy)",
-            top=None if any(value > 1 for points in parts.values() for _, value in points) else 1.0,
-            series=[Series(name=name, points=points) for name, points in parts.items()],
+            top=None if any((value or 0) > 1 for of_step in by_step.values() for value in of_step.values()) else 1.0,
+            series=_lines(by_step),
         )
-        for key, parts in columns.items()
+        for key, by_step in columns.items()
     ]
 
 
-def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
-    names = dict.fromkeys(name for of_step in values.values() for name in of_step)
-    return [
-        Series(name=name, points=[(step, of_step[name]) for step, of_step in sorted(values.items()) if name in of_step])
-        for name in names
+def _lines(values: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -> list[Series]:
+    """A series for each of the ``names``, by default of all, that has a value in some step."""
+    series = [
+        Series(
+            name=name,
+            points=[(step, line[name]) for step, line in sorted(values.items()) if line.get(name) is not None],
+        )
+        for name in names or dict.fromkeys(name for line in values.values() for name in line)
     ]
+    return [one for one in series if one.points]
 
 
 def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
