@@ -44,10 +44,8 @@ RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
 ESTIMATOR = "algorithm.adv_estimator"
 PORT = "agentlightning.port"
-MINIBATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
-
-
 _ACTOR = "actor_rollout_ref.actor"
+MINIBATCH = f"{_ACTOR}.ppo_mini_batch_size"
 
 
 def loss_keys(config: RunConfig) -> dict[str, tuple[Any, str]]:
@@ -87,9 +85,7 @@ def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:
             if given.get(name) not in (None, settings[name]):
                 raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
             del overrides[key]
-    if (logger := overrides.get(LOGGER)) is not None:
-        settings["track"] = _trackers(logger, given)
-    return {**settings, "verl": overrides}
+    return {**settings, **_track(overrides.get(LOGGER), given), "verl": overrides}
 
 
 def with_published_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,20 +111,19 @@ def with_published_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_verl(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings for the local trainer: GRPO and its loggers, under verl's names, mean what they mean for verl."""
-    settings, overrides = dict(given), dict(given.get("verl") or {})
-    estimator = overrides.pop(ESTIMATOR, "grpo")
-    if estimator != "grpo":
+    overrides = dict(given.get("verl") or {})
+    if (estimator := overrides.pop(ESTIMATOR, "grpo")) != "grpo":
         raise ConfigError(f"{ESTIMATOR}={estimator}: the local trainer has grpo alone; --trainer verl has others")
-    if (logger := overrides.pop(LOGGER, None)) is not None:
-        settings["track"] = _trackers(logger, given)
-    return {**settings, "verl": overrides}
+    return {**given, **_track(overrides.pop(LOGGER, None), given), "verl": overrides}
 
 
-def _trackers(logger: Any, given: Mapping[str, Any]) -> list[str]:
-    """The trackers among verl's loggers."""
+def _track(logger: Any, given: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The setting ``track`` with the trackers among verl's loggers; empty without these."""
+    if logger is None:
+        return {}
     trackers = [name for name in ([logger] if isinstance(logger, str) else list(logger)) if name in TRACKERS]
     if given.get("track") and set(given["track"]) != set(trackers):
         raise ConfigError(
             f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
         )
-    return trackers
+    return {"track": trackers}

@@ -1,10 +1,8 @@
 """The trainer on GPUs: checks a run before it starts, writes the tasks, starts verl, and collects its results.
 
-verl's trainer runs in a Ray process with :mod:`groundwire.train.verl.agent_loop_manager`; the agents, their stores and
-their proxies run in others (:mod:`groundwire.train.verl.rollout_workers`). The run directory has the local trainer's
-files (``config.json``, ``metrics.jsonl``, ``rollouts.parquet``, ``curve.png``, ``summary.json``), plus ``verl.jsonl``
-(verl's log), ``model`` (a link to the newest checkpoint in Hugging Face's format) and, if verl failed, ``error.txt``
-with the traceback.
+verl's trainer runs in a Ray process with :mod:`.agent_loop_manager`; the agents, their stores and their proxies run in
+others (:mod:`.rollout_workers`). Beside the local trainer's files the run directory has ``verl.jsonl`` (verl's log),
+``model`` (a link to the newest checkpoint in Hugging Face's format) and, if verl failed, ``error.txt``.
 """
 
 from __future__ import annotations
