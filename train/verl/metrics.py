@@ -58,7 +58,7 @@ _FIGURES = {
     "grad_norm": "actor/grad_norm",
 }
 """verl's names of the keys of :class:`groundwire.train.artifacts.metrics_lines.MetricsLine` that it has."""
-_LOG, _ARCHIVE = "verl.jsonl", "verl-before.jsonl"
+_LOG = "verl.jsonl"
 
 
 @dataclass
@@ -178,9 +178,11 @@ def _metrics_of(
 
 
 def write_metrics(run: RunDir) -> None:
-    """Write ``metrics.jsonl`` anew, one line per step."""
-    logged = defaultdict[int, dict[str, Any]](dict)
-    for line in _verl_lines(run.path):
+    """Write ``metrics.jsonl`` anew, one line per step: verl's log after what an interrupted run has not repeated."""
+    log, logged = _read_lines(run.path / _LOG, "data", dict), defaultdict[int, dict[str, Any]](dict)
+    first = min((line["step"] for line in log if "timing_s/step" in line["data"]), default=math.inf)
+    earlier = ({"step": line["step"], "data": line.get("verl", {})} for line in run.metrics() if line["step"] < first)
+    for line in (*earlier, *log):
         logged[line["step"]].update(line["data"])
     sampled = defaultdict[str, dict[int, Any]](dict)
     for line in _read_lines(run.path / "rollouts.jsonl", "partition", str):
@@ -227,18 +229,10 @@ def last_probability_difference(run: RunDir) -> float | None:
 
 
 def archive_verl_log(run: RunDir) -> None:
-    """Move the log of an interrupted run out of the way: verl overwrites its log in every process."""
+    """Take the log of an interrupted run into ``metrics.jsonl``: verl overwrites its log in every process."""
     if (run.path / _LOG).exists():
-        run.write_json_lines(_ARCHIVE, _verl_lines(run.path))
+        write_metrics(run)
         (run.path / _LOG).unlink()
-
-
-def _verl_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """The archived and the current log; archived steps that the resumed run repeated are left out."""
-    current = _read_lines(run_dir / _LOG, "data", dict)
-    first = min((line["step"] for line in current if "timing_s/step" in line["data"]), default=None)
-    archived = _read_lines(run_dir / _ARCHIVE, "data", dict)
-    return [line for line in archived if first is None or line["step"] < first] + current
 
 
 def _metrics_line(

@@ -34,7 +34,8 @@ def _step(number: int, seconds: float) -> str:
 
 def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
-    (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
+    (run.path / "verl.jsonl").write_text(_step(1, 2.0))
+    archive_verl_log(run)
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
     with follow_verl_log(run, print, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
