@@ -68,8 +68,7 @@ class _Metrics:
     step: int
     rollouts: list[Rollout] = field(default_factory=list)
     """Without the tokens and texts of their calls, which take most of the memory."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Metrics that add up over the parts of a step."""
+    counts: Counter[str] = field(default_factory=Counter)  # metrics that add up over the parts of a step
     seconds: Counter[str] = field(default_factory=Counter)
 
     def means(self) -> dict[str, float]:

@@ -250,12 +250,10 @@ class RolloutService:
     def _validate(self, prompt: Prompt, scored: Mapping[int, Rollout]) -> list[TrainingRow]:
         """The rows of a validation group. Each rollout with a reward has one; verl needs a token in it."""
         _, rows = self._group(prompt, scored, self._validation_config, own_advantages=False)
-        empty: dict[str, Any] = {"prompt_ids": [self._pad_id], "response_ids": [self._pad_id]}
-        empty |= {"mask": [0], "logprobs": [0.0]} | dict.fromkeys(
-            ("step", "first_version", "last_version"), prompt.step
-        )
+        steps: Any = dict.fromkeys(("step", "first_version", "last_version"), prompt.step)
+        empty: Any = {"prompt_ids": [self._pad_id], "response_ids": [self._pad_id], "mask": [0], "logprobs": [0.0]}
         return rows + [
-            TrainingRow(uid=prompt.uid, session=session, reward=scored[session].outcome.reward or 0.0, **empty)
+            TrainingRow(uid=prompt.uid, session=session, reward=scored[session].outcome.reward or 0.0, **empty, **steps)
             for session in sorted(scored.keys() - {row.session for row in rows})
         ]
 

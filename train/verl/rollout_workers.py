@@ -130,8 +130,7 @@ async def run_in_turn(turn: asyncio.Lock, group: Callable[[], Coroutine[Any, Any
 class _Worker:
     actor: Any
     started: Any
-    open: int = 0
-    """Rollouts."""
+    open: int = 0  # rollouts
 
 
 class RolloutWorkers:

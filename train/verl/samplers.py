@@ -20,8 +20,7 @@ from groundwire.train.verl.rollout_workers import WorkerProcesses
 class _ReportingSampler:
     """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""
 
-    poll_s = 0.2
-    """verl lists all keys of TransferQueue at each poll."""
+    poll_s = 0.2  # verl lists all keys of TransferQueue at each poll
     own_options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, *, sampler_kwargs: Mapping[str, Any], **options: Any) -> None:

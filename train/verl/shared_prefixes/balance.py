@@ -17,8 +17,7 @@ from groundwire.train.verl.shared_prefixes.prefixes import DIGITS, equal_hashes,
 _GRADIENT_COST = 4
 """The cost of a row with a gradient, where that of a row without is 1: both need a forward pass for old
 log-probabilities, and only the first an update, which takes about three times as long."""
-_UNITS_PER_RANK = 4
-"""Groups that begin alike are divided if they cost more than a GPU's work divided by this."""
+_UNITS_PER_RANK = 4  # groups that begin alike are divided if they cost more than a GPU's work divided by this
 
 
 def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: int) -> list[list[int]]:

@@ -84,7 +84,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 gradients of the failed pass, which only its private attributes could clear.
         """
         add_derived_columns(data)
-        if not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
+        if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest = max(map(len, _rows(data["input_ids"])))
         while True:
@@ -139,7 +139,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
-        if (kept := tensordict_utils.get_non_tensor_data(micro_batch, _KEPT, None)) is not None:
+        if (kept := _setting(micro_batch, _KEPT, None)) is not None:
             device = inputs["input_ids"].device
             tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
             for name in ("input_ids", "position_ids", "shift_labels"):
@@ -176,20 +176,21 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         return UsedTokens
 
     def _shares(self, data: Any) -> bool:
-        def setting(name: str, default: bool = False) -> Any:
-            return tensordict_utils.get_non_tensor_data(data, name, default)
-
         model = self.model_config.hf_config
         return (
             model._attn_implementation == VARLEN
             and not hasattr(model, "vision_config")
             and not self.use_ulysses_sp
             and not self.pad_to_length
-            and setting("use_remove_padding", True)
-            and setting("use_fused_kernels")
-            and not any(map(setting, _OTHER_OUTPUTS))
+            and _setting(data, "use_remove_padding", True)
+            and _setting(data, "use_fused_kernels")
+            and not any(_setting(data, name) for name in _OTHER_OUTPUTS)
             and data["loss_mask"].is_nested
         )
+
+
+def _setting(data: Any, name: str, default: Any = False) -> Any:
+    return tensordict_utils.get_non_tensor_data(data, name, default)
 
 
 class _Kept(NamedTuple):
@@ -289,9 +290,8 @@ def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
     config = getattr(loss_function, "keywords", {}).get("config")
     if getattr(loss_function, "func", None) is not losses.ppo_loss or config is None or config.use_kl_loss:
         return None
-    if config.policy_loss.get("loss_mode", "vanilla") not in _LOSSES or "advantages" not in data:
-        return None
-    if any(tensordict_utils.get_non_tensor_data(data, name, False) for name in _ALL_ROWS):
+    every_row = "advantages" not in data or any(_setting(data, name) for name in _ALL_ROWS)
+    if every_row or config.policy_loss.get("loss_mode", "vanilla") not in _LOSSES:
         return None
     weighted = data["advantages"].values() * data["loss_mask"].values()
     row_of_token = torch.arange(len(data)).repeat_interleave(data["loss_mask"].offsets().diff().cpu())

@@ -18,8 +18,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from groundwire.train.verl.shared_prefixes.prefixes import DIGITS, PREFIXES, REMEMBERED, prefix_hashes
 
-_MOST_AHEAD = 4
-"""A server with as many more open requests than the least busy one gets no prompt for its prefix."""
+_MOST_AHEAD = 4  # a server with as many more open requests than the least busy one gets no prompt for its prefix
 _LEAST_SHARE = 0.5
 """Of a prompt's tokens: a shorter known prefix, such as a system message, is no reason to choose a server."""
 
