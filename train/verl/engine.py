@@ -11,6 +11,7 @@ import asyncio
 import pkgutil
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from groundwire.tools.secrets import mask_secrets
@@ -21,6 +22,7 @@ from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
 
+@dataclass(eq=False)
 class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
@@ -28,23 +30,18 @@ class VerlEngine:
     change the weights, and for that waits for their first token. ``together``: see :class:`.RouteKeys`.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        tokenizer: Any,
-        *,
-        max_model_len: int,
-        timer: StepTimer,
-        server: str,
-        interrupted: bool = True,
-        together: int = 1,
-    ) -> None:
-        self._final_only = server == "vllm" and not interrupted
-        self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
-        self._client, self._timer, self._server = client, timer, server
-        self._route_keys = RouteKeys(together)
+    client: Any
+    tokenizer: Any
+    max_model_len: int
+    timer: StepTimer
+    server: str
+    interrupted: bool = True
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        self.weights_version, self._closed = 0, False
+        self._route_keys = RouteKeys(self.together)
         self._running = set[Future[Completion]]()
-        self._closed = False
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
@@ -54,10 +51,10 @@ class VerlEngine:
             raise EngineClosedError("the engine is closed")
         if len(prompt_ids) >= self.max_model_len:
             raise ContextLengthError(len(prompt_ids), self.max_model_len)
-        if sampling.grammar and self._server != "vllm":
+        if sampling.grammar and self.server != "vllm":
             raise ChatRequestError(
                 "response_format and tool_choice are only served with vLLM (rollout.name=vllm), and this run has "
-                f"rollout.name={self._server}",
+                f"rollout.name={self.server}",
                 param="response_format",
             )
         work = self._generate(tuple(prompt_ids), sampling, on_token)
@@ -78,8 +75,8 @@ class VerlEngine:
         parameters = self._parameters(sampling, limit)
         key = self._route_keys.key(sampling.session or str(id(parameters)), prompt_ids)
         try:
-            with self._timer.busy("sampling"):
-                output = await self._client.generate(key, prompt_ids=list(prompt_ids), sampling_params=parameters)
+            with self.timer.busy("sampling"):
+                output = await self.client.generate(key, prompt_ids=list(prompt_ids), sampling_params=parameters)
         except Exception as error:  # Ray wraps the server's error
             raise EngineError(
                 f"verl's server failed: {type(error).__name__}: {mask_secrets(str(error))[:500]}"
@@ -122,13 +119,13 @@ class VerlEngine:
             "stop": list(sampling.stop) or None,
             "stop_token_ids": list(sampling.stop_token_ids) or None,
         }
-        if self._server == "vllm":  # SGLang refuses a seed
+        if self.server == "vllm":  # SGLang refuses a seed
             parameters |= {
                 # Making text is more than half of vLLM's CPU work per token, and only stop strings need it.
                 "detokenize": bool(sampling.stop),
                 "seed": sampling.seed,
                 "structured_outputs": _structured_outputs(sampling.grammar) if sampling.grammar else None,
-                "output_kind": _FinalOnly() if self._final_only else None,
+                "output_kind": None if self.interrupted else _FinalOnly(),
             }
         return {name: value for name, value in parameters.items() if value is not None}
 

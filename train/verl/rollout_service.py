@@ -77,6 +77,7 @@ class _Step:
     replaced: int = 0
 
 
+@dataclass(kw_only=True, eq=False)
 class RolloutService:
     """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
@@ -84,24 +85,19 @@ class RolloutService:
     ``own_advantages`` verl computes them. Without ``schedule`` verl's loader chooses the tasks.
     """
 
-    def __init__(
-        self,
-        *,
-        runtime: RolloutRuntime | RolloutWorkers,
-        queue: TransferQueueRows,
-        config: RunConfig,
-        run: RunDir,
-        pad_id: int,
-        own_advantages: bool = True,
-        schedule: TaskSchedule | None = None,
-    ) -> None:
-        self.runtime = runtime
-        self._queue, self._config = queue, config
-        self._pad_id, self._own_advantages, self._schedule = pad_id, own_advantages, schedule
+    runtime: RolloutRuntime | RolloutWorkers
+    queue: TransferQueueRows
+    config: RunConfig
+    run: RunDir
+    pad_id: int
+    own_advantages: bool = True
+    schedule: TaskSchedule | None = None
+
+    def __post_init__(self) -> None:
         # A validation judges what the agent has sampled, whatever of it would be trained.
         judged = {"credit": "broadcast", "truncated": "train", "agent_match": None}
-        self._validation_config = config.model_copy(update=judged)
-        self._scores = FailureScores(config.failures, run)
+        self._validation_config = self.config.model_copy(update=judged)
+        self._scores = FailureScores(self.config.failures, self.run)
         self._steps = defaultdict[int, _Step](_Step)
         self._empty_groups, self._last_failure = 0, ""  # training groups in a row that had no use, and why
         self._warned_of_constraints = False
@@ -111,18 +107,18 @@ class RolloutService:
         self._open = 0
         self._changed = threading.Event()  # set when a group has failed, or all have ended
         self._error: BaseException | None = None
-        self._metrics = SampledSteps(config, run)
+        self._metrics = SampledSteps(self.config, self.run)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
         self.check()
         # verl's loader says how many tasks a step begins with, and its sampler when one is replaced. Which tasks these
         # are is up to the schedule, the same as the local trainer's.
-        if self._schedule is not None and prompts[0].partition == "train":
-            prompts = [replace(prompt, task=self._schedule.draw(prompt.step)) for prompt in prompts]
+        if self.schedule is not None and prompts[0].partition == "train":
+            prompts = [replace(prompt, task=self.schedule.draw(prompt.step)) for prompt in prompts]
         # A validation that runs as many rollouts as several training steps has the time of those steps.
-        steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
-        deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
+        steps = sum(prompt.rollouts for prompt in prompts) / (self.config.tasks_per_step * self.config.group_size)
+        deadline_s = self.config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
         groups = list(zip(prompts, self._requests(prompts), strict=True))
 
         async def run_groups(runs: RolloutCollector | RolloutWorkers) -> None:
@@ -144,7 +140,7 @@ class RolloutService:
             raise self._error
         if reason := self.runtime.runner_failure():
             raise RolloutsFailedError(reason)
-        if self._empty_groups > _MAX_EMPTY_BATCHES * self._config.tasks_per_step:
+        if self._empty_groups > _MAX_EMPTY_BATCHES * self.config.tasks_per_step:
             raise RolloutsFailedError(
                 f"the last {self._empty_groups} prompts had fewer than {_MIN_REWARDS} rollouts to train on each; "
                 f"{self._last_failure}"
@@ -177,7 +173,7 @@ class RolloutService:
 
     def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[Rollout]]:
         """The group of each of the prompts of a step."""
-        config, count, step = self._config, prompts[0].rollouts, prompts[0].step
+        config, count, step = self.config, prompts[0].rollouts, prompts[0].step
         tasks = [prompt.task for prompt in prompts]
         groups: Iterable[Sequence[Rollout]]
         if prompts[0].partition == "train":
@@ -194,7 +190,7 @@ class RolloutService:
     ) -> None:
         """Run the rollouts of a prompt and store their rows. Without rows verl replaces the prompt by another."""
         partition = prompt.partition
-        await self._queue.set_status(prompt.uid, partition, "running")
+        await self.queue.set_status(prompt.uid, partition, "running")
         ended = {session: rollout async for session, rollout in runs.each(requests, deadline_s=deadline_s)}
         self._scores.settle(list(ended.values()))
         scored = {session: rollout for session, rollout in ended.items() if rollout.outcome.reward is not None}
@@ -210,8 +206,8 @@ class RolloutService:
             self._ended[partition].rollouts += ended.values()
             self._ended[partition].counts.update(counts)
         if rows:
-            await self._queue.put(rows, partition)
-        await self._queue.set_status(prompt.uid, partition, "finished" if rows else "failure")
+            await self.queue.put(rows, partition)
+        await self.queue.set_status(prompt.uid, partition, "finished" if rows else "failure")
         if not rows:
             self._changed.set()
 
@@ -219,8 +215,8 @@ class RolloutService:
         self, prompt: Prompt, ended: Mapping[int, Rollout], scored: Mapping[int, Rollout]
     ) -> tuple[list[TrainingRow], Counter[str]]:
         """The rows of a training group, none if it is not trained, and counts for the metrics."""
-        config, step = self._config, self._steps[prompt.step]
-        group, rows = self._group(prompt, scored, config, own_advantages=self._own_advantages)
+        config, step = self.config, self._steps[prompt.step]
+        group, rows = self._group(prompt, scored, config, own_advantages=self.own_advantages)
         used = {row.session for row in rows}
         self._note_unused([rollout for session, rollout in ended.items() if session not in used])
         usable = len(used) >= _MIN_REWARDS
@@ -236,11 +232,11 @@ class RolloutService:
             counts["dropped_unused"] = unused
         if teaches:
             counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
-        if self._schedule is not None and scored:
-            self._schedule.add(str(prompt.task["id"]), [rollout.outcome.reward or 0.0 for rollout in scored.values()])
+        if self.schedule is not None and scored:
+            self.schedule.add(str(prompt.task["id"]), [rollout.outcome.reward or 0.0 for rollout in scored.values()])
         if replaced or not usable:
             return [], counts
-        if self._own_advantages:
+        if self.own_advantages:
             group.record()
         trained = (pair[0] for row in rows for pair in zip(row.logprobs, row.mask, strict=True) if pair[1])
         logprobs: Any = list(trained)  # those that the sampler had for the trained tokens
@@ -251,7 +247,7 @@ class RolloutService:
         """The rows of a validation group. Each rollout with a reward has one; verl needs a token in it."""
         _, rows = self._group(prompt, scored, self._validation_config, own_advantages=False)
         steps: Any = dict.fromkeys(("step", "first_version", "last_version"), prompt.step)
-        empty: Any = {"prompt_ids": [self._pad_id], "response_ids": [self._pad_id], "mask": [0], "logprobs": [0.0]}
+        empty: Any = {"prompt_ids": [self.pad_id], "response_ids": [self.pad_id], "mask": [0], "logprobs": [0.0]}
         return rows + [
             TrainingRow(uid=prompt.uid, session=session, reward=scored[session].outcome.reward or 0.0, **empty, **steps)
             for session in sorted(scored.keys() - {row.session for row in rows})
@@ -277,7 +273,7 @@ class RolloutService:
         self._last_failure = outcome.message or (
             "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
             + (f"; {_CONSTRAINED}" if _constrained([last]) else "")
-            + ("; truncated replies are masked (--truncated mask)" if self._config.truncated == "mask" else "")
+            + ("; truncated replies are masked (--truncated mask)" if self.config.truncated == "mask" else "")
         )
 
 
