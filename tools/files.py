@@ -42,23 +42,16 @@ def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text, with U+FFFD for half of a surrogate pair, escaped or not.
-
-    Raises ``ValueError``, also for more than 200 nested values.
-    """
+    """The value of a JSON text, with U+FFFD for half of a surrogate pair. Raises ``ValueError``, also for deep ones."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
         return from_json(text)
     except (TypeError, ValueError):  # TypeError: half of a surrogate pair that is not escaped
-        valid = valid_text(_ESCAPES.sub(_unescape_surrogate, text))
+        valid = valid_text(_ESCAPES.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else escape[0], text))
         if valid == text:
             raise
         return from_json(valid)
-
-
-def _unescape_surrogate(escape: re.Match[str]) -> str:
-    return chr(int(escape[1], 16)) if escape[1] else escape[0]
 
 
 def read_json(file: Path) -> Any:
@@ -80,15 +73,10 @@ def first_error(adapter: TypeAdapter[Any], value: Any) -> str:
     return ""
 
 
-def shorten_repr(value: Any) -> str:
-    """``repr`` for an error message: at most about a hundred characters, however large the value is."""
-    return _shortener.repr(value)
-
-
 _shortener = reprlib.Repr()
 _shortener.maxlevel, _shortener.maxstring, _shortener.maxother, _shortener.maxlong = 2, 80, 80, 40
-
-
+shorten_repr = _shortener.repr
+"""``repr`` for an error message: at most about a hundred characters, however large the value is."""
 _LOCK, _UNLOCKED = ".lock", ".unlocked"
 
 

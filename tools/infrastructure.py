@@ -133,16 +133,13 @@ def _status(error: BaseException) -> int | None:
     """The HTTP status in an exception of any client: requests, httpx, openai, aiohttp, urllib, botocore."""
     with suppress(Exception):  # as in _linked
         response = getattr(error, "response", None)
-        statuses = [
-            getattr(candidate, name, None) for candidate in (error, response) for name in ("status_code", "status")
-        ]
+        names = ("status_code", "status")
+        statuses = [getattr(candidate, name, None) for candidate in (error, response) for name in names]
         if isinstance(response, dict):
             statuses.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
         if type(error).__name__ == "HTTPError":
             statuses.append(getattr(error, "code", None))
-        return next(
-            (candidate for candidate in statuses if isinstance(candidate, int) and 400 <= candidate < 600), None
-        )
+        return next((status for status in statuses if isinstance(status, int) and 400 <= status < 600), None)
     return None
 
 

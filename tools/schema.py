@@ -24,8 +24,6 @@ from typing import Any
 from groundwire.tools.errors import ShortenedWarning
 from groundwire.tools.sql import DatabaseError, QueryError, SqlError, connections, run_query
 
-__all__ = ["RESERVED", "CutSchemaWarning", "TableInfo", "describe_table", "table_info"]
-
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = frozenset(
     [
@@ -112,9 +110,7 @@ def describe_table(database: str | Path, table: str) -> str:
 def _describe(
     path: str, _signature: tuple[int, ...], max_chars: int | None, example_values: int, show_keys: bool
 ) -> TableInfo:
-    lines: list[str] = []
-    cut: list[str] = []
-    used = 0
+    lines, cut, used = list[str](), list[str](), 0
     with contextlib.closing(connections.open_readonly(path)) as conn:
         tables = conn.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
@@ -146,19 +142,16 @@ def _table_lines(
     yield f"CREATE TABLE {_quote_if_needed(table)} ( {' , '.join(parts)} )"
     if example_values > 0:
         for _, column, *_ in columns:
-            values = _examples(path, table, column, example_values)
-            if values:
+            if values := _examples(path, table, column, example_values):
                 yield f"-- {_quote_if_needed(column)} : {' , '.join(values)}"
 
 
 def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[str]:
-    primary = _primary_key(columns)
-    if primary:
+    if primary := _primary_key(columns):
         yield f"primary key ( {_name_list(primary)} )"
     foreign: dict[int, tuple[str, list[str], list[str]]] = {}
-    for number, _, parent, column, parent_column, *_ in conn.execute(
-        f"PRAGMA foreign_key_list({connections.quote_identifier(table)})"
-    ):
+    listed = conn.execute(f"PRAGMA foreign_key_list({connections.quote_identifier(table)})")
+    for number, _, parent, column, parent_column, *_ in listed:
         _, own, referenced = foreign.setdefault(number, (parent, [], []))
         own.append(column)
         if parent_column is not None:
@@ -167,9 +160,8 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
     for _, (parent, own, referenced) in sorted(foreign.items(), reverse=True):
         columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(parent)})").fetchall()
         referenced = referenced or _primary_key(columns)  # noqa: PLW2901
-        yield f"foreign key ( {_name_list(own)} ) references {_quote_if_needed(parent)}" + (
-            f" ( {_name_list(referenced)} )" if referenced else ""
-        )
+        target = f" ( {_name_list(referenced)} )" if referenced else ""
+        yield f"foreign key ( {_name_list(own)} ) references {_quote_if_needed(parent)}{target}"
 
 
 def _primary_key(columns: list[Any]) -> list[str]:

@@ -31,10 +31,7 @@ def register_secret(value: str | None) -> None:
 
 
 def mask_secrets(text: str) -> str:
-    """``text`` with each known secret replaced by ``$NAME`` or ``***``, and URLs without user and password.
-
-    It is valid Unicode (:func:`groundwire.tools.text.valid_text`).
-    """
+    """``text`` as valid Unicode, with ``$NAME`` or ``***`` for each known secret, and URLs without password."""
     return secret_masker()(text)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-__all__ = ["TEXT", "AgentResult", "AgentStep", "AnswerKind", "Candidate"]
-
 
 class AgentStep(TypedDict):
     """An LLM turn or a tool call of an agent."""
@@ -49,11 +47,8 @@ class AnswerKind:
 
     def read(self, result: AgentResult) -> Candidate | None:
         """The answer, and where it was; None if it is not known which part of the result is the answer."""
-        candidates = result.candidates
-        chosen = next(
-            (candidate for candidate in candidates if candidate.text.strip()), candidates[0] if candidates else None
-        )
-        return None if chosen is None else Candidate(chosen.text.strip(), chosen.field)
+        texts = [Candidate(text.strip(), field) for text, field in result.candidates]
+        return next((candidate for candidate in texts if candidate.text), texts[0] if texts else None)
 
     def tried(self, steps: Sequence[AgentStep]) -> list[int]:
         """The steps whose input would have been an answer, which validation scores for the accuracy by turn."""

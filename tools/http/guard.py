@@ -14,6 +14,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,9 @@ class Guard:
     ) -> None:
         self._variable = variable
         self._token = None if token is None else token.encode()
-        self._bearer = None if token is None else f"Bearer {token}".encode()
-        self._public = frozenset(public)
+        self._public, self._protobuf = public, protobuf
         self._public_prefixes = tuple(path for path in public if path.endswith("/"))
         self._hosts = frozenset(name.lower() for name in (*hosts, "localhost", socket.gethostname()))
-        self._protobuf = frozenset(protobuf)
         self._is_own_host = lru_cache(maxsize=64)(self._find_host)
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
@@ -85,32 +84,24 @@ class Guard:
         )
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
-        if self._token is None or self._bearer is None:
+        if self._token is None:
             return False
-        if (key := headers.get("X-Api-Key")) and hmac.compare_digest(key.encode(errors="surrogateescape"), self._token):
-            return True
-        value = headers.get("Authorization", "")
-        given = value.encode(errors="surrogateescape")
-        if hmac.compare_digest(given, self._bearer):
-            return True
-        scheme, _, encoded = given.partition(b" ")
-        if scheme.lower() != b"basic":
-            return False
-        try:
-            password = base64.b64decode(encoded, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return False
-        return hmac.compare_digest(password, self._token)
+        key, authorization = (
+            headers.get(name, "").encode(errors="surrogateescape") for name in ("X-Api-Key", "Authorization")
+        )
+        scheme, _, encoded = authorization.partition(b" ")
+        password = b""
+        if scheme.lower() == b"basic":
+            with suppress(binascii.Error):
+                password = base64.b64decode(encoded, validate=True).partition(b":")[2]
+        given = ((key, self._token), (authorization, b"Bearer " + self._token), (password, self._token))
+        return any(value and hmac.compare_digest(value, wanted) for value, wanted in given)
 
     def _find_host(self, host: str) -> bool:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower().rstrip(".") in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        with suppress(ValueError):
+            return name.lower().rstrip(".") in self._hosts or bool(ipaddress.ip_address(name))
+        return False
 
 
 def middleware(guard: Guard) -> Any:
@@ -124,8 +115,8 @@ def middleware(guard: Guard) -> Any:
         refused = guard.refusal(request.method, request.path, request.headers)
         if refused is None:
             return await handler(request)
-        status, reason = refused
-        return web.Response(status=status, body=_body(reason), headers=_headers(status))
+        status, body, own = _answer(*refused)
+        return web.Response(status=status, body=body, headers=own)
 
     return check
 
@@ -144,19 +135,16 @@ class AsgiGuard:
             headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
             refused = self._guard.refusal(scope["method"], scope["path"], headers)
             if refused is not None:
-                status, reason = refused
-                own = [(name.lower().encode(), value.encode()) for name, value in _headers(status).items()]
-                await send({"type": "http.response.start", "status": status, "headers": own})
-                await send({"type": "http.response.body", "body": _body(reason)})
+                status, body, own = _answer(*refused)
+                encoded = [(name.lower().encode(), value.encode()) for name, value in own.items()]
+                await send({"type": "http.response.start", "status": status, "headers": encoded})
+                await send({"type": "http.response.body", "body": body})
                 return
         await self._app(scope, receive, send)
 
 
-def _headers(status: int) -> dict[str, str]:
-    return {"Content-Type": _JSON} | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
-
-
-def _body(reason: str) -> bytes:
+def _answer(status: int, reason: str) -> tuple[int, bytes, dict[str, str]]:
     # Clients of the store read "detail", those of OpenAI's API "error".
     error = {"message": reason, "type": "invalid_request_error", "code": None}
-    return json.dumps({"detail": reason, "error": error}).encode()
+    headers = {"Content-Type": _JSON} | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
+    return status, json.dumps({"detail": reason, "error": error}).encode(), headers

@@ -40,18 +40,15 @@ class Lanes:
         self._slow_threads = anyio.CapacityLimiter(_SLOW_THREADS)
 
     async def run(self, work: Callable[[threading.Event], T]) -> T:
-        """Run ``work``, which takes milliseconds, in the quick lane.
-
-        Raises :class:`groundwire.tools.sql.DatabaseError` if too many requests are waiting.
-        """
+        """Run ``work``, which takes milliseconds, in the quick lane. Raises DatabaseError if too many are waiting."""
         if self._quick.statistics().tasks_waiting >= _MAX_WAITING_QUICK:
             raise DatabaseError(f"{_MAX_WAITING_QUICK} requests are waiting for the server, try again in ten seconds")
         return await _in_thread(work, self._quick)
 
     async def run_query(self, query: Callable[[threading.Event, float], T], timeout_s: float) -> T:
-        """Run ``query``, which gets its time limit in seconds, in the quick lane, and if necessary in the slow one.
+        """Run ``query``, which gets its time limit, in the quick lane, then in the slow one. Raises :class:`BusyError`.
 
-        A query waits for at most ``timeout_s`` for the slow lane. Raises :class:`BusyError`.
+        It waits for the slow lane for at most ``timeout_s``.
         """
         if timeout_s <= _QUICK_S:
             return await self.run(lambda cancelled: query(cancelled, timeout_s))

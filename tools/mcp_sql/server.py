@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -68,10 +69,7 @@ def sql_server(databases: Databases, *, limits: Limits) -> FastMCP:
 
 
 class _Server(FastMCP):
-    """Has the same tools for every client.
-
-    FastMCP looks up first which of its tools a session has hidden, in a store that takes 0.3 s of CPU time to import.
-    """
+    """Has the same tools for every client: FastMCP imports a slow store to look up which a session has hidden."""
 
     def __init__(self, tools: Sequence[Tool], **options: Any) -> None:
         super().__init__(**options)
@@ -119,14 +117,12 @@ class _Functions:
         return _rows_result(await self._lanes.run_query(run, limits.timeout_s), limits.max_chars)
 
     async def list_databases(self) -> ToolResult:
-        return _names_result(
-            "databases", await self._lanes.run(lambda _: self.databases.names()), self.limits.max_chars
-        )
+        names = await self._lanes.run(lambda _: self.databases.names())
+        return _names_result("databases", names, self.limits.max_chars)
 
     async def list_tables(self, database: str | None = None) -> ToolResult:
-        return _names_result(
-            "tables", await self._lanes.run(lambda _: list(self._columns(database))), self.limits.max_chars
-        )
+        names = await self._lanes.run(lambda _: list(self._columns(database)))
+        return _names_result("tables", names, self.limits.max_chars)
 
     async def describe_table(self, table: str, database: str | None = None) -> ToolResult:
         def work(_: threading.Event) -> tuple[str, list[str]]:
@@ -140,10 +136,10 @@ class _Functions:
         if (width := _fitting([len(name) + 2 for name in columns], limit)) < len(columns):
             cuts.append(f"{width} of {len(columns)} columns shown.")
         if len(text) > limit:
-            part = f"{limit} of {len(text)} characters shown"
-            cuts.append(f"{part}: SELECT the columns that you need to see their values.")
+            shown_part = f"{limit} of {len(text)} characters shown"
+            cuts.append(f"{shown_part}: SELECT the columns that you need to see their values.")
         shown = {"columns": [_shorten(name, limit) for name in columns[:width]], "definition": text[:limit]}
-        return _tool_result(text[:limit], shown, " ".join(cuts) or None)
+        return _tool_result(text[:limit], shown, cuts)
 
     async def schema(self, database: str | None = None) -> str:
         return (await self._lanes.run(lambda _: table_info(self.databases.path(database)))).text
@@ -156,11 +152,10 @@ class _Functions:
             raise DatabaseError(connections.read_error(path, error)) from error
 
 
-def _tool_result(text: str, structured: dict[str, Any], cut: str | None) -> ToolResult:
-    """Both forms have the note on the cut, since some clients show the text to their model and some the structure."""
-    if cut is None:
-        return ToolResult(text, structured)
-    return ToolResult(f"{text}\n{cut}", {**structured, "cut": cut})
+def _tool_result(text: str, structured: dict[str, Any], cuts: Sequence[str]) -> ToolResult:
+    """Both forms have the notes on cuts, since some clients show the text to their model and some the structure."""
+    cut = " ".join(cuts)
+    return ToolResult(f"{text}\n{cut}", {**structured, "cut": cut}) if cut else ToolResult(text, structured)
 
 
 def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
@@ -190,27 +185,20 @@ def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
         of = f"more than {len(result.rows)}" if result.truncated else f"{len(result.rows)}"
         cuts.append(f"{len(rows)} of {of} rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate.")
     text = render(QueryResult(columns, rows, False, 0.0), max_chars=sys.maxsize, columns=True)
-    return _tool_result(text, {"columns": columns, "rows": [list(row) for row in rows]}, " ".join(cuts) or None)
+    return _tool_result(text, {"columns": columns, "rows": [list(row) for row in rows]}, cuts)
 
 
 def _names_result(kind: str, names: list[str], max_chars: int) -> ToolResult:
     shown = [_shorten(name, max_chars) for name in names[: _fitting([len(name) + 2 for name in names], max_chars)]]
-    cut = None
-    if len(shown) < len(names):
-        cut = f"{len(shown)} of {len(names)} {kind} shown."
-        if kind == "tables":
-            cut += " Others: SELECT name FROM sqlite_master WHERE name LIKE '...'"
-    return _tool_result(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cut)
+    cuts = [f"{len(shown)} of {len(names)} {kind} shown."] if len(shown) < len(names) else []
+    if cuts and kind == "tables":
+        cuts.append("Others: SELECT name FROM sqlite_master WHERE name LIKE '...'")
+    return _tool_result(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cuts)
 
 
 def _fitting(sizes: Sequence[int], limit: int) -> int:
     """How many of the first items have a total size within ``limit``, but at least one."""
-    total = 0
-    for count, size in enumerate(sizes):
-        total += size
-        if total > limit:
-            return max(count, 1)
-    return len(sizes)
+    return max(sum(total <= limit for total in accumulate(sizes)), min(1, len(sizes)))
 
 
 def _json_value(value: Any) -> Any:

@@ -132,10 +132,7 @@ def _check_complete(path: str, header: bytes) -> None:
 
 
 def _wal_without_log(path: str, header: bytes) -> bool:
-    """Whether the database is in WAL mode but has no log file.
-
-    A read-only connection to it would create -wal and -shm files. ``immutable`` prevents that, and is safe without log.
-    """
+    """Whether the database is in WAL mode, without a log: ``immutable`` is safe then, and creates no -wal and -shm."""
     return header[18:20] == b"\x02\x02" and not os.path.exists(f"{path}-wal")
 
 
@@ -217,10 +214,7 @@ class Connection:
             return False
 
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
-        """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set.
-
-        ``refused`` and ``refused_function`` are what the authorizer refuses in it.
-        """
+        """Begin a query, which ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
         self.deadline, self._stops, self.stopped = deadline, stops, False
         self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
@@ -292,10 +286,7 @@ _idle: list[Connection] = []
 
 
 def acquire(path: str, *, inline: bool = True) -> Connection:
-    """A connection to ``path`` for one query, to be returned with :func:`release`: the one that was used last.
-
-    Raises OSError or sqlite3.Error if there is no readable database.
-    """
+    """A connection for one query, to be given to :func:`release` afterwards. Raises OSError or sqlite3.Error."""
     while True:
         with _lock:
             fitting = [other for other in reversed(_idle) if (other.path, other.inline) == (path, inline)]

@@ -109,10 +109,9 @@ def run_query(
 
 
 def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
-    """Run a query of the main thread in another thread.
+    """Run a query of the main thread, where signal handlers run, in another thread.
 
-    Signal handlers run in the main thread. SQLite swallows an exception that is raised inside its callbacks, so Ctrl-C
-    would look like a failed query.
+    SQLite swallows an exception that is raised inside its callbacks, so Ctrl-C would look like a failed query.
     """
     abandoned, answer, done = threading.Event(), Future[QueryResult](), _thread.allocate_lock()
     done.acquire()
@@ -236,8 +235,7 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
     for row in result.rows:
         text = repr(row)
         if used + len(text) > max_chars:
-            if not parts:
-                parts.append(text[: max(max_chars - used, 0)] + "...")
+            parts = parts or [text[: max(max_chars - used, 0)] + "..."]
             break
         parts.append(text)
         used += len(text) + 2

@@ -105,10 +105,7 @@ def _known_values(schema: Schema, values: Mapping[str, Sequence[Any]], question:
 
 
 def _near_misses(source: GoldSource, deadline: float) -> list[str]:
-    """The mutations of the gold with its result on the database, and those that could not be run in time.
-
-    Also the gold with a part replaced by its value there.
-    """
+    """What is as right as the gold on its database, or could not be run in time: mutations, and parts as values."""
     database, gold, result = source.database, source.gold, source.result
     ordered, misses = _is_ordered(gold), []
 
@@ -127,10 +124,7 @@ def _near_misses(source: GoldSource, deadline: float) -> list[str]:
 
 
 def _try_variants(folder: Path, source: GoldSource, gold: _Gold, deadline: float) -> dict[int, Path]:
-    """Make variants until more of them separate no more; record in ``gold`` what each separates.
-
-    Raises :class:`groundwire.tools.sql.DatabaseError` if none can be made.
-    """
+    """Make variants until more of them separate no more; record in ``gold`` what each does. Raises DatabaseError."""
     values, counts, _ = literals(source.gold)
     known = _known_values(source.schema, values, source.question)
     largest = max((number for number in counts if number <= _MAX_COUNT), default=0)

@@ -44,10 +44,7 @@ _making = [threading.Lock() for _ in range(_LOCKS)]
 
 
 def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]:
-    """The paths of the variants on which an answer to ``gold`` must be right. Takes a moment at the first call.
-
-    Raises :class:`NoVariantsError`.
-    """
+    """The variants on which an answer must be right; the first call takes a moment. Raises :class:`NoVariantsError`."""
     try:
         key = (database, connections.signature(database), gold, question)
     except OSError as error:
