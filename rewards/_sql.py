@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from groundwire.rewards._types import METRIC, RewardError, declared, judges_sql
-from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
 F = TypeVar("F", bound=Callable[..., Any])

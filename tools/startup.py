@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import groundwire
 from groundwire.tools.errors import CommandError
@@ -30,11 +29,8 @@ def child_python_path(*folders: Path) -> str:
 
 
 def setup_logging(debug: bool = False) -> None:
-    """Show errors and our own warnings; silence libraries that log non-errors as errors. ``debug`` shows everything.
-
-    Log lines and tracebacks are without secrets.
-    """
-    sys.excepthook = _print_traceback
+    """Show errors and our own warnings, without secrets; ``debug`` shows everything, also what libraries say."""
+    sys.excepthook = lambda *error: sys.stderr.write(mask_secrets("".join(traceback.format_exception(*error))))
     handler = logging.StreamHandler()
     handler.setFormatter(_MaskingFormatter(logging.BASIC_FORMAT if debug else "%(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, handlers=[handler], force=True)
@@ -54,10 +50,6 @@ class _MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return mask_secrets(super().format(record))
-
-
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.stderr.write(mask_secrets("".join(traceback.format_exception(kind, error, trace))))
 
 
 def silence_libraries(names: Sequence[str] = ("agentlightning", "agentops", "LiteLLM", "httpx", "openai")) -> None:
@@ -90,10 +82,7 @@ def freeze_objects() -> None:
 
 
 def read_env_file() -> None:
-    """Set the variables of ``.env``, if there is one; a variable that the environment has stays as it is.
-
-    Raises :class:`groundwire.tools.errors.CommandError` for a file that cannot be read.
-    """
+    """Set the variables of ``.env`` that the environment lacks. Raises ``CommandError`` if it cannot be read."""
     file = Path(".env")
     if not file.is_file():
         return

@@ -33,7 +33,7 @@ from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.tracing.wire.messages_input import chat_messages
 from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.adapters.tracing.wire.responses_input import input_messages
-from groundwire.tools.sql.syntax import is_query
+from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")

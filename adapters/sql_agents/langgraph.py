@@ -25,7 +25,7 @@ from openai import DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
-from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
 AGENTS = ("write_query", "check_query", "rewrite_query", "answer_question")

@@ -27,7 +27,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL, texts, write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
-from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
 AGENTS = ("sql_agent",)

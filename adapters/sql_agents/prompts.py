@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groundwire.tools.errors import UserError
-from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.sql.answers import fenced_sql
 
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
 DONE = "DONE"

@@ -21,7 +21,7 @@ from sqlglot import exp
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
 from groundwire.tools.sql import QueryError, connections, run_query, sorted_row
-from groundwire.tools.sql.syntax import parse_query
+from groundwire.tools.sql.answers import parse_query
 from groundwire.tools.terminal import progress
 from groundwire.tools.variants.ties import depends_on_ties, tie_probes
 

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from groundwire.adapters.sql_agents.openai_agents import SQLRun, build_sql_agent
 from groundwire.adapters.sql_agents.prompts import write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit
-from groundwire.tools.sql.syntax import fenced_sql
+from groundwire.tools.sql.answers import fenced_sql
 
 Answering = Callable[[str, str], Awaitable[dict[str, Any]]]
 

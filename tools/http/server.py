@@ -26,20 +26,28 @@ _log.addFilter(
 )
 
 
-class _Runner(web.AppRunner):
-    """Closes connections that have sent no request; aiohttp closes those that send no further one."""
+class Runner(web.AppRunner):
+    """A runner with what all our servers need.
+
+    Bodies are not decompressed: two megabytes can become gigabytes before a handler sees them. A request that is not
+    HTTP, and a client that leaves, are not logged; aiohttp would log a traceback for each. Connections that have sent
+    no request are closed; aiohttp closes those that send no further one.
+    """
 
     def __init__(self, app: web.Application, **options: Any) -> None:
-        super().__init__(app, **options)
+        options = {"keepalive_timeout": _KEEPALIVE_S, **options}
+        super().__init__(app, access_log=None, auto_decompress=False, logger=_log, **options)
         self._used: set[Any] = set()
         self._closing: asyncio.Task[None] | None = None
         app.middlewares.insert(0, self._note_use)
 
     async def setup(self) -> None:
+        """Begin to close unused connections."""
         await super().setup()
         self._closing = asyncio.create_task(self._close_unused(), name="close-unused-connections")
 
     async def cleanup(self) -> None:
+        """Close all connections."""
         if self._closing is not None:
             self._closing.cancel()
         await super().cleanup()
@@ -58,16 +66,6 @@ class _Runner(web.AppRunner):
             for connection in waiting & connections - self._used:
                 connection.force_close()
             waiting = connections - self._used
-
-
-def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
-    """A runner with what all our servers need.
-
-    Bodies are not decompressed: two megabytes can become gigabytes before a handler sees them. A request that is not
-    HTTP, and a client that leaves, are not logged; aiohttp would log a traceback for each. Idle connections are closed.
-    """
-    options = {"keepalive_timeout": _KEEPALIVE_S, **options}
-    return _Runner(app, access_log=None, auto_decompress=False, logger=_log, **options)
 
 
 class HttpServer(ABC):
@@ -98,14 +96,11 @@ class HttpServer(ABC):
         return Guard(hosts=[self.host])
 
     async def start(self) -> None:
-        """Listen; ``port`` is the real one afterwards.
-
-        Raises ``OSError`` if the address cannot be used, :class:`TokenError` if it needs a token.
-        """
+        """Listen; ``port`` is the real one afterwards. Raises ``OSError``, and :class:`TokenError` if it needs one."""
         check_listen(self.host, self.token)
         application = self.application()
         application.middlewares.insert(0, middleware(self.guard()))
-        runner = make_runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
+        runner = Runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
         await runner.setup()
         try:
             await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()

@@ -91,7 +91,8 @@ def main(
             for name in ("mcp.server.streamable_http", "uvicorn.error"):
                 logging.getLogger(name).addFilter(_is_server_fault)
             bound_host, bound_port = listener.getsockname()[:2]
-            print(f"serving {database} on {_url(bound_host, bound_port)}", file=sys.stderr, flush=True)
+            name = f"[{bound_host}]" if ":" in bound_host else bound_host
+            print(f"serving {database} on http://{name}:{bound_port}/mcp", file=sys.stderr, flush=True)
             server.run(
                 transport="http",
                 host=host,
@@ -139,10 +140,6 @@ def _listen(host: str, port: int) -> socket.socket:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         cause = "the port is taken, choose another --port" if taken else error
         raise CommandError(f"cannot listen on {host}:{port}: {cause}") from error
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp"
 
 
 if __name__ == "__main__":

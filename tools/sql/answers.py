@@ -1,16 +1,51 @@
-"""Answers that are queries: how one is found in an agent's result, and what people are shown of it."""
+"""Queries in texts: how one is found in an agent's result, what people are shown of it, and its syntax tree."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from groundwire.tools.sql.errors import QueryError
 from groundwire.tools.sql.query import render, run_query
-from groundwire.tools.sql.syntax import fenced_sql, is_query
 from groundwire.tools.types import TEXT, AgentResult, AgentStep, AnswerKind, Candidate
 
 _SHOWN_ROWS = 200
 """Characters of a query's rows."""
+_MAX_CHARS = 4000
+"""A longer text is hardly an attempt at a query, and parsing it takes time."""
+
+_DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|plsql|bigquery|snowflake)\b"
+_LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
+_FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+"""A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
+_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
+
+
+def is_query(text: str) -> bool:
+    """Whether ``text`` begins like an SQL query."""
+    return _QUERY.match(text) is not None
+
+
+def fenced_sql(reply: str) -> str | None:
+    """The last fenced block of a reply, or None if there is none."""
+    blocks = _FENCE.findall(reply)
+    return blocks[-1].strip() if blocks else None
+
+
+def parse_query(sql: str) -> Any:
+    """The syntax tree of one query; None if the text is anything else, or too long."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    if len(sql) > _MAX_CHARS:
+        return None
+    try:
+        statements = sqlglot.parse(sql, read="sqlite")
+    except (SqlglotError, RecursionError):
+        return None
+    return statements[0] if len(statements) == 1 and isinstance(statements[0], exp.Query) else None
 
 
 class SqlAnswers(AnswerKind):

@@ -178,20 +178,15 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
 
 def _choose(gold: _Gold) -> list[int]:
     """A few variants, each the one that separates most of what is left, then most in all."""
-    chosen: list[int] = []
-    left = [variant for variant in sorted(gold.kills) if gold.kills[variant]]
+    chosen, separated = list[int](), set[str]()
+    left = {variant: gold.kills[variant] for variant in sorted(gold.kills) if gold.kills[variant]}
     while left and len(chosen) < _MOST_FILES:
-        best = max(left, key=lambda variant: (_kills(gold, [*chosen, variant]), len(gold.kills[variant])))
-        if len(chosen) >= _LEAST and _kills(gold, [*chosen, best]) == _kills(gold, chosen):
+        best = max(left, key=lambda variant: (len(separated | left[variant]), len(left[variant])))
+        if len(chosen) >= _LEAST and left[best] <= separated:
             break
         chosen.append(best)
-        left.remove(best)
+        separated |= left.pop(best)
     return chosen
-
-
-def _kills(gold: _Gold, variants: Sequence[int]) -> int:
-    """How many wrong queries some variants separate together."""
-    return len(set[str]().union(*(gold.kills[variant] for variant in variants)))
 
 
 def _is_ordered(gold: str) -> bool:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from cachetools import LRUCache
 from platformdirs import user_cache_path
@@ -33,12 +32,8 @@ class NoVariantsError(Exception):
     """A gold has no variants; the message says why."""
 
 
-class _Found(NamedTuple):
-    files: tuple[str, ...]
-    problem: str = ""
-
-
-_known: LRUCache[tuple[object, ...], _Found] = LRUCache(maxsize=65_536)
+_known: LRUCache[tuple[object, ...], tuple[tuple[str, ...], str]] = LRUCache(maxsize=65_536)
+"""The files of a gold, and why there are none."""
 _known_lock = threading.Lock()
 _making = [threading.Lock() for _ in range(_LOCKS)]
 
@@ -51,17 +46,18 @@ def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]
         raise NoVariantsError(connections.read_error(database, error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
         with _known_lock:
-            variants = _known.get(key)
-        if variants is None or not all(map(os.path.isfile, variants.files)):  # the cache may be emptied at any time
-            variants = _find(database, gold, question)
+            files, problem = _known.get(key, ((), ""))
+        # The cache may be emptied at any time.
+        if not (problem or files) or not all(map(os.path.isfile, files)):
+            files, problem = _find(database, gold, question)
             with _known_lock:
-                _known[key] = variants
-    if not variants.files:
-        raise NoVariantsError(variants.problem)
-    return variants.files
+                _known[key] = files, problem
+    if not files:
+        raise NoVariantsError(problem)
+    return files
 
 
-def _find(database: str, gold: str, question: str) -> _Found:
+def _find(database: str, gold: str, question: str) -> tuple[tuple[str, ...], str]:
     try:
         source = read_source(database, gold, question)
         try:
@@ -74,9 +70,9 @@ def _find(database: str, gold: str, question: str) -> _Found:
             folder = _own_folder().path / source.key
             _make(folder, source)
     except (DatabaseError, OSError) as error:
-        return _Found((), str(error))
+        return (), str(error)
     files = tuple(sorted(map(str, folder.glob("*.sqlite"))))
-    return _Found(files, "" if files else "no variant of its database tells its result from a constant one")
+    return files, "" if files else "no variant of its database tells its result from a constant one"
 
 
 def _make(folder: Path, source: GoldSource) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from groundwire.tools.sql.syntax import parse_query
+from groundwire.tools.sql.answers import parse_query
 
 _MAX_MUTATIONS = 60
 _COMPARISONS: dict[Any, tuple[Any, ...]] = {
@@ -23,8 +23,10 @@ _COMPARISONS: dict[Any, tuple[Any, ...]] = {
     exp.EQ: (exp.NEQ, exp.GTE),
     exp.NEQ: (exp.EQ,),
     exp.Like: (exp.EQ,),
+    exp.And: (exp.Or,),
+    exp.Or: (exp.And,),
 }
-"""What a comparison becomes: one that policies confuse with it."""
+"""What a condition becomes: one that policies confuse with it."""
 
 
 def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
@@ -102,10 +104,8 @@ def _changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
 
 def _condition_changes(node: Any) -> Iterator[Any]:
     if isinstance(node, (exp.And, exp.Or)):
-        other = exp.Or if isinstance(node, exp.And) else exp.And
         yield lambda copy: _replace(copy, copy.left)
         yield lambda copy: _replace(copy, copy.right)
-        yield lambda copy: _replace(copy, other(this=copy.left, expression=copy.right))
     elif isinstance(node, exp.Not):
         yield lambda copy: _replace(copy, copy.this)
     elif isinstance(node, exp.Literal) and not node.is_string and _is_int(node.this):
@@ -169,10 +169,8 @@ def _next_two(names: list[str], name: str) -> list[str]:
 
 
 def _join_changes(node: Any) -> Iterator[Any]:
-    if not node.args.get("side"):
-        yield lambda copy: copy.set("side", "LEFT")
-    else:
-        yield lambda copy: copy.set("side", None)
+    side = None if node.args.get("side") else "LEFT"
+    yield lambda copy: copy.set("side", side)
     used = {column.table.lower() for column in node.parent_select.find_all(exp.Column)} if node.parent_select else set()
     on = {column.table.lower() for column in node.find_all(exp.Column)}
     if node.this.alias_or_name.lower() not in used - on:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from groundwire.tools.sql import QueryError, run_query
-from groundwire.tools.sql.syntax import parse_query
+from groundwire.tools.sql.answers import parse_query
 
 TieProbe = tuple[str, int, int | None]
 """A query without its limit and with its sort keys as last columns, the number of keys, the last row of its limit."""

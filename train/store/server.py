@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from groundwire.tools.http.guard import Guard, middleware
-from groundwire.tools.http.server import make_runner
+from groundwire.tools.http.server import Runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API
 from groundwire.train.store.intake import SpanIntake
@@ -82,7 +82,7 @@ async def serve(store: Any, listener: socket.socket, *, token: str) -> AsyncIter
 
     Yields the server's URL.
     """
-    runner = make_runner(application(store, token), shutdown_timeout=_SHUTDOWN_S)
+    runner = Runner(application(store, token), shutdown_timeout=_SHUTDOWN_S)
     with listener:
         await runner.setup()
         try:

@@ -27,7 +27,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token
-from groundwire.tools.http.server import make_runner
+from groundwire.tools.http.server import Runner
 from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.agent_lightning import span_json
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
@@ -54,7 +54,7 @@ async def _take(store: Any, **fields: Any) -> Rollout:
 async def _served(store: Any, *middlewares: Any) -> AsyncIterator[str]:
     app = application(store, access_token())
     app.middlewares.extend(middlewares)
-    runner = make_runner(app)
+    runner = Runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

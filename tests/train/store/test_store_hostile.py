@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
-from groundwire.tools.http.server import make_runner
+from groundwire.tools.http.server import Runner
 from groundwire.train.store.agent_lightning import Request, SpanFields, span_json
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.lightning_store import LightningStore
@@ -343,7 +343,7 @@ async def test_the_message_of_a_failing_server_is_one_line_of_the_log(caplog: py
 
     app = application(LightningStore(MEMORY), access_token())
     app.middlewares.append(fail)
-    runner = make_runner(app)
+    runner = Runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = RemoteStore(f"http://127.0.0.1:{runner.addresses[0][1]}")
@@ -434,7 +434,7 @@ async def test_a_request_that_alone_fails_ends_at_the_clients_deadline() -> None
 
     app = application(LightningStore(MEMORY), access_token())
     app.middlewares.append(fail)
-    runner = make_runner(app)
+    runner = Runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = RemoteStore(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=0.5)
