@@ -15,7 +15,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
@@ -31,8 +31,17 @@ _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 _METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None}
 """Fields of a rollout that Agent Lightning has no name for, with their defaults."""
-
-
+_CONFIG: Mapping[str, str] = {
+    "timeout_s": "timeout_seconds",
+    "unresponsive_s": "unresponsive_seconds",
+    "max_attempts": "max_attempts",
+    "retry_on": "retry_condition",
+}
+"""Agent Lightning's names of the fields that say how often a rollout is tried."""
+REQUESTED = ("task", "mode", "resources_id", "metadata", *_METADATA, *_CONFIG)
+"""The fields of a rollout that a client sets."""
+_SPAN = ("name", "rollout_id", "attempt_id", "sequence_id", "span_id", "parent_id", "attributes")
+"""The fields that spans have here and there."""
 ATTEMPT_FIELDS: Mapping[str, str] = {
     "attempt_id": "attempt_id",
     "number": "sequence_id",
@@ -130,12 +139,7 @@ def request_json(rollout: Rollout) -> dict[str, Any]:
         "input": rollout.task,
         "mode": rollout.mode,
         "resources_id": rollout.resources_id,
-        "config": {
-            "timeout_seconds": rollout.timeout_s,
-            "unresponsive_seconds": rollout.unresponsive_s,
-            "max_attempts": rollout.max_attempts,
-            "retry_condition": list(rollout.retry_on),
-        },
+        "config": {theirs: getattr(rollout, ours) for ours, theirs in _CONFIG.items()},
         "metadata": {**rollout.metadata, **{name: value for name, value in own.items() if value != _METADATA[name]}},
     }
 
@@ -149,11 +153,8 @@ def read_request(request: Request) -> Rollout:
         task=request.input,
         mode=mode,
         resources_id=request.resources_id,
-        timeout_s=config.timeout_seconds,
-        unresponsive_s=config.unresponsive_seconds,
-        max_attempts=config.max_attempts,
-        retry_on=tuple(config.retry_condition),
         metadata=metadata,
+        **{ours: getattr(config, theirs) for ours, theirs in _CONFIG.items()},
         **own,
     )
 
@@ -214,14 +215,8 @@ def span_json(span: SpanRecord) -> dict[str, Any]:
     """A span with the fields of Agent Lightning's ``Span``."""
     trace_id = secrets.token_hex(16)
     return {
-        "name": span.name,
-        "rollout_id": span.rollout_id,
-        "attempt_id": span.attempt_id,
-        "sequence_id": span.sequence_id,
+        **{name: getattr(span, name) for name in _SPAN},
         "trace_id": trace_id,
-        "span_id": span.span_id,
-        "parent_id": span.parent_id,
-        "attributes": dict(span.attributes),
         "start_time": span.start_time,
         "end_time": span.end_time,
         "status": {"status_code": "OK"} if span.error is None else {"status_code": "ERROR", "description": span.error},
@@ -237,65 +232,46 @@ def read_span(value: Mapping[str, Any]) -> SpanRecord:
     """A span from JSON. Raises ``KeyError`` and ``TypeError`` if it is none."""
     status = value["status"]
     return SpanRecord(
-        name=value["name"],
-        rollout_id=value["rollout_id"],
-        attempt_id=value["attempt_id"],
-        sequence_id=value["sequence_id"],
-        attributes=value["attributes"],
+        **{name: value[name] for name in _SPAN},
         start_time=value["start_time"] or 0.0,
         end_time=value["end_time"] or 0.0,
         error=(status.get("description") or "") if status["status_code"] == "ERROR" else None,
-        span_id=value["span_id"],
-        parent_id=value["parent_id"],
     )
 
 
-def outcome_spans(outcome: Outcome, rollout_id: str, attempt_id: str) -> list[Callable[[int], SpanRecord]]:
-    """The spans of how an attempt ended: each is made of its sequence number. The reward's is as ``emit_reward`` writes
-    it: named values, the primary one first.
+def outcome_spans(outcome: Outcome, rollout_id: str, attempt_id: str) -> list[SpanRecord]:
+    """The spans of how an attempt ended, numbered 0: the caller asks the store for their numbers. The reward's is as
+    ``emit_reward`` writes it: named values, the primary one first.
     """
-    now = time.time()
-
-    def maker(name: str, attributes: Mapping[str, Any]) -> Callable[[int], SpanRecord]:
-        key = f"{rollout_id}/{attempt_id}/{name}".encode("utf-8", "surrogatepass")
-
-        def make(number: int) -> SpanRecord:
-            return SpanRecord(
-                name=name,
-                rollout_id=rollout_id,
-                attempt_id=attempt_id,
-                sequence_id=number,
-                attributes=attributes,
-                start_time=now,
-                end_time=now,
-                span_id=hashlib.blake2b(key, digest_size=8).hexdigest(),  # sent again, it is stored once
-            )
-
-        return make
-
-    makers = []
+    by_name: dict[str, dict[str, Any]] = {}
     texts = {"judged_field": outcome.judged_field, "input": outcome.input}
     if not outcome.failure:
         texts["message"] = outcome.message
     if outcome.answer or outcome.steps or outcome.query_scores or any(texts.values()):
-        attributes: dict[str, Any] = {
+        by_name[semconv.ANSWER_SPAN] = {
             "groundwire.text": outcome.answer,
             "groundwire.steps": json.dumps(list(outcome.steps), ensure_ascii=False),
             semconv.QUERY_SCORES: json.dumps(list(outcome.query_scores)),
             **{f"groundwire.{name}": text for name, text in texts.items() if text},
         }
-        makers.append(maker(semconv.ANSWER_SPAN, attributes))
+    least = {semconv.LEAST_REWARD: outcome.least_reward}
     if outcome.failure:
-        attributes = {"groundwire.kind": outcome.failure, "groundwire.message": outcome.message}
-        makers.append(maker(semconv.FAILURE_SPAN, {**attributes, semconv.LEAST_REWARD: outcome.least_reward}))
+        failure = {"groundwire.kind": outcome.failure, "groundwire.message": outcome.message}
+        by_name[semconv.FAILURE_SPAN] = {**failure, **least}
     if outcome.reward is not None:
-        attributes = {semconv.LEAST_REWARD: outcome.least_reward}
+        reward = by_name[semconv.ANNOTATION_SPAN] = dict[str, Any](least)
         primary = "total" if outcome.reward_components else "primary"
         for index, (name, value) in enumerate({primary: outcome.reward, **outcome.reward_components}.items()):
-            attributes[f"{semconv.REWARD_PREFIX}{index}.name"] = name
-            attributes[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
-        makers.append(maker(semconv.ANNOTATION_SPAN, attributes))
-    return makers
+            reward[f"{semconv.REWARD_PREFIX}{index}.name"] = name
+            reward[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
+    now = time.time()
+    common: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "start_time": now, "end_time": now}
+    spans = []
+    for name, attributes in by_name.items():
+        key = f"{rollout_id}/{attempt_id}/{name}".encode("utf-8", "surrogatepass")
+        span_id = hashlib.blake2b(key, digest_size=8).hexdigest()  # sent again, it is stored once
+        spans.append(SpanRecord(name=name, sequence_id=0, attributes=attributes, span_id=span_id, **common))
+    return spans
 
 
 def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRecord], Outcome]:
@@ -306,7 +282,7 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
     try:
         is_ours = any(semconv.PROMPT_IDS in span.attributes for span in spans)
         by_id = {span.span_id: span for span in spans}
-        calls, annotations, others = [], [], []
+        calls, others = [], []
         for span in spans:
             if semconv.PROMPT_IDS in span.attributes:
                 calls.append(from_span(span))
@@ -314,11 +290,10 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
                 calls.append(_foreign_call(span, by_id))
             else:
                 others.append(span)
-                is_outcome = span.name in (semconv.ANSWER_SPAN, semconv.FAILURE_SPAN) or (
-                    semconv.LEAST_REWARD in span.attributes
-                )
-                if not is_outcome:
-                    annotations.append(span)
+        # Failures and rewards of our runners have the least reward.
+        annotations = [
+            span for span in others if span.name != semconv.ANSWER_SPAN and semconv.LEAST_REWARD not in span.attributes
+        ]
         return order_calls(calls, others), annotations, _read_outcome(others)
     except UNREADABLE as error:
         message = f"its spans cannot be read: {type(error).__name__}: {error}"

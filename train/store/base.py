@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -34,8 +34,13 @@ class RolloutStore(Protocol):
     rollout, is ignored; late calls are stored.
     """
 
-    on_attempt_end: Callable[[str], None] | None
+    on_attempt_end: Callable[[str], None] | None = None
     """Called with the rollout's id when a runner ends an attempt; only a store of the same process calls it."""
+
+    @cached_property
+    def _mask(self) -> Callable[[str], str]:
+        """Made with the first call: the proxy registers its API key after it is given this store."""
+        return secret_masker()
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """Add rollouts to the queue. A store behind HTTP gives each a new ``rollout_id``."""
@@ -84,24 +89,19 @@ class RolloutStore(Protocol):
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
         """The sampling parameters of an attempt; None unless it is the rollout's last one, and has not ended."""
+        rollout = await self.get(rollout_id, with_calls=False)
+        return None if rollout is None else rollout.open_sampling(attempt_id)
 
 
-class StateMachine(ABC):
+class StateMachine(RolloutStore):
     """The rules of a :class:`RolloutStore`; a subclass keeps the rollouts. For one event loop.
 
     No method waits for anything, so each is one step for all others. ``scan_s`` is the shortest time, in seconds,
     between two searches for overdue attempts.
     """
 
-    on_attempt_end: Callable[[str], None] | None = None
-
     def __init__(self, *, scan_s: float) -> None:
         self._scan_s, self._scanned = scan_s, 0.0
-
-    @cached_property
-    def _mask(self) -> Callable[[str], str]:
-        """Made with the first call: the proxy registers its API key after it is given this store."""
-        return secret_masker()
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         with self._transaction():
@@ -142,10 +142,6 @@ class StateMachine(ABC):
             rollout = self._known(rollout_id)
             self._set_status(rollout, "cancelled")
             self._save(rollout)
-
-    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        rollout = await self.get(rollout_id, with_calls=False)
-        return None if rollout is None else rollout.open_sampling(attempt_id)
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
         with self._transaction():

@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from groundwire.train.store.agent_lightning import (
     ATTEMPT_FIELDS,
+    REQUESTED,
     Request,
     RolloutFields,
     SpanFields,
@@ -34,16 +35,12 @@ from groundwire.train.store.sqlite import ROLLOUT_COLUMNS, SqliteStore
 Json = dict[str, Any]
 _PAGE_SIZE = 16 << 20
 """Characters after which a page ends, although its limit would allow more items."""
+_NO_ATTEMPT: Mapping[str, Any] = {"current_rollout_id": None, "current_attempt_id": None}
+_TIMES = ("last_heartbeat_time", "last_dequeue_time", "last_busy_time", "last_idle_time")
 _WORKER: Mapping[str, Any] = {
-    "worker_id": "",
-    "status": "unknown",
-    "heartbeat_stats": None,
-    "last_heartbeat_time": None,
-    "last_dequeue_time": None,
-    "last_busy_time": None,
-    "last_idle_time": None,
-    "current_rollout_id": None,
-    "current_attempt_id": None,
+    **{"worker_id": "", "status": "unknown", "heartbeat_stats": None},
+    **dict.fromkeys(_TIMES),
+    **_NO_ATTEMPT,
 }
 FIELDS: Mapping[str, Sequence[str]] = {
     "query_rollouts": [name for name in RolloutFields.model_fields if name != "attempt"],
@@ -59,16 +56,7 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
     "resources": ("resources_id", "update_time"),
     "workers": ("worker_id",),
 }
-_OPERATORS = {
-    "_in": "{} IN (SELECT value FROM json_each(?))",
-    "_contains": "instr({}, ?) > 0",
-    "": "{} = ?",
-}
-_REQUESTED = (
-    *("task", "group", "step", "mode", "sampling", "settings", "prompts", "resources_id", "metadata"),
-    *("timeout_s", "unresponsive_s", "max_attempts", "retry_on"),
-)
-"""The fields of a rollout that a client sets."""
+_OPERATORS = {"_in": "{} IN (SELECT value FROM json_each(?))", "_contains": "instr({}, ?) > 0", "": "{} = ?"}
 _MISSING_LAST = ("end_time", "last_heartbeat_time")
 
 
@@ -115,7 +103,7 @@ class LightningStore(SqliteStore):
             rollout = self._known(rollout_id)
             if fields:
                 changed = read_request(Request(**{**request_json(rollout), **fields}))
-                for name in _REQUESTED:
+                for name in REQUESTED:
                     setattr(rollout, name, getattr(changed, name))
                 change = "UPDATE rollouts SET mode = ?, resources_id = ?, request = ? WHERE rollout_id = ?"
                 request = to_json(request_json(rollout)).decode()
@@ -281,13 +269,12 @@ class LightningStore(SqliteStore):
         """A worker is busy with the attempt that it took last."""
         if attempt.worker_id is None:
             return
-        ids: Json = {"current_rollout_id": None, "current_attempt_id": None}
         if attempt.status in ("preparing", "running"):
             ids = {"current_rollout_id": rollout.rollout_id, "current_attempt_id": attempt.attempt_id}
             self._change_worker(attempt.worker_id, status="busy", last_busy_time=time.time(), **ids)
         else:
             status = "idle" if attempt.status in ("succeeded", "failed") else "unknown"
-            self._change_worker(attempt.worker_id, status=status, last_idle_time=time.time(), **ids)
+            self._change_worker(attempt.worker_id, status=status, last_idle_time=time.time(), **_NO_ATTEMPT)
 
     def _change_worker(self, worker_id: str, **changes: Any) -> Json:
         row = self._conn.execute("SELECT body FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()

@@ -9,8 +9,8 @@ of the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,6 @@ import pydantic_core
 
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.tools.secrets import secret_masker
 from groundwire.train.store.agent_lightning import (
     outcome_spans,
     read_record,
@@ -29,7 +28,7 @@ from groundwire.train.store.agent_lightning import (
     resources_json,
     span_json,
 )
-from groundwire.train.store.base import without_secrets
+from groundwire.train.store.base import RolloutStore, without_secrets
 from groundwire.train.store.connection import MAX_BATCH_BYTES, StoreConnection
 from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Outcome, Rollout, RolloutStatus
@@ -38,26 +37,19 @@ _MAX_ITEMS = 1000
 _UNFINISHED = ("queuing", "requeuing", "preparing", "running")
 
 
-class RemoteStore:
+class RemoteStore(RolloutStore):
     """A :class:`groundwire.train.store.base.RolloutStore` behind HTTP. Call :meth:`start` before use.
 
     The arguments are those of :class:`StoreConnection`, and so are the errors. A reply that is no JSON of Agent
     Lightning 0.3 is a ``ValueError``, and so is a refused request. Of a rollout's attempts only the last is known.
     """
 
-    on_attempt_end: Callable[[str], None] | None = None
-
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = float("inf")) -> None:
         self.connection = StoreConnection(address, token=token, timeout_s=timeout_s)
         self._request = self.connection.request
 
-    @cached_property
-    def _mask(self) -> Callable[[str], str]:
-        """Made with the first call: the proxy registers its API key after it is given this store."""
-        return secret_masker()
-
     async def start(self) -> None:
-        """Check the store. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
+        """Check the store. Raises :class:`.errors.StoreAddressError`."""
         await self.connection.start()
 
     async def stop(self) -> None:
@@ -67,11 +59,11 @@ class RemoteStore:
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """As :meth:`RolloutStore.enqueue`, in requests of a few megabytes."""
         requests = [request_json(rollout) for rollout in rollouts]
-        numbered: list[Rollout] = []
+        enqueued: list[Rollout] = []
         for part in _parts(requests):
             reply = await self._request("post", "/queues/rollouts/enqueue", json={"rollouts": part})
-            numbered += map(read_rollout, reply)
-        for rollout, known in zip(rollouts, numbered, strict=True):
+            enqueued += map(read_rollout, reply)
+        for rollout, known in zip(rollouts, enqueued, strict=True):
             rollout.rollout_id, rollout.started, rollout.status = known.rollout_id, known.started, known.status
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
@@ -128,9 +120,9 @@ class RemoteStore:
         """As :meth:`RolloutStore.end_attempt`. An attempt whose outcome the store refuses has failed."""
         if outcome is not None:
             try:
-                makers = outcome_spans(without_secrets(outcome, self._mask), rollout_id, attempt_id)
-                numbers = await self.reserve_sequence_ids([(rollout_id, attempt_id)] * len(makers))
-                await self._add([make(number) for make, number in zip(makers, numbers, strict=True)])
+                spans = outcome_spans(without_secrets(outcome, self._mask), rollout_id, attempt_id)
+                numbers = iter(await self.reserve_sequence_ids([(rollout_id, attempt_id)] * len(spans)))
+                await self._add([replace(span, sequence_id=next(numbers)) for span in spans])
             except (ValueError, StoreFailedError):
                 failed = True
         await self._update_attempt(rollout_id, attempt_id, status="failed" if failed else "succeeded")
@@ -138,7 +130,7 @@ class RemoteStore:
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         if self.connection.batches:
             return await self._request("post", "/spans/next/batch", json=attempts)
-        requests = [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in attempts]
+        requests = [dict(zip(("rollout_id", "attempt_id"), ids, strict=True)) for ids in attempts]
         return [(await self._request("post", "/spans/next", json=request))["sequence_id"] for request in requests]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
@@ -154,10 +146,6 @@ class RemoteStore:
         path = "/resources/latest" if resources_id is None else f"/resources/{_quoted(resources_id)}"
         update = await self._request("get", path)
         return None if update is None else read_resources(update)
-
-    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        rollout = await self.get(rollout_id, with_calls=False)
-        return None if rollout is None else rollout.open_sampling(attempt_id)
 
     async def forget(self, rollout_id: str) -> None:
         """Nothing: the store keeps its rollouts, or has an option that deletes old ones."""

@@ -23,7 +23,6 @@ _NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_
 PathParameters = Mapping[str, str]
 Call = Callable[[Any, PathParameters, Any], Awaitable[Any]]
 """Calls a store with the parameters of a path and a body that was checked."""
-
 _T = TypeVar("_T")
 _Items = Annotated[list[_T], pydantic.Field(max_length=MAX_ITEMS)]
 
@@ -76,15 +75,6 @@ def _with_fields(method: str) -> Call:
     return call
 
 
-def _with_body(method: str) -> Call:
-    """Call the store's method with the request's body as its last argument."""
-
-    async def call(store: Any, path: PathParameters, body: Any) -> Any:
-        return await getattr(store, method)(*path.values(), body)
-
-    return call
-
-
 def _check_query(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     if (sort := fields.get("sort_by")) is not None and sort not in names:
         raise RefusedValueError(f"sort_by is {sort!r}; allowed: {', '.join(names)}")
@@ -117,6 +107,10 @@ async def _add_spans(store: Any, path: PathParameters, body: Any) -> Any:
     if intake.refused:
         raise RefusedValueError(intake.message())
     return intake.new_ids  # the client has the rest
+
+
+async def _next_sequence_ids(store: Any, path: PathParameters, body: Any) -> Any:
+    return await store.get_many_span_sequence_ids(body)
 
 
 async def _next_sequence_id(store: Any, path: PathParameters, body: Any) -> Any:
@@ -160,17 +154,10 @@ ROUTES: dict[str, tuple[int, Any, Call]] = {
     "POST /spans": (201, SpanFields, _add_span),
     "POST /spans/batch": (201, _Items[Any], _add_spans),
     "POST /spans/next": (200, _body(rollout_id=(str, ...), attempt_id=(str, ...)), _next_sequence_id),
-    "POST /spans/next/batch": (200, _Items[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
-    "POST /waits/rollouts": (
-        200,
-        _body(rollout_ids=(list[str], ...), timeout=float),
-        _with_fields("wait_for_rollouts"),
-    ),
+    "POST /spans/next/batch": (200, _Items[tuple[str, str]], _next_sequence_ids),
+    "POST /waits/rollouts": (200, _Wait, _with_fields("wait_for_rollouts")),
 }
 NOT_BATCHED = {route for route in ROUTES if route.endswith("/search") or "/waits/" in route or route[4:] in LISTS}
 """Lists: a batch of them would hold up all other clients, and its answer would have no limit."""
-
-
-def checks_items(route: str) -> bool:
-    """Whether the items of the body are checked one by one, when they are taken in."""
-    return route == "POST /spans/batch"
+CHECKS_ITEMS = "POST /spans/batch"
+"""The route of which the items of the body are checked one by one, when they are taken in."""

@@ -40,7 +40,7 @@ from groundwire.train.store.limits import (
     decompress,
     first_problem,
 )
-from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters, checks_items
+from groundwire.train.store.routes import CHECKS_ITEMS, NOT_BATCHED, ROUTES, PathParameters
 
 _log = logging.getLogger(__name__)
 _SHUTDOWN_S = 2.0
@@ -118,7 +118,7 @@ def _endpoint(store: Any, route: str) -> _Endpoint:
     async def respond(path: PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
         try:
             # The thread leaves the event loop to other clients, for most of the time.
-            parse = functools.partial(_parse_request, adapter, path, query, body, check=not checks_items(route))
+            parse = functools.partial(_parse_request, adapter, path, query, body, check=route != CHECKS_ITEMS)
             request = await asyncio.to_thread(parse) if len(body) > _LARGE_BYTES else parse()
             return success, pydantic_core.to_json(await call(store, path, request))
         except pydantic.ValidationError as error:

@@ -265,8 +265,8 @@ class SqliteStore(StateMachine):
         return found
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
-        for make in outcome_spans(without_secrets(outcome, self._mask), rollout.rollout_id, attempt.attempt_id):
-            self._add([make(self._next_number(rollout.rollout_id))])
+        for span in outcome_spans(without_secrets(outcome, self._mask), rollout.rollout_id, attempt.attempt_id):
+            self._add([replace(span, sequence_id=self._next_number(rollout.rollout_id))])
 
 
 def _attempts_json(rollout: Rollout) -> str:
