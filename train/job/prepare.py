@@ -26,9 +26,8 @@ from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.model_checks import check_model
 from groundwire.train.job.trainer import Trainer, trainer_of
 from groundwire.train.policy.pretrained.locate import NAMES
-from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
+from groundwire.train.rollouts.agent_python import call_notes, find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.call_notes import call_notes
 from groundwire.train.rollouts.factory import make_backend, make_reward, no_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 

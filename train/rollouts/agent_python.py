@@ -1,4 +1,8 @@
-"""The interpreter of an agent's own environment (the setting ``runner_python``), checked before a run begins."""
+"""Before the first rollout: the interpreter of an agent's own environment (the setting ``runner_python``) is checked,
+and it is said how the agent and the reward of the run are called.
+
+With ``runner_python`` they are asked in their own environment, where this module is the program.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,20 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
-from groundwire import rewards
+from groundwire import adapters, rewards
+from groundwire.domains import ANSWER_KINDS, Task
+from groundwire.tools.errors import UserError
 from groundwire.tools.startup import PACKAGE
 from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.rollouts.factory import ELSEWHERE, no_reward
+from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.rollouts.agent_view import AgentView
+from groundwire.train.rollouts.factory import ELSEWHERE, make_backend, no_reward
 
 _TIMEOUT_S = 60.0
 _IMPORTS_S = 300.0
@@ -22,16 +33,8 @@ import groundwire.train.store.remote
 from groundwire.tools.terminal import version
 print(version())
 """
-_ABOUT_REWARD = """
-import json, sys
-from groundwire import rewards
-from groundwire.tools.errors import UserError
-try:
-    reward = rewards.get(sys.argv[1])
-except UserError as error:
-    sys.exit(str(error))
-print(json.dumps([getattr(rewards.answers_of(reward), "name", None), sorted(rewards.names_read(reward))]))
-"""
+_MODULE = "groundwire.train.rollouts.agent_python"
+_MOST = 20
 
 
 def find_agent_python(given: str) -> str:
@@ -65,11 +68,18 @@ def find_agent_python(given: str) -> str:
     return found
 
 
-def ask(python: str, *arguments: str, given: str = "") -> Any:
-    """What a program of ``python`` prints as JSON in its last line. Raises :class:`ConfigError` with its last error."""
+def _ask(python: str, *arguments: str, given: str = "") -> Any:
+    """What this module, as a program of ``python``, prints as JSON in its last line. Raises :class:`ConfigError` with
+    its last error.
+    """
     try:
         done = subprocess.run(  # noqa: S603
-            [python, *arguments], input=given, check=False, capture_output=True, text=True, timeout=_IMPORTS_S
+            [python, "-m", _MODULE, *arguments],
+            input=given,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_IMPORTS_S,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"in the environment of runner_python: no import within {_IMPORTS_S:g} s") from error
@@ -85,7 +95,7 @@ def reward_elsewhere(python: str, name: str) -> rewards.Reward:
     Without a name it is that of a ``LitAgent``. Raises :class:`ConfigError`.
     """
     reward = no_reward(ELSEWHERE)
-    form, reads = ask(python, "-c", _ABOUT_REWARD, name) if name else (None, [])
+    form, reads = _ask(python, name) if name else (None, [])
     vars(reward).update(form=form, reads=reads)
     return reward
 
@@ -94,3 +104,66 @@ def _source() -> str:
     """What pip installs: the clone that this is, else the package."""
     clone = PACKAGE.parents[1]
     return str(clone) if (clone / "pyproject.toml").is_file() else "groundwire"
+
+
+def call_notes(
+    config: RunConfig, backend: adapters.Backend, reward: rewards.Reward, view: AgentView, tasks: Iterable[Task]
+) -> list[str]:
+    """A line about how the agent is called, and one about a function of the user's that is the reward.
+
+    Tasks differ in their columns; one that fits is enough. Raises :class:`ConfigError` if there is none.
+    """
+    kinds: dict[frozenset[str], Task] = {}
+    for task in tasks:
+        kinds.setdefault(frozenset(name for name in task if task[name] is not None), task)
+    examples = [*kinds.values()][:_MOST]
+    questions = [view.question(task, view.domain.database(task)) for task in examples]
+    if not config.runner_python:
+        return _describe(backend, reward, questions, examples)
+    settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
+    given = json.dumps(
+        [settings, [{**asdict(question), "answers": question.form} for question in questions], examples], default=str
+    )
+    return [str(note) for note in _ask(config.runner_python, given=given)]
+
+
+def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
+    agent = _first(backend.describe_call, questions)
+    function = _first(lambda task: rewards.describe_call(reward, task), tasks)
+    return [f"{part}: called as {call}" for part, call in (("agent", agent), ("reward", function)) if call]
+
+
+def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:
+    """What ``describe`` says of the first value that it does not refuse."""
+    refused: Exception | None = None
+    for value in values:
+        try:
+            return describe(value)
+        except (ValueError, rewards.UnusableRewardError) as error:
+            refused = refused or error
+    if refused is not None:
+        raise ConfigError(str(refused)) from refused
+    return ""
+
+
+def _main() -> None:
+    try:
+        if sys.argv[1:]:
+            reward = rewards.get(sys.argv[1])
+            answer = [getattr(rewards.answers_of(reward), "name", None), sorted(rewards.names_read(reward))]
+        else:
+            answer = _notes(*json.load(sys.stdin))
+    except UserError as error:
+        sys.exit(str(error))
+    print(json.dumps(answer))
+
+
+def _notes(given: Any, asked: Any, tasks: Any) -> list[str]:
+    settings = AgentSettings(**given)
+    reward = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
+    questions = [adapters.Question(**{**question, "answers": ANSWER_KINDS[question["answers"]]}) for question in asked]
+    return _describe(make_backend(settings), reward, questions, tasks)
+
+
+if __name__ == "__main__":
+    _main()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -84,7 +84,8 @@ class RolloutCollector:
         self._poll_s = poll_s
         self._notified, self._notification = set[str](), asyncio.Event()
         self._external = bool(runner_command)
-        self._no_runner_warning = _NoRunnerWarning(store, runner_command, no_runner_s) if runner_command else None
+        self._runner_command, self._no_runner_s = runner_command, no_runner_s
+        self._last_end, self._warned = time.monotonic(), False
 
     async def run(
         self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
@@ -182,8 +183,7 @@ class RolloutCollector:
         end = self._waiting[rollout_id] = asyncio.get_running_loop().create_future()
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch_ends(), name="rollout-ends")
-            if self._no_runner_warning is not None:
-                self._no_runner_warning.reset()
+            self._last_end, self._warned = time.monotonic(), False
         return end
 
     async def _watch_ends(self) -> None:
@@ -198,10 +198,11 @@ class RolloutCollector:
                 if message := self._runner_failure():
                     raise RunnersEndedError(message)
                 ended = await self._store.ended(list(candidates))
-                if self._external and not ended:
+                if ended:
+                    self._last_end, self._warned = time.monotonic(), False
+                elif self._external:
                     await self._check_known(list(self._waiting)[-_CHECKED:])
-                if self._no_runner_warning is not None:
-                    await self._no_runner_warning.check(self._waiting, any_ended=bool(ended))
+                    await self._warn_of_no_runner()
             except Exception as error:
                 for end in self._waiting.values():
                     if not end.done():
@@ -211,6 +212,20 @@ class RolloutCollector:
                 end_of_rollout = self._waiting.pop(rollout_id, None)
                 if end_of_rollout is not None and not end_of_rollout.done():
                     end_of_rollout.set_result(None)
+
+    async def _warn_of_no_runner(self) -> None:
+        """Warn if rollouts wait and no runner takes them: a trainer whose runners are not started would seem to hang.
+
+        If no rollout has ended for ``no_runner_s`` seconds, the store is asked whether any is running. The warning is
+        logged once, until a rollout ends.
+        """
+        if self._warned or time.monotonic() - self._last_end < self._no_runner_s:
+            return
+        self._last_end = time.monotonic()
+        if not await self._store.count(list(self._waiting), ("preparing", "running")):
+            self._warned = True
+            message = "%d rollouts wait, and no runner takes them: start one with: %s"
+            _log.warning(message, len(self._waiting), self._runner_command)
 
     async def _check_known(self, rollout_ids: Sequence[str]) -> None:
         """Raises :class:`StoreLostDataError` if the store does not know all these rollouts of the run."""
@@ -254,30 +269,3 @@ class RolloutCollector:
         rollout.started = rollout.started or time.time()
         rollout.ended = rollout.ended or time.time()
         rollout.outcome = final_outcome(rollout, not_stored=not_stored)
-
-
-class _NoRunnerWarning:
-    """Warns if rollouts wait and no runner takes them: a trainer whose runners are not started would seem to hang.
-
-    If no rollout has ended for ``after_s`` seconds, the store is asked whether any is running. The warning is logged
-    once, until a rollout ends.
-    """
-
-    def __init__(self, store: RolloutStore, runner_command: str, after_s: float) -> None:
-        self._store, self._runner_command, self._after_s = store, runner_command, after_s
-        self.reset()
-
-    def reset(self) -> None:
-        self._since, self._warned = time.monotonic(), False
-
-    async def check(self, waiting: Collection[str], *, any_ended: bool) -> None:
-        if any_ended:
-            self.reset()
-        if self._warned or time.monotonic() - self._since < self._after_s:
-            return
-        self._since = time.monotonic()
-        if not await self._store.count(list(waiting), ("preparing", "running")):
-            self._warned = True
-            _log.warning(
-                "%d rollouts wait, and no runner takes them: start one with: %s", len(waiting), self._runner_command
-            )

@@ -16,12 +16,9 @@ from wrapt import register_post_import_hook
 
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
 from groundwire.adapters.tracing.emitted_spans import Emissions
-from groundwire.adapters.tracing.spans import TraceSink
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, Rollout
-
-__all__ = ["NOTIFIED_POLL_S", "POLL_S", "RunnerPool"]
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -32,6 +29,10 @@ _STOP_S = 5.0
 _CLOSE_S = 5.0
 _FLUSH_S = 120.0
 _MIN_HEARTBEAT_S = 0.1
+
+
+class PoolStoppedError(Exception):
+    """The runner pool stops; another runner gets the rollout."""
 
 
 class RunnerPool:
@@ -51,8 +52,11 @@ class RunnerPool:
     ) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
-        self._attempts = RunningAttempts(store)
+        self._writer: CallWriter | None = None
+        """Of the spans that agents emit."""
         self._rollouts: set[asyncio.Task[None]] = set()
+        self._in_agents: set[asyncio.Task[Any]] = set()
+        """Those whose agents run."""
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -69,15 +73,18 @@ class RunnerPool:
         """Take no more rollouts; interrupt the running ones, so that the store gives them to another runner."""
         self._stopping.set()
         self._notification.set()
-        self._attempts.interrupt()
+        for task in list(self._in_agents):
+            task.cancel()
         if self._dispatcher is not None:
             await asyncio.wait([self._dispatcher], timeout=_STOP_S)
-            tasks = [self._dispatcher, *self._rollouts]  # left if the store does not answer
-            for task in tasks:
+            left = [self._dispatcher, *self._rollouts]  # if the store does not answer
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
             _Emitters.count_pools(-1)
-        await self._attempts.close()
+        if self._writer is not None:
+            with suppress(CallsNotStoredError):  # of attempts that another runner repeats
+                await self._writer.close(timeout_s=_CLOSE_S)
 
     async def _dispatch(self) -> None:
         while not self._stopping.is_set():
@@ -85,16 +92,13 @@ class RunnerPool:
             for rollout in await self._take(self._n_runners - len(self._rollouts)):
                 task = asyncio.create_task(self._run(rollout), name=rollout.rollout_id)
                 self._rollouts.add(task)
-                task.add_done_callback(self._forget)
+                task.add_done_callback(self._rollouts.discard)
+                task.add_done_callback(lambda _: self._notification.set())
             with suppress(asyncio.TimeoutError):
                 idle = len(self._rollouts) < self._n_runners
                 await asyncio.wait_for(self._notification.wait(), self._poll_s if idle else None)
         if self._rollouts:
             await asyncio.wait(self._rollouts)
-
-    def _forget(self, rollout: asyncio.Task[None]) -> None:
-        self._rollouts.discard(rollout)
-        self._notification.set()
 
     async def _take(self, limit: int) -> Sequence[Rollout]:
         if not limit:
@@ -123,13 +127,40 @@ class RunnerPool:
         outcome: Outcome | None = None
         failed = True
         try:
-            async with self._attempts.open(rollout):
+            async with self._open(rollout):
                 reported, failed_as_well = await self._agent.run(rollout, resources, self._store)
             outcome, failed = reported, failed_as_well  # the spans that the agent emitted are stored
         except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
             _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
         finally:
             await self._store.end_attempt(rollout.rollout_id, attempt_id, outcome, failed=failed)
+
+    @asynccontextmanager
+    async def _open(self, rollout: Rollout) -> AsyncIterator[None]:
+        """Encloses the run of an agent. Raises :class:`CallsNotStoredError` if the store refuses an emitted span, and
+        :class:`PoolStoppedError` when the pool stops.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_agents.add(task)
+        try:
+            if self._stopping.is_set():
+                raise PoolStoppedError
+            writer = self._writer = self._writer or CallWriter(self._store)
+            attempt_id = rollout.attempts[-1].attempt_id
+            try:
+                with Emissions(writer, rollout_id=rollout.rollout_id, attempt_id=attempt_id).activate():
+                    yield
+            except Exception:
+                await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
+                raise
+            await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
+        except asyncio.CancelledError:
+            if not self._stopping.is_set():
+                raise
+            raise PoolStoppedError from None
+        finally:
+            self._in_agents.discard(task)
 
     async def _send_heartbeats(self, rollout: Rollout) -> None:
         """Keep the store from giving the rollout of a slow agent to another runner."""
@@ -168,57 +199,3 @@ class _Emitters:
             _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
         else:
             EmissionTracer.serve(running=cls._pools > 0)
-
-
-class PoolStoppedError(Exception):
-    """The runner pool stops; another runner gets the rollout."""
-
-
-class RunningAttempts:
-    """The attempts that run on one event loop, and the writer of the spans that their agents emit."""
-
-    def __init__(self, store: TraceSink) -> None:
-        self._store, self._stopping = store, False
-        self._writer: CallWriter | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    @asynccontextmanager
-    async def open(self, rollout: Rollout) -> AsyncIterator[None]:
-        """Encloses the run of an agent. Raises :class:`CallsNotStoredError` if the store refuses an emitted span, and
-        :class:`PoolStoppedError` when :meth:`interrupt` is called.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            if self._stopping:
-                raise PoolStoppedError
-            writer = self._writer = self._writer or CallWriter(self._store)
-            attempt_id = rollout.attempts[-1].attempt_id
-            emissions = Emissions(writer, rollout_id=rollout.rollout_id, attempt_id=attempt_id)
-            try:
-                with emissions.activate():
-                    yield
-            except Exception:
-                await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
-                raise
-            await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
-            raise PoolStoppedError from None
-        finally:
-            self._tasks.discard(task)
-
-    def interrupt(self) -> None:
-        """Interrupt the agents that are running, and refuse further ones."""
-        self._stopping = True
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def close(self) -> None:
-        """Write the spans that are left."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            with suppress(CallsNotStoredError):  # of attempts that another runner repeats
-                await writer.close(timeout_s=_CLOSE_S)
