@@ -147,6 +147,7 @@ def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:
 
 
 def _main() -> None:
+    answer: Any
     try:
         if sys.argv[1:]:
             reward = rewards.get(sys.argv[1])

@@ -19,8 +19,6 @@ from groundwire.tools.http.access_token import access_token, check_listen, given
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version
 
-__all__ = ["app"]
-
 _log = logging.getLogger(__name__)
 _MONGO = "GROUNDWIRE_MONGO_URI"
 """The variable for a URI with a password, because options are visible in the process list."""

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,16 +66,16 @@ class StoreConnection:
         self._away_since: float | None = None
         self._closed = False
 
-    @property
-    def batches(self) -> bool:
-        """Whether the store accepts batches, also of spans and of sequence ids."""
-        return self._batcher is not None
-
     async def start(self) -> None:
         """Check the store. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.address, token=self.token)
         if health.get("batches"):
             self._batcher = RequestBatcher(self._send)
+
+    @property
+    def batches(self) -> bool:
+        """Whether the store accepts batches, also of spans and of sequence ids."""
+        return self._batcher is not None
 
     async def close(self) -> None:
         """Close the connections; later requests raise ``RuntimeError``."""
@@ -86,15 +86,14 @@ class StoreConnection:
             elif not loop.is_closed():
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
 
-    async def request(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
+    async def request(self, method: str, path: str, *, json: Any = None) -> Any:
         """The JSON of the response.
 
         Raises ``ValueError`` for a refused request, :class:`StoreGoneError` and :class:`StoreFailedError`.
         """
         body = b"" if json is None else pydantic_core.to_json(json)
-        send: Callable[[str, str, bytes], Awaitable[Response]] = partial(self._send, params=params)
-        if self._batcher is not None and params is None and self._batcher.accepts(path):
-            send = self._batcher.send
+        batcher = self._batcher
+        send = batcher.send if batcher is not None and batcher.accepts(path) else self._send
         delay, failures, failing_since = _FIRST_DELAY_S, 0, float("inf")
         while True:
             try:
@@ -116,13 +115,11 @@ class StoreConnection:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
 
-    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> Response:
+    async def _send(self, method: str, path: str, body: bytes) -> Response:
         if self._closed:
             raise RuntimeError(f"the client of the store at {self.address} is closed")
         url = f"{self.address}{API}{path}"
-        async with self._session().request(
-            method, url, data=body or None, params=params, headers=self._headers
-        ) as response:
+        async with self._session().request(method, url, data=body or None, headers=self._headers) as response:
             return response.status, await response.read()
 
     def _session(self) -> aiohttp.ClientSession:
@@ -216,12 +213,8 @@ class RequestBatcher:
 
     def _next_batch(self) -> Sequence[_Request]:
         waiting = [request for request in self._waiting if not request.response.done()]  # without cancelled ones
-        count = size = 0
-        for request in waiting[:_MAX_BATCH]:
-            size += len(request.body)
-            if count and size > MAX_BATCH_BYTES:
-                break
-            count += 1
+        sizes = accumulate(len(request.body) for request in waiting[:_MAX_BATCH])
+        count = max(1, sum(size <= MAX_BATCH_BYTES for size in sizes))
         self._waiting = waiting[count:]
         return waiting[:count]
 

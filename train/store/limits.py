@@ -44,34 +44,30 @@ def check_json_size(body: bytes) -> None:
 
 
 def check_request(path: Mapping[str, str], body: Any) -> None:
-    """Check the ids in a request's path and its parsed body. Raises :class:`RefusedValueError`."""
+    """Check the ids in a request's path, all fields of its parsed body that Agent Lightning declares, and the depth of
+    all other JSON, without recursion. Raises :class:`RefusedValueError`.
+    """
     for name, value in path.items():
-        check_id(name, value)
-    _check_tree(body)
+        _check_id(name, value)
+    # Lists of ids are the only bodies without a model. An empty name stands for JSON of any form.
+    levels: list[Iterator[tuple[str, Any]]] = [iter([("_ids", body)])]
+    while levels:
+        name, value = next(levels[-1], ("", _END))
+        if value is _END:
+            levels.pop()
+        elif isinstance(value, (BaseModel, dict, list, tuple)):
+            if len(levels) > _MAX_DEPTH:
+                raise RefusedValueError(f"the JSON of the request is nested more than {_MAX_DEPTH} levels deep")
+            levels.append(_children(name, value))
+        elif name:
+            _check_field(name, value)
 
 
-def check_id(name: str, value: str) -> None:
-    """Check the length and the characters of an id. Raises :class:`RefusedValueError`."""
+def _check_id(name: str, value: str) -> None:
     if len(value) > _MAX_ID_LENGTH:
         raise RefusedValueError(f"{name} has {len(value)} characters; at most {_MAX_ID_LENGTH} are allowed")
     if not value.isprintable():
         raise RefusedValueError(f"{name} is {value!a}; only printable characters are allowed")
-
-
-def _check_tree(body: Any) -> None:
-    """Check all fields that Agent Lightning declares, and the depth of all other JSON, without recursion."""
-    # Lists of ids are the only bodies without a model. An empty name stands for JSON of any form.
-    path: list[Iterator[tuple[str, Any]]] = [iter([("_ids", body)])]
-    while path:
-        name, value = next(path[-1], ("", _END))
-        if value is _END:
-            path.pop()
-        elif isinstance(value, (BaseModel, dict, list, tuple)):
-            if len(path) > _MAX_DEPTH:
-                raise RefusedValueError(f"the JSON of the request is nested more than {_MAX_DEPTH} levels deep")
-            path.append(_children(name, value))
-        elif name:
-            _check_field(name, value)
 
 
 def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -104,7 +100,7 @@ def _check_attributes(attributes: Mapping[str, Any] | None) -> None:
 
 def _check_field(name: str, value: Any) -> None:
     if isinstance(value, str) and _ID.fullmatch(name):
-        check_id(name.strip("_"), value)
+        _check_id(name.strip("_"), value)
     elif isinstance(value, int) and name in _INTEGERS and not _INTEGERS[name] <= value <= _MAX_INTEGER:
         raise RefusedValueError(f"{name} is {value}; it must be from {_INTEGERS[name]} to {_MAX_INTEGER}")
     elif isinstance(value, (int, float)) and _TIME.fullmatch(name) and not 0 <= value <= _MAX_TIME:

@@ -52,10 +52,9 @@ class MemoryStore(StateMachine):
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         numbers = []
         for rollout_id, _ in attempts:
-            number = self._numbers.get(rollout_id, 0) + 1
-            numbers.append(number)
+            numbers.append(self._numbers.get(rollout_id, 0) + 1)
             if rollout_id not in self._forgotten:
-                self._numbers[rollout_id] = number
+                self._numbers[rollout_id] = numbers[-1]
         return numbers
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:

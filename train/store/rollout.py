@@ -18,18 +18,6 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 
-__all__ = [
-    "ENDED",
-    "TRANSITIONS",
-    "Attempt",
-    "AttemptStatus",
-    "Mode",
-    "Outcome",
-    "ProxyLLM",
-    "Rollout",
-    "RolloutStatus",
-]
-
 Mode = Literal["train", "val"]
 RolloutStatus = Literal["queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]

@@ -21,8 +21,6 @@ from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.files import first_error
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
-__all__ = ["COLUMNS", "Count", "Number", "from_row", "missing_column", "row_error", "to_row"]
-
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -156,8 +154,7 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
 
 def from_row(row: Mapping[str, Any]) -> Rollout:
     """The rollout of a row, which may lack columns."""
-    status = row.get("status", "succeeded")
-    rollout_id = row.get("rollout_id", "")
+    status, rollout_id = row.get("status", "succeeded"), row.get("rollout_id", "")
     attempts = row.get("attempts", 0)
     return Rollout(
         rollout_id=rollout_id,

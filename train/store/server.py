@@ -56,8 +56,12 @@ _LIST_PARAMETERS = ("status_in", "rollout_id_in")
 _Endpoint = Callable[[PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
 
 
-class _UnreadableError(Exception):
-    """The body cannot be read; with the status and the reason."""
+class _UnreadableError(web.HTTPException):
+    """The body cannot be read."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status_code = status
+        super().__init__(body=_error_body(reason), content_type="application/json")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -99,7 +103,7 @@ def application(store: Any, token: str) -> web.Application:
     ``store`` is a :class:`.lightning_store.LightningStore`, or has its methods, as Agent Lightning's stores have.
     """
     guard = Guard(token=token, public=[f"{API}/health"], protobuf=[_TRACES])
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard), _report_unreadable])
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard)])
     app.router.add_post(_TRACES, _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in ROUTES}
     for route, endpoint in endpoints.items():
@@ -170,8 +174,8 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
         except pydantic.ValidationError as error:
             return _error_response(422, first_problem(error))
         responses = []
-        for each in requests:
-            responses.append(await respond(*each))
+        for request_of_batch in requests:
+            responses.append(await respond(*request_of_batch))
             await asyncio.sleep(0)  # other clients are served in between
         return _json_response(200, pydantic_core.to_json(responses))
 
@@ -183,9 +187,8 @@ def _parse_request(
 ) -> Any:
     request = None
     if adapter is not None and query is not None:
-        request = adapter.validate_python(
-            {name: query.getall(name) if name in _LIST_PARAMETERS else query[name] for name in query}
-        )
+        lists = {name: query.getall(name) for name in _LIST_PARAMETERS if name in query}
+        request = adapter.validate_python({**query, **lists})
     elif adapter is not None:
         check_json_size(body)
         request = adapter.validate_json(b"{}" if body in (b"", b"null") else body)
@@ -212,14 +215,6 @@ def _file_error_body(error: sqlite3.Error) -> bytes:
 
 def _error_response(status: int, detail: str) -> web.Response:
     return _json_response(status, _error_body(detail))
-
-
-@web.middleware
-async def _report_unreadable(request: web.Request, handler: Any) -> Any:
-    try:
-        return await handler(request)
-    except _UnreadableError as error:
-        return _error_response(*error.args)
 
 
 async def _not_found(request: web.Request) -> web.Response:
