@@ -22,14 +22,8 @@ from groundwire.train.config.run_config import AgentSettings, RunConfig
 
 ELSEWHERE = "the reward is computed in the environment of runner_python"
 
-_OPTIONS = (
-    "agent",
-    "agent_input",
-    "agent_output",
-    "train_model",
-)
+_OPTIONS = ("agent", "agent_input", "agent_output", "train_model")
 """The settings that a backend's constructor may take, as parameters of the same names."""
-
 _PACKAGES = {"agents": "openai-agents"}
 """Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""
 

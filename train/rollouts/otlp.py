@@ -16,9 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
 from groundwire.adapters.tracing import LLMCall
@@ -35,20 +36,22 @@ _NS = 1_000_000_000
 class OtlpExport:
     """Sends each result that :meth:`export` gets, in the background; :meth:`close` waits for the last ones.
 
-    ``exporter`` replaces that of ``url``. ``run`` is the name of the run, in each span as ``session.id``.
+    ``run`` is the name of the run, in each span as ``session.id``.
     """
 
-    def __init__(self, url: str, *, run: str, domain: str, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, url: str, *, run: str, domain: str) -> None:
         self._run, self._domain = run, domain
         resource = Resource.create({"service.name": "groundwire", "session.id": run})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_WarnOnce(exporter or _http_exporter(url), url)))
+        self._provider.add_span_processor(BatchSpanProcessor(_Exporter(url)))
         self._tracer = self._provider.get_tracer("groundwire")
 
     def export(self, result: Rollout) -> None:
         """Send a rollout as one trace."""
         calls = sorted(result.calls, key=lambda call: call.started)
-        start, end = _times(result, calls)
+        # A rollout without a call has no place in time.
+        start = min((call.started for call in calls), default=0.0)
+        end = max([start + result.seconds, *(call.ended for call in calls)])
         task = result.task
         root = self._span(
             f"invoke_agent {self._domain}",
@@ -125,12 +128,6 @@ def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator
         yield "gen_ai.evaluation.result", end, end, score, None
 
 
-def _times(result: Rollout, calls: Sequence[LLMCall]) -> tuple[float, float]:
-    """Start and end, from the first call; a rollout without a call has no place in time, and gets 0."""
-    start = min((call.started for call in calls), default=0.0)
-    return start, max([start + result.seconds, *(call.ended for call in calls)])
-
-
 def _call_attributes(call: LLMCall) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
@@ -171,34 +168,21 @@ def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | Non
     return json.dumps(shown, ensure_ascii=False)
 
 
-class _WarnOnce(SpanExporter):
-    """An exporter that logs its first failure, and no other."""
+class _Exporter(OTLPSpanExporter):
+    """An exporter to ``url`` that logs its first failure, and no other."""
 
-    def __init__(self, exporter: SpanExporter, url: str) -> None:
-        self._exporter, self._url, self._warned = exporter, url, False
+    def __init__(self, url: str) -> None:
+        for name in _HEADERS:
+            for header in os.environ.get(name, "").split(","):
+                register_secret(header.partition("=")[2].strip())
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        super().__init__(endpoint=traces_url(url))
+        self._url, self._warned = url, False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send ``spans``."""
-        result = self._exporter.export(spans)
+        result = super().export(spans)
         if result is not SpanExportResult.SUCCESS and not self._warned:
             self._warned = True
             _log.warning("spans cannot be sent to %s and are lost there; the run goes on", self._url)
         return result
-
-    def shutdown(self) -> None:
-        """Close the connection."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send what the exporter has."""
-        return self._exporter.force_flush(timeout_millis)
-
-
-def _http_exporter(url: str) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    for name in _HEADERS:
-        for header in os.environ.get(name, "").split(","):
-            register_secret(header.partition("=")[2].strip())
-    return OTLPSpanExporter(endpoint=traces_url(url))

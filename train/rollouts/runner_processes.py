@@ -53,10 +53,7 @@ class RunnerProcesses:
         for _ in range(config.runner_processes):
             # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: ASYNC220, S603
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **settings},
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, **settings}
             )
             self._processes.append(process)
 

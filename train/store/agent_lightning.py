@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, semconv
 from groundwire.adapters.tracing.calls import order_calls
@@ -82,12 +82,6 @@ class RolloutFields(Request):
     status: RolloutStatus = "queuing"
     attempt: dict[str, Any] | None = None
 
-    @model_validator(mode="after")
-    def _one_rollout(self) -> RolloutFields:
-        if self.attempt is not None and self.attempt.get("rollout_id") != self.rollout_id:
-            raise ValueError("the attempt belongs to another rollout")
-        return self
-
 
 class _Open(BaseModel):
     """Fields that we do not read are kept."""
@@ -105,6 +99,7 @@ _Status = _model(
 _Event = _model("_Event", __base__=_Open, name=(str, ...), attributes=(_Json, ...), timestamp=(float | None, None))
 _Link = _model("_Link", __base__=_Open, context=(_Context, ...), attributes=(_Json | None, None))
 _OtelResource = _model("_OtelResource", attributes=(_Json, ...), schema_url=(str, ...))
+_ResourcesUpdate = _model("_ResourcesUpdate", resources=(_Json, ...))
 SpanFields = _model(
     "SpanFields",
     __base__=_Open,
@@ -124,12 +119,6 @@ SpanFields = _model(
     resource=(_OtelResource, ...),
 )
 """Agent Lightning's ``Span``."""
-
-
-class ResourcesFields(BaseModel):
-    """Agent Lightning's ``ResourcesUpdate``."""
-
-    resources: dict[str, Any]
 
 
 def request_json(rollout: Rollout) -> dict[str, Any]:
@@ -202,7 +191,7 @@ def read_resources(update: Any) -> dict[str, Any]:
 
     Raises ``ValueError``.
     """
-    resources = ResourcesFields.model_validate(update).resources
+    resources = _ResourcesUpdate.model_validate(update).resources
     for name, value in resources.items():
         if isinstance(value, Mapping) and value.get("resource_type") == "proxy_llm":
             resources[name] = TypeAdapter(ProxyLLM).validate_python(

@@ -12,13 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from groundwire.train.store.agent_lightning import SpanFields
-from groundwire.train.store.limits import (
-    MAX_ITEMS,
-    MAX_REQUEST_BYTES,
-    RefusedValueError,
-    check_request,
-    first_problem,
-)
+from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, RefusedValueError, check_request, first_problem
 
 _PART = 200
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")

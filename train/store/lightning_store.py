@@ -147,8 +147,7 @@ class LightningStore(SqliteStore):
         rollouts = map(self._find, await self.ended(rollout_ids))
         return [rollout_json(rollout) for rollout in rollouts if rollout is not None]
 
-    async def get_many_span_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        return await self.reserve_sequence_ids(attempts)
+    get_many_span_sequence_ids = SqliteStore.reserve_sequence_ids
 
     async def add_many_spans(self, spans: Sequence[Json]) -> list[str]:
         return self.add_span_rows(spans[0]["rollout_id"], spans[0]["attempt_id"], spans)

@@ -47,8 +47,8 @@ def check_request(path: Mapping[str, str], body: Any) -> None:
     """Check the ids in a request's path, all fields of its parsed body that Agent Lightning declares, and the depth of
     all other JSON, without recursion. Raises :class:`RefusedValueError`.
     """
-    for name, value in path.items():
-        _check_id(name, value)
+    for parameter, text in path.items():
+        _check_id(parameter, text)
     # Lists of ids are the only bodies without a model. An empty name stands for JSON of any form.
     levels: list[Iterator[tuple[str, Any]]] = [iter([("_ids", body)])]
     while levels:

@@ -4,6 +4,9 @@
 URI names the database. MongoDB is checked at once: Agent Lightning would report a problem only after 30 seconds.
 """
 
+# The methods are those of Agent Lightning, which documents them.
+# ruff: noqa: D102
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,30 +39,24 @@ class MongoStore:
         return getattr(self._store, name)
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
-        """Add rollouts to the queue."""
         requests = [EnqueueRolloutRequest.model_validate(request.model_dump()) for request in rollouts]
         return await self._store.enqueue_many_rollouts(requests)
 
     async def start_rollout(self, *, config: Any = None, **fields: Any) -> Any:
-        """Begin a rollout without the queue."""
         return await self._store.start_rollout(config=_config(config), **fields)
 
     async def update_rollout(self, rollout_id: str, **fields: Any) -> Any:
-        """Change a rollout."""
         config = {"config": _config(fields["config"])} if "config" in fields else {}
         return await self._store.update_rollout(rollout_id, **{**fields, **config})
 
     async def add_many_spans(self, spans: Sequence[Any]) -> list[str]:
-        """Store spans; returns the ids of the new ones."""
         new = await self._store.add_many_spans([Span.model_validate(span) for span in spans])
         return [span.span_id for span in new]
 
     async def add_resources(self, resources: Any) -> Any:
-        """Store named resources under a new id."""
         return await self._store.add_resources(TypeAdapter(NamedResources).validate_python(resources))
 
     async def update_resources(self, resources_id: str, resources: Any) -> Any:
-        """Store named resources."""
         named = TypeAdapter(NamedResources).validate_python(resources)
         return await self._store.update_resources(resources_id, named)
 

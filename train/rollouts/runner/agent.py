@@ -82,9 +82,11 @@ class RolloutAgent:
         try:
             if self._check is not None:
                 self._check.check(rollout, resources)
-            policy, endpoint = _policy(resources, rollout)
+            policy: ProxyLLM = resources[POLICY_RESOURCE]
+            endpoint = _endpoint(policy, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
-                own = self._own_reward(self.backend, policy, endpoint, rollout, store)
+                self._lit_agents = self._lit_agents or _lit_agents(self.backend, store)
+                own = self._own_reward(self._lit_agents, policy, endpoint, rollout)
                 outcome.reward, outcome.reward_components = await self._within_limit(own, endpoint)
                 return outcome, False
             answer = await self._within_limit(self._answer(rollout.task, endpoint), endpoint)
@@ -148,21 +150,12 @@ class RolloutAgent:
         self._private_tasks.close()
 
     async def _own_reward(
-        self,
-        backend: adapters.LitAgentBackend,
-        policy: ProxyLLM,
-        endpoint: adapters.Endpoint,
-        rollout: Rollout,
-        store: RolloutStore,
+        self, agents: LitAgents, policy: ProxyLLM, endpoint: adapters.Endpoint, rollout: Rollout
     ) -> tuple[float, dict[str, float]]:
         """The reward that a LitAgent returns, and its components. Raises only the errors of backends and rewards."""
-        if self._lit_agents is None:
-            from groundwire.train.rollouts.runner.lightning_agents import LitAgents
-
-            self._lit_agents = LitAgents(backend, store)
         async with self._private(rollout.task) as (private, _):
             with rewards.in_training(rollout.mode == "train"):
-                value = await self._lit_agents.run(private, policy, rollout, endpoint)
+                value = await agents.run(private, policy, rollout, endpoint)
         try:
             return _read_reward(value)
         except rewards.RewardError as error:
@@ -208,11 +201,16 @@ def _read_reward(value: Any) -> tuple[float, dict[str, float]]:
     return rewards.total(value), {name: float(number) for name, number in named.items() if name != "total"}
 
 
-def _policy(resources: Mapping[str, Any], rollout: Rollout) -> tuple[ProxyLLM, adapters.Endpoint]:
-    """The resource of the policy, and the endpoint of an attempt."""
-    policy: ProxyLLM = resources[POLICY_RESOURCE]
+def _lit_agents(backend: adapters.LitAgentBackend, store: RolloutStore) -> LitAgents:
+    from groundwire.train.rollouts.runner.lightning_agents import LitAgents
+
+    return LitAgents(backend, store)
+
+
+def _endpoint(policy: ProxyLLM, rollout: Rollout) -> adapters.Endpoint:
+    """The endpoint of an attempt."""
     attempt = rollout.attempts[-1]
-    return policy, adapters.Endpoint(
+    return adapters.Endpoint(
         base_url=policy.get_base_url(rollout.rollout_id, attempt.attempt_id),
         model=policy.model,
         api_key=policy.api_key or "none",

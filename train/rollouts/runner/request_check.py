@@ -28,21 +28,10 @@ POLICY_RESOURCE = "policy"
 MAIN_LLM = "main_llm"
 """The name under which agents that are written for Agent Lightning read the same resource."""
 
-_PER_ROLLOUT = {
-    "rollout_timeout_s",
-    "reward_timeout_s",
-    "failures",
-    "agent_columns",
-}
+_PER_ROLLOUT = {"rollout_timeout_s", "reward_timeout_s", "failures", "agent_columns"}
 _SAMPLING = {
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "stop",
-    "frequency_penalty",
-    "presence_penalty",
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop"),
+    *("frequency_penalty", "presence_penalty"),
 }
 """Other parameters of a client, such as ``extra_headers`` or ``openai_proxy``, could lead a request elsewhere."""
 # So strict that every HTTP client reads the same host from it.
@@ -139,7 +128,7 @@ class RequestCheck:
             raise RequestRefusedError(f"the policy's address is {endpoint!r:.200}; it must be like http://HOST:PORT/v1")
         host = match["host"].strip("[]").lower()
         if host not in self.policy_hosts and not is_loopback(host):
-            others = "".join(f" and {each}" for each in sorted(self.policy_hosts) if not is_loopback(each))
+            others = "".join(f" and {other}" for other in sorted(self.policy_hosts) if not is_loopback(other))
             raise RequestRefusedError(
                 f"the policy is at {endpoint}, and this runner sends requests to this machine{others} only: if that is "
                 f"the trainer's --proxy-host, start the runner with --policy-host {host}"
