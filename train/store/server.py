@@ -61,7 +61,7 @@ class _UnreadableError(web.HTTPException):
 
     def __init__(self, status: int, reason: str) -> None:
         self.status_code = status
-        super().__init__(body=_error_body(reason), content_type="application/json")
+        super().__init__(text=_error_body(reason).decode(), content_type="application/json")
 
 
 def bind(host: str, port: int) -> socket.socket:
