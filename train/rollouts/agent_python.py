@@ -54,10 +54,12 @@ def find_agent_python(given: str) -> str:
         reason = getattr(error, "strerror", None) or f"no answer within {_TIMEOUT_S:g} s"
         raise ConfigError(f"runner_python is {given!r}, which cannot be run: {reason}") from error
     if done.returncode:
+        clone = PACKAGE.parents[1]
+        source = clone if (clone / "pyproject.toml").is_file() else "groundwire"
         raise ConfigError(
             f"runner_python is {given!r}, and groundwire cannot be imported there "
             f"({(done.stderr.strip().splitlines() or ['no message'])[-1]:.300}): "
-            f"install it with {given} -m pip install {_source()}"
+            f"install it with {given} -m pip install {source}"
         )
     theirs, ours = done.stdout.strip(), version()
     if theirs != ours:
@@ -98,12 +100,6 @@ def reward_elsewhere(python: str, name: str) -> rewards.Reward:
     form, reads = _ask(python, name) if name else (None, [])
     vars(reward).update(form=form, reads=reads)
     return reward
-
-
-def _source() -> str:
-    """What pip installs: the clone that this is, else the package."""
-    clone = PACKAGE.parents[1]
-    return str(clone) if (clone / "pyproject.toml").is_file() else "groundwire"
 
 
 def call_notes(

@@ -110,7 +110,10 @@ class RolloutCollector:
         await self._publish_proxy()
         deadline = time.monotonic() + deadline_s
         for rollout in rollouts:
-            self._prepare(rollout)
+            rollout.resources_id, rollout.settings = self._resources_id, self._settings
+            rollout.prompts = self._prompts if rollout.prompts is None else rollout.prompts
+            rollout.max_attempts = self._max_attempts
+            rollout.timeout_s, rollout.unresponsive_s = self._timeout_s, self._unresponsive_s
         await self._store.enqueue(rollouts)
         self._newest = rollouts[-1].rollout_id if rollouts else self._newest
         ends = [self._watch(rollout.rollout_id) for rollout in rollouts]
@@ -143,13 +146,6 @@ class RolloutCollector:
         self._proxy.attempt_ended(rollout_id)
         self._notified.add(rollout_id)
         self._notification.set()
-
-    def _prepare(self, rollout: Rollout) -> None:
-        """Add what all rollouts of the run have in common."""
-        rollout.resources_id, rollout.settings = self._resources_id, self._settings
-        rollout.prompts = self._prompts if rollout.prompts is None else rollout.prompts
-        rollout.max_attempts = self._max_attempts
-        rollout.timeout_s, rollout.unresponsive_s = self._timeout_s, self._unresponsive_s
 
     async def _publish_proxy(self) -> None:
         """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""

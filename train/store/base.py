@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from groundwire.adapters.tracing.calls import LLMCall
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import CallSink, SpanRecord
 from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.train.store.rollout import ENDED, TRANSITIONS, Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 
@@ -27,8 +27,8 @@ _TEXTS: Mapping[type, Sequence[str]] = {
 }
 
 
-class RolloutStore(Protocol):
-    """A queue of rollouts, and what is known of each.
+class RolloutStore(CallSink, Protocol):
+    """A queue of rollouts, and what is known of each: their calls, which the proxy adds, and the spans of their agents.
 
     Methods raise ``ValueError`` for an unknown rollout or attempt. A change that comes too late, of an ended attempt or
     rollout, is ignored; late calls are stored.
@@ -69,15 +69,6 @@ class RolloutStore(Protocol):
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         """End an attempt. A failed one is tried again while ``max_attempts`` allow it."""
 
-    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each (rollout id, attempt id), rising within a rollout."""
-
-    async def add_calls(self, calls: Sequence[LLMCall]) -> None:
-        """Store calls; those that are stored already are skipped."""
-
-    async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
-        """Store other spans of attempts; those that are stored already are skipped."""
-
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
         """Store a run's named resources: a :class:`ProxyLLM`, or any JSON object."""
 
@@ -88,7 +79,6 @@ class RolloutStore(Protocol):
         """Free the memory of a rollout that has been read. A store in a file keeps it."""
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """The sampling parameters of an attempt; None unless it is the rollout's last one, and has not ended."""
         rollout = await self.get(rollout_id, with_calls=False)
         return None if rollout is None else rollout.open_sampling(attempt_id)
 

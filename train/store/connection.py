@@ -102,7 +102,9 @@ class StoreConnection:
                 reason: Any = error
             else:
                 if status < _CLIENT_ERROR:
-                    self._note_back()
+                    if self._away_since is not None:
+                        away_s, self._away_since = time.monotonic() - self._away_since, None
+                        _log.warning("the store at %s is back after %.1f s", self.address, away_s)
                     return pydantic_core.from_json(data)
                 if (refused := _refusal(status, data)) is not None:
                     raise ValueError(f"the store refused {method.upper()} {path}: {refused}")
@@ -130,12 +132,6 @@ class StoreConnection:
             timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S, connect=_CONNECT_S, sock_connect=_CONNECT_S)
             session = self._sessions[loop] = aiohttp.ClientSession(timeout=timeout)
         return session
-
-    def _note_back(self) -> None:
-        if self._away_since is not None:
-            away_s = time.monotonic() - self._away_since
-            _log.warning("the store at %s is back after %.1f s", self.address, away_s)
-            self._away_since = None
 
     def _note_away(self, error: Any, failing_since: float) -> None:
         """Raises :class:`StoreGoneError` after ``timeout_s`` seconds, also if the store answers other requests."""

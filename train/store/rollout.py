@@ -183,10 +183,8 @@ class ProxyLLM:
     api_key: str | None = None
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
 
-    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """The base URL of an attempt's LLM calls; without ids the proxy's own."""
-        if rollout_id is None or attempt_id is None:
-            return self.endpoint
+    def get_base_url(self, rollout_id: str, attempt_id: str) -> str:
+        """The base URL of an attempt's LLM calls."""
         base = self.endpoint.rstrip("/")
         version = "/v1" if base.endswith("/v1") else ""
         return f"{base.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
@@ -176,7 +176,11 @@ class SqliteStore(StateMachine):
         return number
 
     @contextmanager
-    def _begin(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
+        """A nested call belongs to the outer transaction. Calls never wait, so no other call can run in between."""
+        if self._in_call:
+            yield
+            return
         self._in_call = True
         self._conn.execute("BEGIN")
         try:
@@ -189,10 +193,6 @@ class SqliteStore(StateMachine):
             raise
         finally:
             self._in_call = False
-
-    def _transaction(self) -> AbstractContextManager[Any]:
-        """A nested call belongs to the outer transaction. Calls never wait, so no other call can run in between."""
-        return nullcontext() if self._in_call else self._begin()
 
     def _find(self, rollout_id: str) -> Rollout | None:
         if (cached := self._cache.get(rollout_id)) is not None:
@@ -212,7 +212,7 @@ class SqliteStore(StateMachine):
             return cached[0]
         rollout = self._parsed("rollouts", request, lambda text: read_request(Request.model_validate_json(text)))
         rollout.rollout_id, rollout.status, rollout.started, rollout.ended = rollout_id, status, started, ended
-        rollout.attempts = self._parsed("rollouts", attempts, _read_attempts)
+        rollout.attempts = self._parsed("rollouts", attempts, lambda text: [Attempt(**one) for one in from_json(text)])
         if status not in TRANSITIONS:
             raise sqlite3.DatabaseError("table rollouts: a value is damaged")
         self._cache[rollout_id] = rollout, min(len(request) + len(attempts), _CACHED)
@@ -271,10 +271,6 @@ class SqliteStore(StateMachine):
 
 def _attempts_json(rollout: Rollout) -> str:
     return to_json([asdict(attempt) for attempt in rollout.attempts]).decode()
-
-
-def _read_attempts(text: str) -> list[Attempt]:
-    return [Attempt(**fields) for fields in from_json(text)]
 
 
 def _finite(span: Mapping[str, Any]) -> Mapping[str, Any]:

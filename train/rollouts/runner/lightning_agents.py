@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from agentlightning.runner.agent import LitAgentRunner
@@ -116,10 +117,5 @@ class LitAgents:
         """
         theirs = LightningRollout.model_validate(rollout_json(rollout))
         # One resource: Agent Lightning warns if an agent of the first one finds two.
-        resource = ProxyLLM(
-            endpoint=policy.endpoint,
-            model=policy.model,
-            api_key=policy.api_key,
-            sampling_parameters=dict(endpoint.sampling),
-        )
+        resource = ProxyLLM(**asdict(replace(policy, sampling_parameters=dict(endpoint.sampling))))
         return await self._backend.rollout(task, {MAIN_LLM: resource}, theirs, endpoint)
