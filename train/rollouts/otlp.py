@@ -139,15 +139,13 @@ def _call_attributes(call: LLMCall) -> dict[str, Any]:
         "gen_ai.input.messages": _messages(call.messages),
         "gen_ai.output.messages": _messages([call.reply] if call.reply else [], finish_reason=call.finish_reason),
         "http.response.status_code": call.status,
-    }
-    others = {
         "gen_ai.agent.name": call.agent,
         "gen_ai.response.id": call.reply_id,
         "gen_ai.tool.definitions": call.tools_json,
         "groundwire.weights_version": call.weights_version,
         "groundwire.reward": call.reward,
     }
-    return attributes | {name: value for name, value in others.items() if value not in (None, "")}
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
 def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | None = None) -> str:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -80,11 +79,10 @@ class RolloutRuntime:
         server: Mapping[str, Any] | None = None,
         resources_id: str | None = None,
     ) -> None:
-        self._resources_id = resources_id or run.resources_id
+        self._resources_id, self._bundled = resources_id or run.resources_id, domain.bundled
         self._server_options = dict(server or {})
         self._engine, self._config, self._run_dir = engine, config, run
         self.scores = FailureScores(config.failures, run)
-        self._bundled: Path | None = domain.bundled
 
         @wraps(reward)
         async def timed_reward(task: Any, answer: str, steps: Any) -> float | dict[str, float]:

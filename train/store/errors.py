@@ -1,13 +1,4 @@
-"""Errors of the Lightning store.
-
-UserError
-├── StoreAddressError   no store answers at the address, or none can listen there
-├── StoreFileError      the SQLite file cannot hold a store
-├── MongoStoreError     MongoDB cannot hold a store
-├── StoreGoneError      the store stopped answering during a run
-├── StoreLostDataError  the store does not know rollouts that it had acknowledged
-└── StoreFailedError    the store keeps answering with server errors
-"""
+"""Errors of the Lightning store."""
 
 from __future__ import annotations
 
