@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters.agents.failures import agent_failure
+from groundwire.adapters.tracing.open_attempts import CallSummary, call_summary
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, PrivateTasks, Task
 from groundwire.tools.errors import UserError
@@ -26,7 +27,6 @@ from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RequestRefusedError, UnreadableAnswerError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.runner.attribution import attribute, attribute_time_limit
 from groundwire.train.rollouts.runner.request_check import POLICY_RESOURCE, RequestCheck
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, ProxyLLM, Rollout
@@ -43,6 +43,8 @@ _ABOUT_THE_ANSWER = (
 """What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
 _CANCEL_S = 10.0
 """How long an agent may take to end after its time; then it is left alone, and its calls are refused."""
+_MANY_CALLS = 8
+"""Fewer within the time limit may be slow ones of an agent that would have ended."""
 _MAX_MESSAGE = 2000
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
@@ -112,9 +114,9 @@ class RolloutAgent:
             await asyncio.wait({running}, timeout=self.timeout_s)
             if running.done():
                 return running.result()
-            raise await attribute_time_limit(self.timeout_s, endpoint)
+            raise await _attribute_time_limit(self.timeout_s, endpoint)
         except adapters.BackendError as error:
-            raise (await attribute(error, endpoint) if running.done() else error) from error.__cause__
+            raise (await _attribute(error, endpoint) if running.done() else error) from error.__cause__
         finally:
             running.cancel()
             await asyncio.wait({running}, timeout=_CANCEL_S)
@@ -217,6 +219,53 @@ def _endpoint(policy: ProxyLLM, rollout: Rollout) -> adapters.Endpoint:
         sampling={**policy.sampling_parameters, **attempt_sampling(rollout.sampling, attempt.number)},
         prompts=rollout.prompts or {},
     )
+
+
+async def _attribute(error: adapters.BackendError, endpoint: adapters.Endpoint) -> adapters.BackendError:
+    """The failure that ``error``, which a backend raised, stands for: did the policy cause it, or what it runs on?
+
+    It is decided here, once, from the exception and from the calls that the attempt has made. The proxy knows them,
+    whatever the agent's framework, language or machine.
+    """
+    if isinstance(error, adapters.PromptTooLongError):
+        return error
+    attributed = _attributed(error, await call_summary(endpoint.base_url, error.resources))
+    if attributed is not error:
+        attributed.steps, attributed.input, attributed.__cause__ = error.steps, error.input, error
+    return attributed
+
+
+def _attributed(error: adapters.BackendError, made: CallSummary | None) -> adapters.BackendError:
+    if made is not None and made.at_limit:
+        limit = f"it had made {made.calls} LLM calls, as many as max_calls allows"
+        return adapters.TurnLimitError(str(error) if "max_calls" in str(error) else f"{error}; {limit}")
+    if not isinstance(error, adapters.AgentError | adapters.ToolError):
+        return error
+    if made is None:
+        return adapters.EndpointError(f"{error}; the proxy does not say which calls it made")
+    if made.failure:
+        return adapters.EndpointError(f"{error}; its last call {made.failure}")
+    if isinstance(error, adapters.ToolError):
+        return adapters.AgentError(f"{error}; the policy made up {made.made_up[0]!r}") if made.made_up else error
+    return error if made.calls else adapters.AgentSetupError(str(error))
+
+
+async def _attribute_time_limit(timeout_s: float, endpoint: adapters.Endpoint) -> adapters.BackendError:
+    """The failure of an agent that has not answered within ``timeout_s`` seconds.
+
+    It tells what the agent waits for: half of the time for one thing means that this does not answer.
+    """
+    made, text = await call_summary(endpoint.base_url), f"no answer within {timeout_s:g} s"
+    if made is None:
+        return adapters.TimeLimitError(f"{text}; nor does the proxy answer")
+    if made.at_limit:
+        return adapters.TurnLimitError(f"{text}, and all {made.calls} LLM calls that max_calls allows")
+    if made.running_s > timeout_s / 2:
+        return adapters.TimeLimitError(f"{text}: the endpoint has not answered a call for {made.running_s:.3g} s")
+    if made.calls >= _MANY_CALLS and made.idle_s < timeout_s / 2:
+        return adapters.TurnLimitError(f"{text}, and {made.calls} LLM calls: the agent went on calling")
+    since = f"in the {made.idle_s:.3g} s since its last LLM call" if made.idle_s else f"with {made.calls} LLM calls"
+    return adapters.TimeLimitError(f"{text}: the agent or a tool of it did not end {since}")
 
 
 class RemoteRolloutAgent:
