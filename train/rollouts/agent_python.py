@@ -92,9 +92,8 @@ def _ask(python: str, *arguments: str, given: str = "") -> Any:
 
 
 def reward_elsewhere(python: str, name: str) -> rewards.Reward:
-    """The reward ``name`` of the environment of ``python``: not to be called here, and what its code says of itself.
-
-    Without a name it is that of a ``LitAgent``. Raises :class:`ConfigError`.
+    """The reward ``name`` of the environment of ``python`` ("": a ``LitAgent``'s): not to be called here, and what
+    its code says of itself. Raises :class:`ConfigError`.
     """
     reward = no_reward(ELSEWHERE)
     form, reads = _ask(python, name) if name else (None, [])

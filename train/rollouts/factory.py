@@ -37,10 +37,7 @@ class BackendElsewhere(adapters.Backend):
 
 
 def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
-    """The backend of a run, or of a runner. ``objects`` replace the settings of their names, such as ``agent``.
-
-    Raises :class:`groundwire.train.config.errors.ConfigError`.
-    """
+    """The backend of a run, or of a runner. ``objects`` replace the settings of their names. Raises ``ConfigError``."""
     if isinstance(settings, RunConfig) and settings.runner_python:
         return BackendElsewhere()
     try:
@@ -82,10 +79,7 @@ def _applicable(settings: AgentSettings, known: Collection[str]) -> dict[str, An
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
-    """The reward of a run, with its judge and its time limit.
-
-    Raises :class:`groundwire.tools.plugins.UnknownNameError`.
-    """
+    """The reward of a run, with its judge and its time limit. Raises :class:`.UnknownNameError`."""
     name = settings.reward or domain.default_reward
     if runs_elsewhere(name, settings):
         return no_reward(ELSEWHERE)
@@ -95,9 +89,7 @@ def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
 
 
 def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
-    """Whether only the environment of ``runner_python`` has the reward: a function (``module:function``), or, without a
-    name, that of a ``LitAgent``.
-    """
+    """Whether only the environment of ``runner_python`` has the reward: a function, or that of a ``LitAgent`` ("")."""
     return isinstance(settings, RunConfig) and bool(settings.runner_python) and (":" in reward or not reward)
 
 

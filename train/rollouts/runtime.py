@@ -140,17 +140,11 @@ class RolloutRuntime:
     def run(
         self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Rollout]:
-        """Run a batch of rollouts, see :meth:`RolloutCollector.run`.
-
-        Raises :class:`EventLoopError` if an agent blocks the loop, and :class:`RunnersEndedError`.
-        """
+        """As :meth:`RolloutCollector.run`. Raises :class:`EventLoopError`, :class:`RunnersEndedError`."""
         return self.call(lambda collector: collector.run(rollouts, deadline_s=deadline_s, on_end=on_end))
 
     def call(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work`` on the loop of the rollouts and return its result. An interrupt of the caller cancels it.
-
-        Raises as :meth:`run` does.
-        """
+        """Do ``work`` on the loop of the rollouts; an interrupt of the caller cancels it. Raises as :meth:`run`."""
         return self._loop.call(work(self._collector))
 
     def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
@@ -158,10 +152,7 @@ class RolloutRuntime:
         return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
 
     def runner_failure(self) -> str:
-        """A message if all runner processes of the run have ended, so no rollout can end any more; else "".
-
-        Raises :class:`EventLoopError` if an agent blocks the loop.
-        """
+        """As :meth:`RunnerProcesses.failure`. Raises :class:`EventLoopError` if an agent blocks the loop."""
         self._loop.check()
         return self._processes.failure() if self._processes is not None else ""
 

@@ -187,10 +187,7 @@ def resources_json(resources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_resources(update: Any) -> dict[str, Any]:
-    """The resources of a ``ResourcesUpdate``, those of the type ``proxy_llm`` as :class:`ProxyLLM`.
-
-    Raises ``ValueError``.
-    """
+    """The resources of a ``ResourcesUpdate``; a ``proxy_llm`` is a :class:`ProxyLLM`. Raises ``ValueError``."""
     resources = _ResourcesUpdate.model_validate(update).resources
     for name, value in resources.items():
         if isinstance(value, Mapping) and value.get("resource_type") == "proxy_llm":

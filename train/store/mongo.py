@@ -25,10 +25,8 @@ _DATABASE, _PARTITION = "agentlightning", "groundwire"
 
 
 class MongoStore:
-    """A store in the database that ``uri`` names (default: ``agentlightning``), for our server.
-
-    Its methods are those of Agent Lightning's store; some take JSON. Raises :class:`MongoStoreError`, within about two
-    seconds.
+    """A store in the database that ``uri`` names (default: ``agentlightning``), for our server: some methods take JSON.
+    Raises :class:`MongoStoreError`, within about two seconds.
     """
 
     def __init__(self, uri: str) -> None:

@@ -82,10 +82,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serve(store: Any, listener: socket.socket, *, token: str) -> AsyncIterator[str]:
-    """Serve ``store`` to clients with ``token``, on the running event loop and the socket of :func:`bind`.
-
-    Yields the server's URL.
-    """
+    """Serve ``store`` on the running event loop and the socket of :func:`bind`; yields the server's URL."""
     runner = Runner(application(store, token), shutdown_timeout=_SHUTDOWN_S)
     with listener:
         await runner.setup()

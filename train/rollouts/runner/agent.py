@@ -269,10 +269,8 @@ async def _attribute_time_limit(timeout_s: float, endpoint: adapters.Endpoint) -
 
 
 class RemoteRolloutAgent:
-    """Runs rollouts of any training run with the backend, domain, reward and judge of ``check``.
-
-    The settings that may differ between rollouts come with each. Raises
-    :class:`groundwire.train.config.errors.ConfigError` if the backend cannot be built.
+    """Runs rollouts of any training run with the backend, domain, reward and judge of ``check``; other settings come
+    with each rollout. Raises :class:`.ConfigError` if the backend cannot be built.
     """
 
     def __init__(self, check: RequestCheck) -> None:

@@ -111,10 +111,7 @@ class LitAgents:
         self._runner.init_worker(0, theirs)
 
     async def run(self, task: Mapping[str, Any], policy: PolicyAddress, rollout: Rollout, endpoint: Endpoint) -> Any:
-        """The value that the agent returns for an attempt; ``policy`` is the resource with the policy's address.
-
-        Raises a :class:`groundwire.adapters.BackendError`.
-        """
+        """The value that the agent returns for an attempt. Raises a :class:`groundwire.adapters.BackendError`."""
         theirs = LightningRollout.model_validate(rollout_json(rollout))
         # One resource: Agent Lightning warns if an agent of the first one finds two.
         resource = ProxyLLM(**asdict(replace(policy, sampling_parameters=dict(endpoint.sampling))))
