@@ -12,7 +12,6 @@ import json
 import resource
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from groundwire.train.policy import STARTER
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
 _MEMORY_BYTES = 512 << 20
+"""Beyond what the process has when it starts."""
 _workers = WorkerPool("groundwire.train.policy.chat.template")
 
 
@@ -101,10 +101,9 @@ def serve(descriptor: int, parent: int) -> None:
                 reply = {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
             return json.dumps(reply).encode()
 
-    # Little more memory than the process has now.
-    with suppress(OSError):  # no Linux: only the time is limited
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + _MEMORY_BYTES
+    sizes = Path("/proc/self/statm")
+    if sizes.is_file():  # on Linux; elsewhere only the time is limited
+        limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     answer_requests(answer, descriptor, parent)
 
