@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters.tracing import semconv
@@ -21,7 +21,12 @@ def current_agent() -> str:
     In this order: the agent of the OpenAI Agents SDK, the agent or the node of LangGraph, ``gen_ai.agent.name`` of the
     current OpenTelemetry span or of the nearest span around it, the agent of a framework without spans.
     """
-    return _sdk_agent() or _langgraph_node() or _otel_agent(trace.get_current_span()) or _running_agent()
+    return (
+        _sdk_agent()
+        or _langgraph_node()
+        or _otel_agent(trace.get_current_span())
+        or str(context.get_value(_RUNNING) or "")
+    )
 
 
 def follow_agent_names() -> None:
@@ -49,11 +54,9 @@ def _sdk_agent() -> str:
 
 
 def _langgraph_node() -> str:
-    config = sys.modules.get("langchain_core.runnables.config")
-    if config is None:
-        return ""
-    found: Any = config.var_child_runnable_config.get()
-    metadata = (found or {}).get("metadata") or {}
+    module = sys.modules.get("langchain_core.runnables.config")
+    config = module and module.var_child_runnable_config.get()
+    metadata = (config or {}).get("metadata") or {}
     return str(metadata.get("lc_agent_name") or metadata.get("langgraph_node") or "")
 
 
@@ -63,10 +66,6 @@ _WITHOUT_SPANS = (
     ("crewai.agent.core", "Agent.execute_task", "role"),
 )
 """Frameworks that make no spans: module and method that runs an agent, and the attribute with the agent's name."""
-
-
-def _running_agent() -> str:
-    return str(context.get_value(_RUNNING) or "")
 
 
 def _name_in_context(module: Any, *, function: str, attribute: str) -> None:
@@ -96,6 +95,3 @@ class _AgentNames(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         if name := _otel_agent(trace.get_current_span(parent_context)):
             _names[span] = name
-
-    def on_end(self, span: ReadableSpan) -> None:
-        pass

@@ -48,13 +48,9 @@ def judged_answer(result: Any, answers: AnswerKind, steps: Sequence[AgentStep], 
 
 def own_steps(result: Any) -> list[AgentStep]:
     """The steps that an agent returns itself, as a field ``steps`` of its result; empty if it has none like these."""
-    steps = _read(result, "steps")
-    known = AgentStep.__annotations__.keys()
-    return (
-        [*steps]
-        if isinstance(steps, list) and all(isinstance(each, Mapping) and each.keys() >= known for each in steps)
-        else []
-    )
+    steps, known = _read(result, "steps"), AgentStep.__annotations__.keys()
+    is_own = isinstance(steps, list) and all(isinstance(step, Mapping) and step.keys() >= known for step in steps)
+    return [*steps] if is_own else []
 
 
 def lacks_answer(kind: Any, answers: AnswerKind) -> list[str]:

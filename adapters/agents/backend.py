@@ -148,8 +148,8 @@ class AgentBackend(Backend):
         self.calls_tools = self._train_model is None and _has_tools(agent)
 
     def default_prompts(self, form: str) -> dict[str, str]:
-        """The default of the parameter ``prompts`` of a function that makes the agent, or the attribute ``prompts`` of
-        a function with an endpoint, which reads ``endpoint.prompts``.
+        """Those of the parameter ``prompts`` of a function that makes the agent, or of the attribute ``prompts`` of a
+        function with an endpoint.
         """
         return dict(self._prompts)
 
@@ -161,8 +161,7 @@ class AgentBackend(Backend):
             return f"{self._name}, which is made in the first rollout"
         if self._read_output is None:
             for kind in self._driver.result_types():
-                if names := lacks_answer(kind, question.answers):
-                    fields = ", ".join(names)
+                if fields := ", ".join(lacks_answer(kind, question.answers)):
                     raise ValueError(
                         f"agent {self._name!r} returns {fields}, and which is the answer is not known: {ASK}"
                     )
@@ -181,7 +180,10 @@ class AgentBackend(Backend):
             with nullcontext() if driver.own_calls else redirected(calls):
                 try:
                     source = task if self._make_input is None else self._make_input(task)
-                    given = self._arguments(driver, source, question, endpoint)
+                    try:
+                        given = driver.arguments(source, question, endpoint)
+                    except (ValueError, TypeError) as error:
+                        raise AgentSetupError(str(error)) from error
                     called = driver.show(given)
                     known = _copy(given if isinstance(given, Mapping) else source)  # before the agent changes it
                     result = await driver.run(given, task)
@@ -208,12 +210,6 @@ class AgentBackend(Backend):
         except Exception as error:
             raise AgentSetupError(f"agent {self._name!r} takes no task, so it makes the agent: {error!r}") from error
         return driver
-
-    def _arguments(self, driver: Driver, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        try:
-            return driver.arguments(source, question, endpoint)
-        except (ValueError, TypeError) as error:
-            raise AgentSetupError(str(error)) from error
 
     def _answer(self, result: Any, known: Mapping[str, Any], question: Question, calls: AttemptCalls) -> Answer:
         if isinstance(result, Answer):
@@ -306,10 +302,8 @@ def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
     failure = agent_failure(error)
     if calls.traced:
         return failure
-    elsewhere = calls.models or calls.hosts
-    return type(failure)(
-        f"{failure}; {_no_call('the agent', calls)}" if elsewhere else f"{failure} (before any LLM call)"
-    )
+    elsewhere = f"; {_no_call('the agent', calls)}" if calls.models or calls.hosts else " (before any LLM call)"
+    return type(failure)(f"{failure}{elsewhere}")
 
 
 def _no_call(name: str, calls: AttemptCalls) -> str:

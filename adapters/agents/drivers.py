@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_type_hints
@@ -74,8 +74,8 @@ class _Driver:
     """Runs ``agent``.
 
     ``describe`` says how it is called for a task. ``arguments`` makes the arguments of a call from the task, or from
-    what ``agent_input`` made of it. ``show`` writes a call in one line. ``result_types`` are the declared classes of
-    its results. ``describe`` and ``arguments`` raise ``ValueError`` if the agent cannot be called.
+    what ``agent_input`` made of it; both raise ``ValueError`` if it cannot be called. ``show`` writes a call in one
+    line. ``result_types`` are the declared classes of its results.
     """
 
     threaded = False
@@ -179,8 +179,18 @@ class _Function(_Driver):
         return f"{self.name}({', '.join(parts)})"
 
     async def run(self, given: inspect.BoundArguments, task: AgentTask) -> Any:
+        """The result. What the function yields is read to the end."""
         call = partial(self.agent, *given.args, **given.kwargs)
-        return await run_function(call, threaded=self.threaded, name=f"agent {task['id']}")
+
+        def in_own_thread(work: Callable[[], Any]) -> Awaitable[Any]:
+            return asyncio.wrap_future(in_thread(lambda: _drained(work()), name=f"agent {task['id']}"))
+
+        result = await in_own_thread(call) if self.threaded else call()
+        while inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterator):
+            return _whole([item async for item in result])
+        return await in_own_thread(lambda: result) if isinstance(result, Iterator) else result
 
     def result_types(self) -> Iterator[Any]:
         try:
@@ -224,18 +234,6 @@ def takes_a_task(function: Any) -> bool:
     except BindingError:
         return False
     return True
-
-
-async def run_function(call: Callable[[], Any], *, threaded: bool, name: str) -> Any:
-    """The result of an agent's function. What it yields is read to the end; if ``threaded``, in a thread."""
-    result = await asyncio.wrap_future(in_thread(lambda: _drained(call()), name=name)) if threaded else call()
-    while inspect.isawaitable(result):
-        result = await result
-    if isinstance(result, AsyncIterator):
-        return _whole([item async for item in result])
-    if isinstance(result, Iterator):
-        return await asyncio.wrap_future(in_thread(lambda: _drained(result), name=name))
-    return result
 
 
 def _drained(result: Any) -> Any:

@@ -50,10 +50,9 @@ def agent_failure(error: BaseException) -> BackendError:
         failure = ToolError(message if root == message else f"{message} ({root})")
         failure.resources = named_resources(broken)
         return failure
-    names = {kind.__name__ for each in causes(error) for kind in type(each).__mro__}
-    if names & _TURN_LIMITS:
-        return TurnLimitError(message)
-    return MalformedOutputError(message) if names & _MALFORMED else AgentError(message)
+    names = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
+    kind = TurnLimitError if names & _TURN_LIMITS else MalformedOutputError if names & _MALFORMED else AgentError
+    return kind(message)
 
 
 def known_failure(error: BaseException) -> BackendError | None:

@@ -26,7 +26,7 @@ from agents.tool_context import ToolContext
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL, texts, write
-from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
+from groundwire.adapters.sql_agents.toolkit import SQLToolkit, sql_backend
 from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
@@ -106,7 +106,6 @@ def sql_agents(queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query
         """A function that answers a question. ``max_turns`` counts the turns with queries; one more call of the model
         is for the answer. Connections are closed at the end.
         """
-        check_max_turns(max_turns)
         own, (system, user) = texts(prompt_profile, PROMPTS[form], prompts), PROMPTS[form]
         toolkit = SQLToolkit(
             table_info_truncate=table_info_truncate,

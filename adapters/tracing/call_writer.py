@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -117,9 +117,7 @@ class CallWriter:
         they are given up. A refusal is reported once.
         """
         waiting = [place for place in self._finished if rollout_id in (None, place.attempt.rollout_id)]
-        if waiting:
-            with self._without_delay():
-                await asyncio.wait([place.ended for place in waiting], timeout=timeout_s)
+        await self._wait_for(waiting, timeout_s)
         refused = [refused_id for refused_id in self._refused if rollout_id in (None, refused_id)]
         errors = [self._refused.pop(refused_id) for refused_id in refused]
         if errors:
@@ -133,9 +131,7 @@ class CallWriter:
 
     async def close(self, *, timeout_s: float) -> None:
         """Write what is left and end. Raises :class:`CallsNotStoredError` with the count if time runs out."""
-        if self._finished:
-            with self._without_delay():
-                await asyncio.wait([place.ended for place in self._finished], timeout=timeout_s)
+        await self._wait_for(self._finished, timeout_s)
         while self._tasks:  # asyncio.wait_for may lose a cancellation before Python 3.12
             for task in self._tasks:
                 task.cancel()
@@ -143,13 +139,14 @@ class CallWriter:
         if self._finished:
             raise _not_stored(list(self._finished), timeout_s)
 
-    @contextlib.contextmanager
-    def _without_delay(self) -> Iterator[None]:
-        """Write finished calls at once."""
+    async def _wait_for(self, places: Collection[Place], timeout_s: float | None) -> None:
+        """Write finished calls at once until ``places`` have ended."""
+        if not places:
+            return
         self._flushes += 1
         self._flushing.set()
         try:
-            yield
+            await asyncio.wait([place.ended for place in places], timeout=timeout_s)
         finally:
             self._flushes -= 1
             if not self._flushes:

@@ -86,9 +86,9 @@ class OpenAttempt:
     """An attempt that may call the policy."""
 
     attempt_id: str
-    confirmed: float
+    confirmed: float = 0.0
     """When the store answered, in monotonic seconds."""
-    sampling: Mapping[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     """The trainer's sampling parameters for the attempt."""
     requests: Counter[int] = field(default_factory=Counter)
     calls: CallLog = field(default_factory=CallLog)
@@ -152,16 +152,13 @@ class OpenAttempts:
         finally:
             del self._lookups[attempt]
         known = self._find(attempt)
+        if known is not None or sampling is not None:
+            self.forget(rollout_id)
         if sampling is not None:
-            now_open = OpenAttempt(attempt_id, time.monotonic(), sampling)
-            if known is not None:
-                now_open = replace(known, confirmed=now_open.confirmed, sampling=sampling)
-            self._known.pop(rollout_id, None)
-            self._known[rollout_id] = now_open
+            known = known or OpenAttempt(attempt_id)
+            self._known[rollout_id] = replace(known, confirmed=time.monotonic(), sampling=sampling)
             if len(self._known) > _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
-        elif known is not None:
-            del self._known[rollout_id]
 
 
 async def call_summary(base_url: str, names: Iterable[str] = ()) -> CallSummary | None:

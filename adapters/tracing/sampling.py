@@ -47,24 +47,19 @@ class SamplingRule:
         ``top_p`` is 1 if the trainer names only a temperature. Parameters that the trainer does not name stay as they
         are.
         """
-        own = self._fixed_parameters(chat, attempt.sampling)
-        seed = attempt.sampling.get("seed")
-        if isinstance(seed, int):
-            prompt = _prompt(chat)
-            own["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
-        chat.update(own)
-
-    def _fixed_parameters(self, chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        sampling = attempt.sampling
         ours = {name: sampling[name] for name in ("temperature", "top_p") if sampling.get(name) is not None}
         if "temperature" in ours:
             ours.setdefault("top_p", 1.0)
         if not self._has_warned:
             self._warn({name: chat[name] for name in ours if chat.get(name) not in (None, ours[name])}, ours)
-        limit = sampling.get("max_tokens")
-        if isinstance(limit, int):
+        if isinstance(limit := sampling.get("max_tokens"), int):
             asked = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
             ours |= {name: limit for name in asked if _is_above(chat.get(name), limit)}
-        return ours
+        if isinstance(seed := sampling.get("seed"), int):
+            prompt = _prompt(chat)
+            ours["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
+        chat.update(ours)
 
     def _warn(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         if theirs:

@@ -89,8 +89,8 @@ class ScriptedPolicyServer(HttpServer):
 
     def __init__(self, replies: Script, *, model: str = "scripted") -> None:
         super().__init__(drain_timeout_s=0.1)
-        self.replies, self.model = replies, model
-        self.model_name = model
+        self.replies = replies
+        self.model = self.model_name = model
         self.requests: list[dict[str, Any]] = []
         """The body of every request."""
         self.cancelled = 0
@@ -149,7 +149,7 @@ class ScriptedPolicyServer(HttpServer):
 
     def models(self) -> dict[str, Any]:
         """The list of models."""
-        return {"object": "list", "data": [{"id": self.model_name, "object": "model"}]}
+        return {"object": "list", "data": [{"id": self.model, "object": "model"}]}
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(self.models())
@@ -164,37 +164,30 @@ class ScriptedPolicyServer(HttpServer):
 
     def _take(self, body: dict[str, Any]) -> Reply:
         self.requests.append(body)
-        number, reply = len(self.requests), self._next(body)
-        return reply if reply.id else replace(reply, id=f"chatcmpl-{number}")
-
-    def _next(self, body: dict[str, Any]) -> Reply:
+        number = len(self.requests)
         if callable(self.replies):
             reply = self.replies(body)
-        elif len(self.requests) <= len(self.replies):
-            reply = self.replies[len(self.requests) - 1]
+        elif number <= len(self.replies):
+            reply = self.replies[number - 1]
         else:
             reply = Reply(status=500, text=f"the script has {len(self.replies)} replies; this is one request more")
-        return Reply(text=reply) if isinstance(reply, str) else reply
+        reply = Reply(text=reply) if isinstance(reply, str) else reply
+        return reply if reply.id else replace(reply, id=f"chatcmpl-{number}")
 
     def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        choice: dict[str, Any] = {"message": _message(reply), "finish_reason": _finish_reason(reply), **_grammar(reply)}
-        if body.get("logprobs"):
-            choice["logprobs"] = _logprobs(reply, 0, len(token_ids))
-        ids = {}
-        if body.get("return_token_ids"):
-            choice["token_ids"] = token_ids
-            ids = {"prompt_token_ids": prompt_ids}
+        choice = {"message": _message(reply), "finish_reason": _finish_reason(reply), **_grammar(reply)}
+        choice |= _tokens(body, reply, token_ids, 0)
         choices = [{"index": index, **choice} for index in range(body.get("n") or 1)]
+        ids = {"prompt_token_ids": prompt_ids} if body.get("return_token_ids") else {}
         head, usage = self._head("chat.completion", reply), _usage(prompt_ids, token_ids)
         return {**head, "choices": choices, "usage": usage, **ids}
 
     async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncGenerator[tuple[dict[str, Any], bool], None]:
         """Like vLLM: an empty chunk with the prompt's ids, one for each token, the last marked, and the usage."""
         head = self._head("chat.completion.chunk", reply)
-        ids = body.get("return_token_ids")
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        first = {"prompt_token_ids": prompt_ids} if ids else {}
+        first = {"prompt_token_ids": prompt_ids} if body.get("return_token_ids") else {}
         choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         yield {**head, "choices": [{**choice, **_grammar(reply)}], **first}, False
         deltas = _deltas(reply, len(token_ids))
@@ -203,20 +196,13 @@ class ScriptedPolicyServer(HttpServer):
             if last:
                 await asyncio.sleep(reply.delay_s)
             choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
-            if body.get("logprobs"):
-                choice["logprobs"] = _logprobs(reply, index, index + 1)
-            if ids:
-                choice["token_ids"] = [token]
+            choice |= _tokens(body, reply, [token], index)
             yield {**head, "choices": [choice]}, last
         if (body.get("stream_options") or {}).get("include_usage"):
             yield {**head, "choices": [], "usage": _usage(prompt_ids, token_ids)}, False
 
     def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
-        head: dict[str, Any] = {"id": reply.id, "object": kind, "created": 0}
-        head["model"] = self.model
-        if reply.weights_version is not None:
-            head["weights_version"] = reply.weights_version
-        return head
+        return {"id": reply.id, "object": kind, "created": 0, "model": self.model, **_version(reply)}
 
 
 def _refuse_error(reply: Reply) -> None:
@@ -234,8 +220,18 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
         "reply_id": reply.id,
         "reply_json": to_json(_message(reply)),
         **_grammar(reply),
-        **({} if reply.weights_version is None else {"weights_version": reply.weights_version}),
+        **_version(reply),
     }
+
+
+def _tokens(body: Mapping[str, Any], reply: Reply, token_ids: Sequence[int], start: int) -> dict[str, Any]:
+    """What a choice has for ``token_ids``, those from ``start`` on, if the request asks for it."""
+    logprobs = {"logprobs": _logprobs(reply, start, start + len(token_ids))} if body.get("logprobs") else {}
+    return {**logprobs, "token_ids": token_ids} if body.get("return_token_ids") else logprobs
+
+
+def _version(reply: Reply) -> dict[str, int]:
+    return {} if reply.weights_version is None else {"weights_version": reply.weights_version}
 
 
 def _grammar(reply: Reply) -> dict[str, str]:

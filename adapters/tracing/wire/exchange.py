@@ -106,14 +106,7 @@ def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall
         error = error_message(exchange.body)
     if not error:
         try:
-            if choice in exchange.sampled:
-                fields = _read_sampled(exchange.sampled[choice])
-            else:
-                fields = _read_body(exchange, choice)
-                if not fields["grammar"] and is_constrained(request):
-                    fields["grammar"] = UNKNOWN_GRAMMAR
-                if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == exchange.max_tokens:
-                    fields["finish_reason"] = "length"  # vLLM replaces it if there was a whole call before the cut
+            fields = _read_sampled(exchange, choice) if choice in exchange.sampled else _read_body(exchange, choice)
         except _NothingSentError:
             error, status = exchange.error, exchange.status
         except _StreamError as caught:
@@ -140,8 +133,14 @@ def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall
 
 def _read_body(exchange: HttpExchange, choice: int) -> dict[str, Any]:
     if exchange.streamed:
-        return read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
-    return read_reply(parse_reply(exchange.body) if exchange.reply is None else exchange.reply, choice)
+        fields = read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
+    else:
+        fields = read_reply(parse_reply(exchange.body) if exchange.reply is None else exchange.reply, choice)
+    if not fields["grammar"] and is_constrained(exchange.request):
+        fields["grammar"] = UNKNOWN_GRAMMAR
+    if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == exchange.max_tokens:
+        fields["finish_reason"] = "length"  # vLLM replaces it if there was a whole call before the cut
+    return fields
 
 
 def parse_reply(body: bytes) -> Any:
@@ -184,7 +183,8 @@ def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
     }
 
 
-def _read_sampled(sampled: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sampled(exchange: HttpExchange, choice: int) -> dict[str, Any]:
+    sampled = exchange.sampled[choice]
     if "error" in sampled:
         return {"error": str(sampled["error"])}
     return {
