@@ -94,7 +94,7 @@ def agent_backend(
         return LitAgentBackend(agent)
     if is_backend(agent):
         return as_backend(agent)
-    maker = maker_of(agent, name, options, lambda made: driver_of(made, name))
+    maker = maker_of(agent, name, options)
     made = agent if maker is None else maker.first()
     if is_backend(made):
         return as_backend(made)
@@ -206,10 +206,9 @@ class AgentBackend(Backend):
             assert self._driver is not None
             return self._driver
         try:
-            driver: Driver = await stack.enter_async_context(self._maker.agent(endpoint.prompts, question.form))
+            return await stack.enter_async_context(self._maker.agent(endpoint.prompts, question.form))
         except Exception as error:
             raise AgentSetupError(f"agent {self._name!r} takes no task, so it makes the agent: {error!r}") from error
-        return driver
 
     def _answer(self, result: Any, known: Mapping[str, Any], question: Question, calls: AttemptCalls) -> Answer:
         if isinstance(result, Answer):

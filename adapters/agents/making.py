@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from groundwire.adapters.agents.drivers import takes_a_task
+from groundwire.adapters.agents.drivers import Driver, driver_of, takes_a_task
 from groundwire.tools.binding import is_async
 
 OF_THE_RUN = ("form", "prompts")
@@ -52,11 +52,9 @@ def checked_options(
     return checked
 
 
-def maker_of(
-    function: Any, name: str, options: Mapping[str, Any], finish: Callable[[Any], Any] = lambda made: made
-) -> Maker | None:
+def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | None:
     """The maker of a function that takes nothing but ``options``, which have defaults, or a ``config`` as in
-    langgraph.json; None for anything else. ``finish`` makes what rollouts use from the agent.
+    langgraph.json; None for anything else.
 
     Raises ``ValueError`` for options that it does not have.
     """
@@ -84,7 +82,7 @@ def maker_of(
     known = options_of(function, (*required, *OF_THE_RUN))
     config: list[Any] = [{"configurable": {}}] * len(required)
     make = partial(function, *config, **checked_options(function, name, options, known))
-    return Maker(make, name, {*OF_THE_RUN} & {each.name for each in parameters}, finish)
+    return Maker(make, name, {*OF_THE_RUN} & {each.name for each in parameters})
 
 
 class Maker:
@@ -95,10 +93,8 @@ class Maker:
     which also leaves what it has entered.
     """
 
-    def __init__(
-        self, make: Callable[..., Any], name: str, takes: Collection[str], finish: Callable[[Any], Any]
-    ) -> None:
-        self._make, self._name, self._takes, self._finish = make, name, takes, finish
+    def __init__(self, make: Callable[..., Any], name: str, takes: Collection[str]) -> None:
+        self._make, self._name, self._takes = make, name, takes
         self._made: dict[Any, _Made] = {}
 
     @property
@@ -122,19 +118,19 @@ class Maker:
         if isinstance(agent, AbstractAsyncContextManager | AbstractContextManager):
             return None
         if inspect.isawaitable(agent):
-            self._made[self._key({}, "")] = _Made(lambda: agent, self._finish)
+            self._made[self._key({}, "")] = _Made(lambda: agent, self._name)
             return None
         return agent
 
     @asynccontextmanager
-    async def agent(self, prompts: Mapping[str, str], form: str) -> AsyncIterator[Any]:
-        """The agent of a rollout. Raises what ``make`` raises."""
+    async def agent(self, prompts: Mapping[str, str], form: str) -> AsyncIterator[Driver]:
+        """The agent of a rollout, in its framework's driver. Raises what ``make`` raises."""
         key = self._key(prompts, form)
         made = self._made.pop(key, None)
         if made is None:
             of_the_run = {"prompts": dict(prompts) or None, "form": form}
             given = {name: of_the_run[name] for name in self._takes if of_the_run[name] is not None}
-            made = _Made(partial(self._make, **given), self._finish)
+            made = _Made(partial(self._make, **given), self._name)
         self._made[key] = made  # the last is the latest
         made.users += 1
         try:
@@ -158,18 +154,18 @@ class Maker:
 class _Made:
     """An agent that is made at its first use."""
 
-    def __init__(self, make: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
-        self._make, self._finish = make, finish
-        self._agent: asyncio.Future[Any] | None = None
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        self._make, self._name = make, name
+        self._agent: asyncio.Future[Driver] | None = None
         self.users = 0
 
-    async def get(self) -> Any:
+    async def get(self) -> Driver:
         if self._agent is None:
             self._agent, self._ended = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._task = Context().run(asyncio.create_task, self._keep(self._agent))  # it is of no single rollout
         return await asyncio.shield(self._agent)
 
-    async def _keep(self, agent: asyncio.Future[Any]) -> None:
+    async def _keep(self, agent: asyncio.Future[Driver]) -> None:
         async with AsyncExitStack() as entered:
             try:
                 made = self._make()
@@ -178,7 +174,7 @@ class _Made:
                     made = await entered.enter_async_context(made)
                 elif isinstance(made, AbstractContextManager):
                     made = entered.enter_context(made)
-                agent.set_result(self._finish(made))
+                agent.set_result(driver_of(made, self._name))
             except Exception as error:
                 agent.set_exception(error)
             await self._ended.wait()

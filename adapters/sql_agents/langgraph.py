@@ -140,26 +140,15 @@ def build_sql_graph(
 
 @asynccontextmanager
 async def sql_graph(
+    toolkit: SQLToolkit,
     *,
     max_turns: int = 2,
     check_last: bool = False,
     prompt_profile: Literal["short", "full"] = "short",
-    table_info_truncate: int = 4000,
-    example_values: int = 0,
-    show_keys: bool = False,
-    execution_truncate: int = 72,
-    query_timeout_s: float = 5.0,
     form: str = "sql",
     prompts: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
     """The agent of ``--backend langgraph``. Its connections are closed at the end."""
-    toolkit = SQLToolkit(
-        table_info_truncate=table_info_truncate,
-        example_values=example_values,
-        show_keys=show_keys,
-        execution_truncate=execution_truncate,
-        query_timeout_s=query_timeout_s,
-    )
     async with DefaultAioHttpClient() as connections:
         # A call that the client repeats by itself would be a sample without a reward.
         model = ChatOpenAI(model="gpt-5-mini", http_async_client=connections, max_retries=0, timeout=120)

@@ -52,10 +52,7 @@ class McpQueries:
         self._servers: dict[Path, asyncio.Task[_Server]] = {}
 
     async def query(self, database: str, sql: str) -> tuple[str, bool]:
-        """As the toolkit's own, on the database's server, which is started if needed.
-
-        Raises :class:`groundwire.tools.errors.BrokenResourceError` if the server failed.
-        """
+        """As the toolkit's own, on the database's server. Raises :class:`BrokenResourceError` if that failed."""
         served = _served_path(Path(database))
         if served not in self._servers:
             start = _Server.start(served, query_timeout_s=self._toolkit.query_timeout_s)
@@ -116,19 +113,10 @@ class _Server:
 
     @classmethod
     async def start(cls, served: Path, *, query_timeout_s: float) -> _Server:
-        """Start the process and connect.
-
-        Raises :class:`groundwire.tools.errors.BrokenResourceError` with the server's message.
-        """
-        options = {
-            "--database": served,
-            "--transport": "http",
-            "--port": 0,
-            "--timeout": query_timeout_s,
-            "--max-rows": MAX_ROWS,
-            "--max-chars": _MAX_CHARS,
-        }
-        arguments = [str(part) for option in options.items() for part in option]
+        """Start the process and connect. Raises :class:`BrokenResourceError` with the server's message."""
+        options = {"database": served, "transport": "http", "port": 0, "timeout": query_timeout_s}
+        options |= {"max-rows": MAX_ROWS, "max-chars": _MAX_CHARS}
+        arguments = [f"--{option}={value}" for option, value in options.items()]
         process = subprocess.Popen(  # noqa: ASYNC220, S603 - it returns at once, and the program is ours
             [sys.executable, "-c", _PROGRAM, *arguments],
             stdin=subprocess.PIPE,
@@ -157,7 +145,7 @@ class _Server:
         await self._client.__aenter__()
 
     async def query(self, database: Path, sql: str) -> QueryResult:
-        """Run a query. Raises what it would raise here, or :class:`groundwire.tools.errors.BrokenResourceError`."""
+        """Run a query. Raises what it would raise here, or :class:`BrokenResourceError`."""
         arguments = {"sql": sql}
         if database != self._served:
             arguments["database"] = database.relative_to(self._served).as_posix()

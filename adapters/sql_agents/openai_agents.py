@@ -92,14 +92,10 @@ def sql_agents(queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query
 
     @asynccontextmanager
     async def sql_agent(
+        toolkit: SQLToolkit,
         *,
         max_turns: int = 2,
         prompt_profile: Literal["short", "full"] = "short",
-        table_info_truncate: int = 4000,
-        example_values: int = 0,
-        show_keys: bool = False,
-        execution_truncate: int = 72,
-        query_timeout_s: float = 5.0,
         form: str = "sql",
         prompts: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
@@ -107,13 +103,6 @@ def sql_agents(queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query
         is for the answer. Connections are closed at the end.
         """
         own, (system, user) = texts(prompt_profile, PROMPTS[form], prompts), PROMPTS[form]
-        toolkit = SQLToolkit(
-            table_info_truncate=table_info_truncate,
-            example_values=example_values,
-            show_keys=show_keys,
-            execution_truncate=execution_truncate,
-            query_timeout_s=query_timeout_s,
-        )
         config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
         async with DefaultAioHttpClient() as connections, queries(toolkit) as query:
             # A call that the client repeats by itself would be a sample without a reward.

@@ -5,14 +5,14 @@ backends. They run as any agent does, but their first request is known, and chec
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any
+from typing import Any, get_type_hints
 
 from groundwire.adapters._types import Question
 from groundwire.adapters.agents.backend import AgentBackend
-from groundwire.adapters.agents.drivers import driver_of
 from groundwire.adapters.agents.making import maker_of
 from groundwire.adapters.sql_agents.prompts import PROFILES, texts, write
 from groundwire.tools.schema import table_info
@@ -69,6 +69,9 @@ class SQLToolkit:
         return f"Error: {error}"[: self.execution_truncate]
 
 
+_OPTIONS = {option.name for option in fields(SQLToolkit)}
+
+
 def check_max_turns(max_turns: int) -> None:
     """Raise ``ValueError`` if an agent with ``max_turns`` could write no query."""
     if max_turns < 1:
@@ -78,11 +81,22 @@ def check_max_turns(max_turns: int) -> None:
 def sql_backend(
     make: Callable[..., Any], agents: tuple[str, ...], names: Mapping[str, tuple[str, ...]]
 ) -> Callable[..., SQLAgentBackend]:
-    """What a backend is registered with: a function with the options of ``make``, which makes its agent."""
+    """What a backend is registered with: a function with the options of ``make``, which makes its agent, and those of
+    the :class:`SQLToolkit` that ``make`` takes first.
+    """
+    _, *others = inspect.signature(make).parameters.values()
 
     @wraps(make)
+    def make_with(**options: Any) -> Any:
+        own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
+        return make(SQLToolkit(**own), **options)
+
+    make_with.__signature__ = inspect.Signature([*others, *inspect.signature(SQLToolkit).parameters.values()])  # type: ignore[attr-defined]
+    make_with.__annotations__ = {**get_type_hints(SQLToolkit), **make.__annotations__}
+
+    @wraps(make_with)
     def backend(**options: Any) -> SQLAgentBackend:
-        return SQLAgentBackend(make, agents, names, options)
+        return SQLAgentBackend(make_with, agents, names, options)
 
     return backend
 
@@ -101,11 +115,9 @@ class SQLAgentBackend(AgentBackend):
         names: Mapping[str, tuple[str, ...]],
         options: Mapping[str, Any],
     ) -> None:
-        name = make.__name__
-        maker = maker_of(make, name, options, lambda made: driver_of(made, name))
-        super().__init__(None, name=name, settings={"agent_output": _answer}, maker=maker)
-        own = {field.name for field in fields(SQLToolkit)}
-        self._toolkit = SQLToolkit(**{option: value for option, value in options.items() if option in own})
+        maker = maker_of(make, make.__name__, options)
+        super().__init__(None, name=make.__name__, settings={"agent_output": _answer}, maker=maker)
+        self._toolkit = SQLToolkit(**{name: options[name] for name in _OPTIONS & options.keys()})
         check_max_turns(options.get("max_turns", 1))
         self._profile, self._names = options.get("prompt_profile", "short"), names
         self.agents, self.calls_tools = agents, "tool_system" in names["sql"]

@@ -103,7 +103,7 @@ class OpenAttempt:
 class OpenAttempts:
     """Asks ``sampling_of(rollout_id, attempt_id)``, at most once a second for each attempt, on one event loop.
 
-    The argument is a sink's method (:meth:`groundwire.adapters.tracing.spans.CallSink.sampling_of`).
+    The argument is a method of a :class:`groundwire.adapters.tracing.spans.CallSink`.
     """
 
     def __init__(self, sampling_of: Callable[[str, str], Awaitable[Mapping[str, Any] | None]]) -> None:

@@ -221,7 +221,8 @@ class LLMProxy(HttpServer):
         except RefusedError as refused:
             return _refusal(refused, api)
         attempt.calls.add(exchange)
-        places = [self._writer.reserve(exchange.rollout_id, exchange.attempt_id)]
+        reserve = partial(self._writer.reserve, exchange.rollout_id, exchange.attempt_id)
+        places = [reserve()]
         try:
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
@@ -229,9 +230,7 @@ class LLMProxy(HttpServer):
             self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             exchange.max_tokens = call.chat.get("max_completion_tokens") or call.chat.get("max_tokens")
-            places += (
-                self._writer.reserve(exchange.rollout_id, exchange.attempt_id) for _ in range(exchange.choices - 1)
-            )
+            places += (reserve() for _ in range(exchange.choices - 1))
             return await self._answer(request, call, exchange, places)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
@@ -240,9 +239,8 @@ class LLMProxy(HttpServer):
             if not exchange.ended:
                 gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
                 exchange.status = CLIENT_GONE if gone else 500
-                exchange.error = (
-                    "the client left before the reply was complete" if gone else f"the proxy failed: {error!r}"
-                )
+                left = "the client left before the reply was complete"
+                exchange.error = left if gone else f"the proxy failed: {error!r}"
             raise
         finally:
             self._record(exchange, places)
@@ -263,13 +261,12 @@ class LLMProxy(HttpServer):
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        rollout_id = request.match_info["rollout_id"]
         try:
-            await self._open_attempts.check(rollout_id, request.match_info["attempt_id"])
+            await self._open_attempts.check(**request.match_info)
             body = read_request(await _read_body(request))
             if self._policy is None:
                 return await self.upstreams.forward(request, COUNT_PATHS[0], body)
-            chat = MessagesCall(body, self._conversations.of(rollout_id)).chat
+            chat = MessagesCall(body, self._conversations.of(request.match_info["rollout_id"])).chat
             count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
             return web.json_response({"input_tokens": count})
         except RefusedError as refused:
@@ -277,9 +274,8 @@ class LLMProxy(HttpServer):
 
     async def _summary(self, request: web.Request) -> web.StreamResponse:
         try:
-            ids = request.match_info["rollout_id"], request.match_info["attempt_id"]
             names = require_list(read_request(await _read_body(request)).get("names"), "names")
-            attempt = await self._open_attempts.check(*ids)
+            attempt = await self._open_attempts.check(**request.match_info)
             return web.json_response(asdict(attempt.calls.summary([str(name) for name in names])))
         except RefusedError as refused:
             return _refusal(refused)

@@ -27,6 +27,8 @@ CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
+_OF_THE_CALL = ("rollout_id", "attempt_id", "agent", "call_id", "wire_api", "started", "ended")
+"""The fields of an exchange that its call has as well."""
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
@@ -114,17 +116,11 @@ def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall
         except UNREADABLE as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
     return LLMCall(
-        rollout_id=exchange.rollout_id,
-        attempt_id=exchange.attempt_id,
+        **{name: getattr(exchange, name) for name in _OF_THE_CALL},
         sequence=sequence,
-        agent=exchange.agent,
         model=str(request.get("model") or ""),
-        wire_api=exchange.wire_api,
-        started=exchange.started,
-        ended=exchange.ended,
         status=status,
         choice=choice if exchange.choices > 1 else None,
-        call_id=exchange.call_id,
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
         **{"error": error, **fields, **({"reply_id": exchange.reply_id} if exchange.reply_id else {})},

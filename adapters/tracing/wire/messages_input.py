@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
-    named_tools,
+    chat_tools,
     passed_on,
     read_content,
     reject_unserved,
@@ -46,7 +46,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
     for name in _IGNORED:
         if request.get(name) not in (None, {}, {"type": "disabled"}):
             warn_ignored("Messages", name)
-    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | named_tools(request.get("tools"), _tool)
+    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | chat_tools(request.get("tools"), _tool)
     if (limit := request.get("max_tokens")) is not None:
         chat["max_tokens"] = limit
     if stop := request.get("stop_sequences"):
@@ -134,14 +134,11 @@ def _unknown_block(name: str, kind: Any) -> RefusedError:
     return unserved_kind(name, kind, "is not served: send text, images, tool uses and tool results")
 
 
-def _tool(tool: Any, name: str) -> dict[str, Any]:
-    kind = require_object(tool, name).get("type") or "custom"
-    if kind != "custom":
+def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if (kind := tool.get("type") or "custom") != "custom":
         advice = "Anthropic defines; offer tools with an input_schema, which the agent runs itself"
         raise unserved_kind(name, kind, advice, param="tools")
-    names = {"name": "name", "description": "description", "parameters": "input_schema"}
-    fields = {chat: tool[own] for chat, own in names.items() if tool.get(own) is not None}
-    return {"type": "function", "function": {**fields, **({"strict": True} if tool.get("strict") else {})}}
+    return {**tool, "parameters": tool.get("input_schema")}
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,10 +96,16 @@ def passed_on(request: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
     return chat
 
 
-def named_tools(tools: Any, read_tool: Callable[[Any, str], dict[str, Any]]) -> dict[str, Any]:
-    """The field ``tools`` of a chat request, of which ``read_tool`` makes each; empty without tools."""
-    tools = require_list(tools or [], "tools")
-    return {"tools": [read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]} if tools else {}
+def chat_tools(tools: Any, read_tool: Callable[[Mapping[str, Any], str], Mapping[str, Any]]) -> dict[str, Any]:
+    """The field ``tools`` of a chat request, empty without any. ``read_tool`` gives each tool its ``parameters``."""
+    functions = []
+    for index, value in enumerate(require_list(tools or [], "tools")):
+        tool = read_tool(require_object(value, f"tools[{index}]"), f"tools[{index}]")
+        function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        if tool.get("strict"):  # false is the default; the prompt shall not depend on the API
+            function["strict"] = True
+        functions.append({"type": "function", "function": function})
+    return {"tools": functions} if functions else {}
 
 
 @functools.cache

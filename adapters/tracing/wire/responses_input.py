@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
-    named_tools,
+    chat_tools,
     passed_on,
     read_content,
     reject_unserved,
@@ -54,7 +54,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
         raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
     if request.get("max_tool_calls") is not None:
         warn_ignored("Responses", "max_tool_calls")
-    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | named_tools(request.get("tools"), _tool)
+    chat = passed_on(request, _TRANSLATED | _WITHOUT_EFFECT) | chat_tools(request.get("tools"), _tool)
     if (limit := request.get("max_output_tokens")) is not None:
         chat["max_completion_tokens"] = limit
     if (choice := request.get("tool_choice")) is not None:
@@ -136,16 +136,14 @@ def _part(part: Any, name: str) -> dict[str, Any]:
     raise unserved_kind(name, kind, "is not served; send text, or an image's URL", param="input")
 
 
-def _tool(tool: Any, name: str) -> dict[str, Any]:
-    kind = require_object(tool, name).get("type")
+def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    kind = tool.get("type")
     if kind == "custom":
-        tool = {**tool, "parameters": _CUSTOM_PARAMETERS}
-    elif kind != "function":
+        return {**tool, "parameters": _CUSTOM_PARAMETERS}
+    if kind != "function":
         advice = "OpenAI runs on its own servers; offer function or custom tools, which the agent runs itself"
         raise unserved_kind(name, kind, advice, param="tools")
-    # strict=false is the default; the prompt shall not depend on the API.
-    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": {**fields, **({"strict": True} if tool.get("strict") else {})}}
+    return tool
 
 
 def _tool_choice(choice: Any) -> Any:
