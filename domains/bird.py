@@ -13,6 +13,7 @@ and the rest is for training (:mod:`groundwire.domains.text_to_sql.domain`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from typing import Any
 from groundwire.domains._readers import check_unique_ids, first_names, read_tasks
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, set_database_paths, split_tasks
-from groundwire.domains.text_to_sql.predictions import write_bird_predictions
+from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files, write_lines
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
 from groundwire.tools.sql import is_sqlite
 
 _FILES = {"train": "train.json", "dev": "dev.json", "mini_dev": "mini_dev_sqlite.json"}
 _DATABASE_FOLDERS = ("train_databases", "dev_databases")
+_SEPARATOR = "\t----- bird -----\t"
 
 
 class BirdDomain(SqlDomain):
@@ -71,8 +73,14 @@ class BirdDomain(SqlDomain):
         return [folder, *(file.resolve() for place in places for file in place.glob("*/*.sqlite"))]
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
-        """Write the files of BIRD's official evaluators."""
-        write_bird_predictions(folder, tasks, answers, sample)
+        """Write ``predictions.json``, ``gold.sql`` and ``difficulty.jsonl``: ``--predicted_sql_path``,
+        ``--ground_truth_path`` and ``--diff_json_path`` of BIRD's official evaluators.
+        """
+        pairs = zip(prediction_lines(tasks, answers), tasks, strict=True)
+        numbered = {str(number): f"{sql}{_SEPARATOR}{task['db_id']}" for number, (sql, task) in enumerate(pairs)}
+        write_files(folder, sample, "json", [json.dumps(numbered, indent=1, ensure_ascii=False)], tasks)
+        levels = (json.dumps({"difficulty": task.get("difficulty") or "simple"}) for task in tasks)
+        write_lines(folder / "difficulty.jsonl", levels)
 
     def place(self, task: Task) -> str:
         """A database's place in a prepared folder: in the folder of the same name as in the source."""

@@ -16,7 +16,7 @@ from typing import Any
 from groundwire.domains._readers import first_names, given_folder
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
-from groundwire.domains.text_to_sql.predictions import write_spider_predictions
+from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import is_sqlite
@@ -106,7 +106,7 @@ class SqlDomain(Domain):
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write the files of Spider's official evaluator."""
-        write_spider_predictions(folder, tasks, answers, sample)
+        write_files(folder, sample, "sql", prediction_lines(tasks, answers), tasks)
 
     def prepare(self, source: Path, out: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Write ``out`` from ``source``: the files of :meth:`files`, databases or links to them, and the files of
