@@ -48,13 +48,12 @@ class PassRates:
         """Count the rewards of one group of a task."""
         self._least, self._greatest = min([self._least, *rewards]), max([self._greatest, *rewards])
         for key, decay in ((("task", task), _DECAY), (("class", self._classes.get(task, "")), _CLASS_DECAY)):
-            before = self._counts.get(key, (0.0, 0.0))
-            self._counts[key] = (decay * before[0] + sum(rewards), decay * before[1] + len(rewards))
+            total, rollouts = self._counts.get(key, (0.0, 0.0))
+            self._counts[key] = (decay * total + sum(rewards), decay * rollouts + len(rewards))
 
     def rate(self, task: str) -> float:
         """The task's recent pass rate, from 0 to 1."""
-        prior = self._mean(("class", self._classes.get(task, "")), 0.5)
-        return self._mean(("task", task), prior)
+        return self._mean(("task", task), self._mean(("class", self._classes.get(task, "")), 0.5))
 
     def weight(self, task: str) -> float:
         """How often the task is sampled, relative to others: ``rate * (1 - rate)``, the variance of a 0/1 reward.

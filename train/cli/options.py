@@ -99,11 +99,18 @@ def takes_settings(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True).parameters.values()
+        annotations = {option: _option(record, name, option, defaults) for name, option in names.items()}
+        annotations |= {"agent_option": AgentOptions, **judge}
         parameters = [
-            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name != "settings"),
-            *(_parameter(option, _option(record, name, option, defaults)) for name, option in names.items()),
-            _parameter("agent_option", AgentOptions),
-            *(_parameter(option, annotation) for option, annotation in judge.items()),
+            *(
+                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for parameter in own
+                if parameter.name != "settings"
+            ),
+            *(
+                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+                for option, annotation in annotations.items()
+            ),
         ]
 
         @wraps(function)
@@ -116,7 +123,7 @@ def takes_settings(
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.gone = record.gone  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return command
 
     return decorate
@@ -127,7 +134,7 @@ class SettingsCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. Raises a usage error."""
-        args = [each for each in args if each.removeprefix("--").replace("-", "_") not in WITHOUT_EFFECT]
+        args = [text for text in args if text.removeprefix("--").replace("-", "_") not in WITHOUT_EFFECT]
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -136,10 +143,6 @@ class SettingsCommand(TyperCommand):
                 error.message = f"{option} is no setting any more: {gone[name]}"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
             raise
-
-
-def _parameter(option: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:

@@ -24,12 +24,10 @@ def failure_changes(value: Any) -> str:
 
     Raises :class:`ConfigError` for an unknown type or another value than ``zero``, ``drop`` and a number.
     """
-    if isinstance(value, Mapping):
-        pairs = [(str(kind), str(score)) for kind, score in value.items()]
-    elif isinstance(value, str):
-        pairs = [(kind.strip(), score.strip()) for kind, _, score in (pair.partition("=") for pair in _parts(value))]
-    else:
+    text = ",".join(f"{kind}={score}" for kind, score in value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(text, str):
         raise ConfigError(f"failures is {shorten_repr(value)}; it must be text such as agent=drop,timeout=zero")
+    pairs = [(kind.strip(), score.strip()) for kind, _, score in (pair.partition("=") for pair in _parts(text))]
     for kind, score in pairs:
         if kind not in FAILURE_TYPES:
             types = ", ".join(FAILURE_TYPES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def check_model(
         lengths = _long_prompts(config, view, tasks, first_prompt, folder / "tokenizer.json", limit)
     notes = []
     if cut := sum(issubclass(warning.category, ShortenedWarning) for warning in caught):
-        count = len({view.domain.database(task) for task in tasks})
+        count = len(set(map(view.domain.database, tasks)))
         notes.append(
             f"schemas: the prompts leave out tables of {cut:,} of {count:,} databases, and questions about them cannot "
             "be answered; raise the agent's option table_info_truncate, or lower example_values"
@@ -101,11 +102,9 @@ def _long_prompts(
             return 0  # its rollouts say so
         return len(tokenizer.encode(text, add_special_tokens=False))
 
-    by_database: dict[str, list[domains.Task]] = {}
+    by_database = defaultdict[str, list[domains.Task]](list)
     for task in tasks:
-        by_database.setdefault(view.domain.database(task), []).append(task)
-    long = []
-    for group in by_database.values():
-        if count(max(group, key=lambda task: len(task["question"]))) >= limit:
-            long += [length for task in group if (length := count(task)) >= limit]
-    return long
+        by_database[view.domain.database(task)].append(task)
+    groups = by_database.values()
+    long = [group for group in groups if count(max(group, key=lambda task: len(task["question"]))) >= limit]
+    return [length for group in long for task in group if (length := count(task)) >= limit]
