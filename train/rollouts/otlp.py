@@ -100,10 +100,8 @@ def traces_url(url: str) -> str:
     return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else _PATH))
 
 
-_Child = tuple[str, float, float, dict[str, Any], str | None]
-
-
-def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator[_Child]:
+def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator[tuple[Any, ...]]:
+    """The name, start, end, attributes and error of each span below that of the rollout."""
     for call in calls:
         yield f"chat {call.model}", call.started, call.ended, _call_attributes(call), call.untrainable_reason or None
     turn = 0

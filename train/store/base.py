@@ -1,8 +1,5 @@
 """The interface of a store of rollouts, and the life of a rollout: when it is queued, tried, given up and ended."""
 
-# The methods are documented in RolloutStore.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import time

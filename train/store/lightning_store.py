@@ -3,9 +3,6 @@
 They are for foreign clients: dashboards, runners and algorithms of Agent Lightning. Ours use few of them.
 """
 
-# The methods are those of Agent Lightning, which documents them.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import json

@@ -1,8 +1,5 @@
 """A store in the memory of the trainer's process: its runners, proxy and trainer hand on the same objects."""
 
-# The methods are documented in RolloutStore.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import sys

@@ -4,9 +4,6 @@
 URI names the database. MongoDB is checked at once: Agent Lightning would report a problem only after 30 seconds.
 """
 
-# The methods are those of Agent Lightning, which documents them.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,9 +4,6 @@ It needs the base of groundwire only, so runners work in the environment of an a
 of the trainer.
 """
 
-# The methods are documented in RolloutStore.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,8 +1,5 @@
 """What the proxy traces as spans in a store object of Agent Lightning."""
 
-# The methods are documented in CallSink.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -7,9 +7,6 @@ used last are cached as objects: parsing JSON costs more than finding it. Calls,
 JSON in the form in which runners send them, with packed token ids; they are read once, by the trainer.
 """
 
-# The methods are documented in RolloutStore.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import sqlite3
