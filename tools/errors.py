@@ -18,29 +18,20 @@ from typing import Any, NoReturn
 
 from groundwire.tools.secrets import mask_secrets
 
-_EXTRAS = {
+_MODULES = {
     "agentlightning": "agentlightning",
-    "agents": "openai-agents",
-    "langchain_core": "langgraph",
-    "langchain_openai": "langgraph",
-    "langgraph": "langgraph",
-    "litellm": "judge",
-    **dict.fromkeys(
-        (
-            "google", "jinja2", "llguidance", "matplotlib", "numpy", "openai", "pandas", "pyarrow",
-            "safetensors", "tokenizers", "torch", "transformers",
-        ),
-        "train",
-    ),
-}  # fmt: skip
+    "judge": "litellm",
+    "langgraph": "langchain_core langchain_openai langgraph",
+    "openai-agents": "agents",
+    "train": "google jinja2 llguidance matplotlib numpy openai pandas pyarrow safetensors tokenizers torch "
+    "transformers",
+}
+_EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 """The extra of each module that is imported where it is needed."""
 
 
 def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> str:
-    """A message with the command that installs the missing module; empty if it is none of groundwire's.
-
-    ``extra`` is the one that has all a command needs. Without it, the module decides.
-    """
+    """A message: which extra installs the missing module (``extra``, else its own); empty if it is none of ours."""
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRAS:
         return ""
@@ -99,9 +90,9 @@ def named_layer(extra: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Iterator[None]:
-    """Exit after an error that the user can fix, a disk's, Ctrl-C and SIGTERM included.
+    """Exit after an error that the user can fix, a disk's (``debug``: with its traceback), Ctrl-C and SIGTERM included.
 
-    ``debug`` shows the traceback of a disk's error. ``exit_code`` replaces the errors' own exit codes.
+    ``exit_code`` replaces the errors' own.
     """
     handles = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

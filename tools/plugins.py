@@ -107,7 +107,14 @@ class Registry(Generic[T]):
             manager.add_hookspecs(_Hooks)
             manager.register(importlib.import_module(self._builtin), self._builtin)
             for point in metadata.entry_points(group=NAMESPACE):
-                _load(manager, point)
+                try:
+                    manager.load_setuptools_entrypoints(NAMESPACE, point.name)
+                except Exception as error:  # a plugin's module may raise anything
+                    package = f" of the package {point.dist.name}" if point.dist else ""
+                    raise PluginError(
+                        f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: "
+                        f"{error}; repair the package, or uninstall it"
+                    ) from error
             for module in _PLUGINS:
                 manager.register(module)
             entries: dict[str, Any] = {}
@@ -120,14 +127,3 @@ class Registry(Generic[T]):
             getattr(manager.hook, self._hook)(register=register)
             self._entries = entries
         return self._entries
-
-
-def _load(manager: pluggy.PluginManager, point: metadata.EntryPoint) -> None:
-    try:
-        manager.load_setuptools_entrypoints(NAMESPACE, point.name)
-    except Exception as error:  # a plugin's module may raise anything
-        package = f" of the package {point.dist.name}" if point.dist else ""
-        raise PluginError(
-            f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: {error}; repair "
-            "the package, or uninstall it"
-        ) from error

@@ -49,10 +49,6 @@ _EXAMPLE_ROWS = 1000
 _EXAMPLE_CHARS = 30
 
 
-class CutSchemaWarning(ShortenedWarning):
-    """The text of a schema leaves out tables."""
-
-
 @dataclass(frozen=True)
 class TableInfo:
     """The schema text, and the names of the tables that did not fit."""
@@ -69,7 +65,7 @@ def table_info(
     Each table is one line, ``CREATE TABLE t ( a int , b text )``. With ``show_keys`` its primary and foreign keys
     follow the columns. Up to ``example_values`` distinct values of each column follow on separate lines,
     ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a
-    :class:`CutSchemaWarning`. The result is cached until the file changes.
+    :class:`~groundwire.tools.errors.ShortenedWarning`. The result is cached until the file changes.
 
     Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
@@ -126,7 +122,7 @@ def _describe(
         warnings.warn(
             f"{path}: the schema text of {max_chars} characters leaves out {', '.join(cut)}: questions "
             "about these tables cannot be answered; raise the limit, or show fewer example values",
-            CutSchemaWarning,
+            ShortenedWarning,
             stacklevel=3,
         )
     return TableInfo("\n".join(lines), cut)

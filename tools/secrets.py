@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from groundwire.tools.text import valid_text
+from groundwire.tools.text import valid_text, valid_texts
 
 _NAMES = ("API_KEY", "ACCESS_KEY", "SECRET_KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
 MIN_LENGTH = 6
@@ -59,11 +59,9 @@ def masked_values(value: Any, mask: Callable[[str], str] | None = None) -> Any:
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):
-        return {
-            valid_text(key) if isinstance(key, str) else key: masked_values(each, mask) for key, each in value.items()
-        }
+        return {valid_texts(name): masked_values(item, mask) for name, item in value.items()}
     if isinstance(value, list | tuple) and not set(map(type, value)) <= _NUMBERS:  # token ids are long lists
-        return [masked_values(each, mask) for each in value]
+        return [masked_values(item, mask) for item in value]
     return value
 
 

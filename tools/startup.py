@@ -60,7 +60,7 @@ def silence_libraries(names: Sequence[str] = ("agentlightning", "agentops", "Lit
 
 @contextmanager
 def fast_import() -> Iterator[None]:
-    """Imports run 25 % faster with the garbage collector off; then :func:`freeze_objects`."""
+    """Imports run faster with the garbage collector off; then :func:`freeze_objects`."""
     gc.disable()
     try:
         yield
@@ -72,9 +72,8 @@ def fast_import() -> Iterator[None]:
 def freeze_objects() -> None:
     """Exclude the objects that exist from garbage collection, and look for garbage less often.
 
-    A training run imports most of a million objects. Without freezing them, each collection would stop the rollouts
-    for 0.4 s, about once a step, and several more would follow at exit. Hundreds of open requests are many young
-    objects, and next to none of them is garbage.
+    A collection of the million objects that a training run imports stops all rollouts, about once a step and again at
+    exit. Hundreds of open requests are many young objects, and next to none of them is garbage.
     """
     gc.freeze()
     young, *others = gc.get_threshold()

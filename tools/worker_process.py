@@ -161,10 +161,7 @@ def _end_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def time_limit(timer: int, seconds: float) -> Iterator[None]:
-    """In the worker: the kernel ends the process after ``seconds`` of this, whatever the process is doing.
-
-    ``timer`` is ``signal.ITIMER_REAL`` for elapsed time, or ``signal.ITIMER_PROF`` for CPU time.
-    """
+    """In the worker: the kernel ends the process after ``seconds`` by ``timer``: ITIMER_REAL, or ITIMER_PROF (CPU)."""
     signal.signal(_TIMERS[timer], signal.SIG_DFL)
     signal.setitimer(timer, seconds)
     try:
