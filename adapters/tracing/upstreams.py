@@ -35,7 +35,6 @@ _CONNECT_S = 10.0
 _KEEPALIVE_S = 3.0
 _OK = 200
 _EVENTS = "text/event-stream"
-_FORWARDED_HEADERS = ("Authorization",)
 _RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
@@ -101,10 +100,10 @@ class Upstreams:
 
         Raises :class:`RefusedError` if there is no answer.
         """
-        url, data = self._url(request.match_info.get("rollout_id", "")), None
+        url, headers = self._url(request.match_info.get("rollout_id", "")), self._headers(request)
+        method, data = "GET", None
         if body is not None:
-            data = pydantic_core.to_json({**body, "model": self.model or body.get("model")})
-        method, headers = "GET" if data is None else "POST", self._headers(request)
+            method, data = "POST", pydantic_core.to_json({**body, "model": self.model or body.get("model")})
         try:
             async with self._session.request(method, f"{url}/{path}", data=data, headers=headers) as reply:
                 return web.Response(
@@ -116,9 +115,9 @@ class Upstreams:
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
             return await self._session.post(url, data=body, headers=headers)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
-                raise
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
             return await self._session.post(url, data=body, headers=headers)
 
@@ -168,12 +167,10 @@ class Upstreams:
         return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
-        if key := request.headers.get("X-Api-Key"):  # Anthropic's clients
-            headers.setdefault("Authorization", f"Bearer {key}")
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        return headers
+        if self._api_key is None and "Authorization" in request.headers:
+            return {"Authorization": request.headers["Authorization"]}
+        key = request.headers.get("X-Api-Key") if self._api_key is None else self._api_key  # of Anthropic's clients
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _url(self, rollout_id: str) -> str:
         if not self.urls:
