@@ -45,11 +45,10 @@ def token_for(address: str, file: str | Path | None = None) -> str | None:
     """The token for the server at ``address``: the given one, else on this machine the user's. Raises as above."""
     if (token := given_token(file)) is not None:
         return token
-    try:
-        host = urlsplit(address).hostname or ""
-    except ValueError:
-        host = ""
-    return _user_token() if is_loopback(host) else None
+    with suppress(ValueError):  # no URL
+        if is_loopback(urlsplit(address).hostname or ""):
+            return _user_token()
+    return None
 
 
 def token_place(file: str | Path | None = None) -> str:
@@ -63,10 +62,9 @@ def token_place(file: str | Path | None = None) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach servers at ``host``."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"
 
 
 def check_listen(host: str, token: str | None, hint: str = f"set {VARIABLE} or give --token-file FILE") -> None:

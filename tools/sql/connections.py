@@ -208,10 +208,9 @@ class Connection:
 
     def is_current(self) -> bool:
         """Whether the file is still the one that this connection opened."""
-        try:
+        with contextlib.suppress(OSError):
             return self.signature == signature(self.path) and (self._log is None or not os.path.exists(self._log))
-        except OSError:
-            return False
+        return False
 
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
         """Begin a query, which ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""

@@ -163,10 +163,9 @@ def _state(path: str) -> _State:
 
 
 def _signature(path: str) -> tuple[int, ...] | None:
-    try:
+    with suppress(OSError):
         return signature(path)
-    except OSError:
-        return None
+    return None
 
 
 def _folder_state(folder: Path) -> dict[str, tuple[int, ...]]:

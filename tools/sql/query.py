@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,11 @@ class QueryResult:
 
 def is_sqlite(path: str | Path) -> bool:
     """Whether ``path`` is a readable file that begins like a SQLite database."""
-    try:
-        if not os.path.isfile(path):  # opening a pipe would wait for its writer
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    with suppress(OSError):
+        if os.path.isfile(path):  # opening a pipe would wait for its writer
+            with open(path, "rb") as file:
+                return file.read(len(_MAGIC)) == _MAGIC
+    return False
 
 
 def run_query(

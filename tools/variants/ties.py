@@ -52,10 +52,9 @@ def _probe(select: Any) -> TieProbe:
 
 
 def _number(node: Any) -> int | None:
-    try:
-        return int(node.expression.this) if node is not None else None
-    except (AttributeError, TypeError, ValueError):
-        return None
+    with contextlib.suppress(AttributeError, TypeError, ValueError):
+        return int(node.expression.this)
+    return None
 
 
 def depends_on_ties(database: str, probes: Sequence[TieProbe], *, equal_rows: bool = False) -> bool:
