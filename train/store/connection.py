@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -192,9 +192,7 @@ class RequestBatcher:
         request = _Request(method, path, body, self._loop.create_future())
         self._waiting.append(request)
         if len(self._senders) < _MAX_IN_FLIGHT:
-            sender = asyncio.create_task(self._send_waiting())
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+            self._senders.add(asyncio.create_task(self._send_waiting()))
         return await request.response
 
     async def _send_waiting(self) -> None:
@@ -202,7 +200,10 @@ class RequestBatcher:
         try:
             while batch := self._next_batch():
                 await self._send_batch(batch)
-        finally:  # cancelled with the loop: nothing may wait for a response
+        finally:
+            # At once, and not when the task is done: a request of the meantime would wait for a sender that has ended.
+            self._senders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            # Cancelled with the loop: nothing may wait for a response.
             for request in (*batch, *self._waiting):
                 request.response.cancel()
             self._waiting.clear()

@@ -48,6 +48,22 @@ async def test_requests_are_sent_at_once_and_those_that_wait_are_batched() -> No
     assert store.sent == ["/0", "/1", ["/2", "/3", "/4"]]
 
 
+async def test_a_request_made_at_the_moment_in_which_all_senders_end_is_sent() -> None:
+    store = _Store()
+    batcher = RequestBatcher(store.send)
+
+    async def ask_again() -> tuple[int, bytes]:
+        await batcher.send("post", "/0", b"{}")
+        return await batcher.send("post", "/again", b"{}")
+
+    first = asyncio.create_task(ask_again())
+    await asyncio.sleep(0.01)
+    [second] = await _ask(batcher, "/1")
+    store.free.set()
+    assert await asyncio.wait_for(first, 5) == (200, b"/again")
+    await second
+
+
 async def test_a_cancelled_request_is_not_sent() -> None:
     store = _Store()
     batcher = RequestBatcher(store.send)
