@@ -38,10 +38,14 @@ from groundwire.train.store.base import StateMachine, attempt_of, without_secret
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.rollout import TRANSITIONS, Attempt, Outcome, Rollout
 
-MEMORY = ":memory:"
-"""The path of a store without a file."""
+MEMORY = ""
+"""The path of a store without a file of its own.
+
+What is larger than the page cache goes to a temporary file, which ends with the store. SQLite's ``:memory:`` would keep
+all of it below the heap limit of the whole process, which is low wherever agents' queries run (``tools.sql``).
+"""
 _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
-_PAGE_CACHE_KIB = 32 << 10
+_PAGE_CACHE_KIB = 16 << 10  # and as much to sort: both fit below the heap limit of queries
 _CACHED = 8 << 20  # bytes of JSON
 _SCAN_S = 2.0
 _PRUNED = 20
