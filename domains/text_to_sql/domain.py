@@ -54,7 +54,7 @@ class SqlDomain(Domain):
 
     def read(self, folder: Path, split: str = "") -> Splits:
         """The tasks of ``folder``: of all splits, or at least of ``train`` and ``split``. Raises :class:`DataError`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the domain {self.name!r} has no method read(folder, split)")
 
     def folder(self, data_dir: str | None, option: str = "--data-dir") -> tuple[Path, str]:
         """The absolute path of the data, and where it comes from. Raises :class:`DataError`."""

@@ -339,10 +339,10 @@ class RunConfig(AgentSettings):
                 "credit=broadcast; give a credit_discount below 1, such as 0.9"
             )
         if self.runner_processes and external:
-            given = "runner_python" if self.runner_python else "runner_processes"
+            name = "runner_python" if self.runner_python else "runner_processes"
             raise ConfigError(
-                f"{given} is {getattr(self, given)}, but the store at {self.external_store_address} has its own "
-                f"runners: start them with {self.runner_python or 'python'} -m groundwire.train.runner"
+                f"{name} is {getattr(self, name)}, but the store at {self.external_store_address} has its own "
+                "runners: leave it out, and start groundwire runner in the agents' environment"
             )
         if not local and self.precision != "auto":
             raise ConfigError(
@@ -395,8 +395,8 @@ class RunConfig(AgentSettings):
         pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
         if self.agent is not None or self.backend not in SQL_AGENTS:  # else they come with each rollout
             pairs += [("agent-option", f"{name}={json.dumps(value)}") for name, value in self.agent_options.items()]
-        given = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]
-        return [part for option in given for part in option]
+        named = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]
+        return [text for option in named for text in option]
 
     def runner_command(self) -> str:
         """The command that starts a runner for this run, at its external store, for the user to read."""
