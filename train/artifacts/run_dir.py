@@ -77,7 +77,8 @@ class RunDir:
         """An existing run. Raises :class:`RunDirError` if it is no run, or another version of groundwire wrote it."""
         folder = Path(os.path.realpath(path))  # Path.resolve() has its own error for a link to itself
         if not (folder / "config.json").is_file():
-            raise RunDirError(f"{path} is not a run: it has no config.json. Give a run directory, e.g. runs/latest")
+            reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
+            raise RunDirError(f"{path} is not a run: {reason}. Give the folder of a run, which it printed at its end")
         run = cls(folder)
         run.config()
         return run
