@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,13 +19,14 @@ OF_THE_RUN = ("form", "prompts")
 """Parameters that get the form of the answers, ``sql`` or ``prose``, and the named prompts of the run."""
 _KEPT = 8
 """Agents that are kept although no rollout runs them: each set of prompts has its own, with its connections."""
+T = TypeVar("T")
 
 
 def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> list[str]:
     """The parameters of a function or a class that are its options, without those of the names ``without``."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind in kinds and each.name not in without]
+    return [parameter.name for parameter in parameters if parameter.kind in kinds and parameter.name not in without]
 
 
 def checked_options(
@@ -58,21 +59,7 @@ def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | No
 
     Raises ``ValueError`` for options that it does not have.
     """
-    try:
-        parameters = [*inspect.signature(function).parameters.values()] if callable(function) else None
-    except (TypeError, ValueError):  # written in C
-        parameters = None
-    required = [
-        each.name
-        for each in parameters or ()
-        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-    ]
-    if (
-        parameters is None
-        or any(each.kind is each.VAR_POSITIONAL for each in parameters)
-        or required not in ([], ["config"])
-        or (not required and takes_a_task(function))
-    ):
+    if (required := _required_of_maker(function)) is None:
         if options:
             raise ValueError(
                 f"agent {name!r} is no function that makes an agent, so it has no options: leave out "
@@ -82,20 +69,67 @@ def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | No
     known = options_of(function, (*required, *OF_THE_RUN))
     config: list[Any] = [{"configurable": {}}] * len(required)
     make = partial(function, *config, **checked_options(function, name, options, known))
-    return Maker(make, name, {*OF_THE_RUN} & {each.name for each in parameters})
+    return Maker(make, name, {*OF_THE_RUN} & {*options_of(function)})
+
+
+def _required_of_maker(function: Any) -> list[str] | None:
+    """The parameters without a default of a function that makes agents; None if it is none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not callable, or written in C
+        return None
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    return required if required == ["config"] or (not required and not takes_a_task(function)) else None
+
+
+class Kept(Generic[T]):
+    """What a context manager yields: it is entered at the first use, and left by ``close``, in a task of its own, which
+    belongs to no single rollout.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+        self._value: asyncio.Future[T] | None = None
+        self.users = 0
+
+    async def get(self) -> T:
+        """The value. Raises what entering raises."""
+        if self._value is None:
+            self._value, self._closed = asyncio.get_running_loop().create_future(), asyncio.Event()
+            self._task = Context().run(asyncio.create_task, self._keep(self._value))
+        return await asyncio.shield(self._value)  # one rollout may be cancelled while others wait
+
+    async def _keep(self, value: asyncio.Future[T]) -> None:
+        try:
+            async with self._context as entered:
+                value.set_result(entered)
+                await self._closed.wait()
+        except Exception as error:
+            if value.done():
+                raise
+            value.set_exception(error)
+
+    async def close(self) -> None:
+        """Leave the context manager."""
+        if self._value is not None:
+            self._closed.set()
+            await self._task
 
 
 class Maker:
     """Makes agents with ``make``, and keeps them: one for each set of prompts and each form of answers, if ``make``
     ``takes`` them.
 
-    What it returns is the agent, or is awaited or entered: on the event loop of the rollouts, in a task of its own,
-    which also leaves what it has entered.
+    What it returns is the agent, or is awaited or entered, on the event loop of the rollouts.
     """
 
     def __init__(self, make: Callable[..., Any], name: str, takes: Collection[str]) -> None:
         self._make, self._name, self._takes = make, name, takes
-        self._made: dict[Any, _Made] = {}
+        self._agents: dict[str, Kept[Driver]] = {}
 
     @property
     def default_prompts(self) -> dict[str, str]:
@@ -118,69 +152,41 @@ class Maker:
         if isinstance(agent, AbstractAsyncContextManager | AbstractContextManager):
             return None
         if inspect.isawaitable(agent):
-            self._made[self._key({}, "")] = _Made(lambda: agent, self._name)
+            self._agents[repr({})] = Kept(_entered(lambda: agent, self._name))
             return None
         return agent
 
     @asynccontextmanager
     async def agent(self, prompts: Mapping[str, str], form: str) -> AsyncIterator[Driver]:
         """The agent of a rollout, in its framework's driver. Raises what ``make`` raises."""
-        key = self._key(prompts, form)
-        made = self._made.pop(key, None)
-        if made is None:
-            of_the_run = {"prompts": dict(prompts) or None, "form": form}
-            given = {name: of_the_run[name] for name in self._takes if of_the_run[name] is not None}
-            made = _Made(partial(self._make, **given), self._name)
-        self._made[key] = made  # the last is the latest
-        made.users += 1
+        of_the_run = {"prompts": dict(prompts), "form": form}
+        arguments = {name: value for name, value in of_the_run.items() if value and name in self._takes}
+        key = repr(arguments)
+        agent = self._agents.pop(key, None) or Kept(_entered(partial(self._make, **arguments), self._name))
+        self._agents[key] = agent  # the last is the latest
+        agent.users += 1
         try:
-            for key, earlier in [*self._made.items()][: max(0, len(self._made) - _KEPT)]:
-                if not earlier.users and self._made.pop(key, None) is not None:
-                    await earlier.close()
-            yield await made.get()
+            for earlier in [*self._agents][:-_KEPT]:
+                if earlier in self._agents and not self._agents[earlier].users:
+                    await self._agents.pop(earlier).close()
+            yield await agent.get()
         finally:
-            made.users -= 1
+            agent.users -= 1
 
     async def close(self) -> None:
         """Leave what was entered."""
-        while self._made:
-            await self._made.popitem()[1].close()
-
-    def _key(self, prompts: Mapping[str, str], form: str) -> Any:
-        own = tuple(sorted(prompts.items())) if "prompts" in self._takes else ()
-        return own, form if "form" in self._takes else ""
+        while self._agents:
+            await self._agents.popitem()[1].close()
 
 
-class _Made:
-    """An agent that is made at its first use."""
-
-    def __init__(self, make: Callable[[], Any], name: str) -> None:
-        self._make, self._name = make, name
-        self._agent: asyncio.Future[Driver] | None = None
-        self.users = 0
-
-    async def get(self) -> Driver:
-        if self._agent is None:
-            self._agent, self._ended = asyncio.get_running_loop().create_future(), asyncio.Event()
-            self._task = Context().run(asyncio.create_task, self._keep(self._agent))  # it is of no single rollout
-        return await asyncio.shield(self._agent)
-
-    async def _keep(self, agent: asyncio.Future[Driver]) -> None:
-        async with AsyncExitStack() as entered:
-            try:
-                made = self._make()
-                made = await made if inspect.isawaitable(made) else made
-                if isinstance(made, AbstractAsyncContextManager):
-                    made = await entered.enter_async_context(made)
-                elif isinstance(made, AbstractContextManager):
-                    made = entered.enter_context(made)
-                agent.set_result(driver_of(made, self._name))
-            except Exception as error:
-                agent.set_exception(error)
-            await self._ended.wait()
-
-    async def close(self) -> None:
-        if self._agent is not None:
-            self._ended.set()
-            await self._task
-            self._agent = None
+@asynccontextmanager
+async def _entered(make: Callable[[], Any], name: str) -> AsyncIterator[Driver]:
+    """The agent that ``make`` returns, or that is awaited or entered."""
+    async with AsyncExitStack() as stack:
+        agent = make()
+        agent = await agent if inspect.isawaitable(agent) else agent
+        if isinstance(agent, AbstractAsyncContextManager):
+            agent = await stack.enter_async_context(agent)
+        elif isinstance(agent, AbstractContextManager):
+            agent = stack.enter_context(agent)
+        yield driver_of(agent, name)

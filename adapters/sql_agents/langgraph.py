@@ -15,7 +15,7 @@ import operator
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
@@ -24,15 +24,14 @@ from langgraph.pregel import Pregel
 from openai import DefaultAioHttpClient
 
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns, sql_backend
+from groundwire.adapters.sql_agents.toolkit import SQLGraphOptions, sql_backend
 from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
 AGENTS = ("write_query", "check_query", "rewrite_query", "answer_question")
 """The nodes that ask the model."""
-PROMPTS = {
-    form: ("system", "write", "check", "rewrite", *rest) for form, rest in {"sql": (), "prose": ("answer",)}.items()
-}
+_PROMPTS = ("system", "write", "check", "rewrite")
+PROMPTS = {"sql": _PROMPTS, "prose": (*_PROMPTS, "answer")}
 """The names of the prompts for each form of answers; the first two make the first request."""
 
 
@@ -65,7 +64,7 @@ class SQLAnswer(TypedDict, total=False):
 @dataclass(frozen=True)
 class _Nodes:
     model: BaseChatModel
-    toolkit: SQLToolkit
+    toolkit: SQLGraphOptions
     texts: Mapping[str, str]
 
     async def write_query(self, state: SQLState) -> dict[str, Any]:
@@ -103,65 +102,48 @@ def _query(state: SQLState) -> tuple[str, str, str]:
 
 def build_sql_graph(
     model: BaseChatModel,
-    toolkit: SQLToolkit | None = None,
+    options: SQLGraphOptions | None = None,
     *,
-    max_turns: int = 2,
-    check_last: bool = False,
-    prompt_profile: str = "short",
     form: str = "sql",
     texts: Mapping[str, str] | None = None,
+    **fields: Any,
 ) -> Pregel[Any, Any, Any, Any]:
-    """The compiled agent.
+    """The compiled agent with ``options``, or with the ``fields`` of :class:`SQLGraphOptions`, such as ``max_turns=3``.
 
-    ``max_turns`` counts queries: the first and each rewrite. The last one allowed is executed but not checked, because
-    no check could change the answer any more; ``check_last`` checks it, as the published recipe does. ``form`` is
-    ``sql`` or ``prose``; ``texts`` replace prompts by their names. Raises ``ValueError`` if ``max_turns`` is below 1.
+    ``form`` is ``sql`` or ``prose``; ``texts`` replace prompts by their names.
     """
-    check_max_turns(max_turns)
-    nodes = _Nodes(model, toolkit or SQLToolkit(), prompts.texts(prompt_profile, PROMPTS[form], texts))
+    options = options or SQLGraphOptions(**fields)
+    nodes = _Nodes(model, options, prompts.texts(options.prompt_profile, PROMPTS[form], texts))
     graph = StateGraph(SQLState, input_schema=SQLQuestion, output_schema=SQLAnswer)
     for name in ("execute_query", *AGENTS):
         graph.add_node(name, getattr(nodes, name))
     end = "answer_question" if form == "prose" else END
 
     def after_execution(state: SQLState) -> str:
-        return end if state["turns"] >= max_turns and not check_last else "check_query"
+        return end if state["turns"] >= options.max_turns and not options.check_last else "check_query"
 
     def after_check(state: SQLState) -> str:
-        return end if prompts.is_correct(state["feedback"]) or state["turns"] >= max_turns else "rewrite_query"
+        done = prompts.is_correct(state["feedback"]) or state["turns"] >= options.max_turns
+        return end if done else "rewrite_query"
 
     graph.add_edge(START, "write_query")
     graph.add_edge("write_query", "execute_query")
     graph.add_conditional_edges("execute_query", after_execution, ["check_query", "answer_question", END])
     graph.add_conditional_edges("check_query", after_check, ["rewrite_query", "answer_question", END])
     graph.add_edge("rewrite_query", "execute_query")
-    return graph.compile().with_config(recursion_limit=4 * max_turns + 4)
+    return graph.compile().with_config(recursion_limit=4 * options.max_turns + 4)
 
 
 @asynccontextmanager
 async def sql_graph(
-    toolkit: SQLToolkit,
-    *,
-    max_turns: int = 2,
-    check_last: bool = False,
-    prompt_profile: Literal["short", "full"] = "short",
-    form: str = "sql",
-    prompts: Mapping[str, str] | None = None,
+    options: SQLGraphOptions, *, form: str, prompts: Mapping[str, str] | None = None
 ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
     """The agent of ``--backend langgraph``. Its connections are closed at the end."""
     async with DefaultAioHttpClient() as connections:
         # A call that the client repeats by itself would be a sample without a reward.
         model = ChatOpenAI(model="gpt-5-mini", http_async_client=connections, max_retries=0, timeout=120)
-        yield build_sql_graph(
-            model,
-            toolkit,
-            max_turns=max_turns,
-            check_last=check_last,
-            prompt_profile=prompt_profile,
-            form=form,
-            texts=prompts,
-        )
+        yield build_sql_graph(model, options, form=form, texts=prompts)
 
 
-backend = sql_backend(sql_graph, AGENTS, PROMPTS)
+backend = sql_backend("langgraph", sql_graph, AGENTS, PROMPTS, SQLGraphOptions)
 """The backend ``langgraph``."""

@@ -19,7 +19,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ import httpx2
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 
-from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, Query, sql_agents
+from groundwire.adapters.agents.making import Kept
+from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, Query, sql_agent
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
 from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit, sql_backend
 from groundwire.tools.errors import BrokenResourceError
@@ -49,25 +51,19 @@ class McpQueries:
 
     def __init__(self, toolkit: SQLToolkit) -> None:
         self._toolkit = toolkit
-        self._servers: dict[Path, asyncio.Task[_Server]] = {}
+        self._servers: dict[Path, Kept[_Server]] = {}
 
     async def query(self, database: str, sql: str) -> tuple[str, bool]:
         """As the toolkit's own, on the database's server. Raises :class:`BrokenResourceError` if that failed."""
         served = _served_path(Path(database))
-        if served not in self._servers:
-            start = _Server.start(served, query_timeout_s=self._toolkit.query_timeout_s)
-            self._servers[served] = Context().run(asyncio.create_task, start)  # it is of no single rollout
-        starting = self._servers[served]
+        kept = self._servers.setdefault(served, Kept(_server(served, self._toolkit.query_timeout_s)))
         try:
-            server = await asyncio.shield(starting)  # one rollout may be cancelled while others wait
-            result = await server.query(Path(database), sql)
+            result = await (await kept.get()).query(Path(database), sql)
         except DatabaseError:
             raise
         except BrokenResourceError:
-            if self._servers.get(served) is starting:
-                del self._servers[served]
-                if starting.exception() is None:
-                    await starting.result().stop()
+            if self._servers.get(served) is kept:
+                await self._servers.pop(served).close()
             raise
         except QueryError as error:
             return self._toolkit.error(error), False
@@ -76,10 +72,7 @@ class McpQueries:
     async def stop(self) -> None:
         """End the servers."""
         while self._servers:
-            _, starting = self._servers.popitem()
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await starting.result().stop()
+            await self._servers.popitem()[1].close()
 
 
 @asynccontextmanager
@@ -91,7 +84,7 @@ async def _queries(toolkit: SQLToolkit) -> AsyncIterator[Query]:
         await queries.stop()
 
 
-backend = sql_backend(sql_agents(_queries), AGENTS, PROMPTS)
+backend = sql_backend("mcp", partial(sql_agent, queries=_queries), AGENTS, PROMPTS)
 """The backend ``mcp``."""
 
 
@@ -103,76 +96,71 @@ def _served_path(database: Path) -> Path:
     return database.parent.parent if database.parent.name == database.stem else database
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Server:
-    """One running server and the connection to it."""
+    """A running server and the connection to it."""
 
-    def __init__(self, served: Path, process: subprocess.Popen[str], timeout_s: float) -> None:
-        self._served, self._process, self._timeout_s = served, process, timeout_s
-        self._stderr: deque[str] = deque(maxlen=20)
-        self._client: Client[Any]
-
-    @classmethod
-    async def start(cls, served: Path, *, query_timeout_s: float) -> _Server:
-        """Start the process and connect. Raises :class:`BrokenResourceError` with the server's message."""
-        options = {"database": served, "transport": "http", "port": 0, "timeout": query_timeout_s}
-        options |= {"max-rows": MAX_ROWS, "max-chars": _MAX_CHARS}
-        arguments = [f"--{option}={value}" for option, value in options.items()]
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - it returns at once, and the program is ours
-            [sys.executable, "-c", _PROGRAM, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C goes to the trainer only, which then stops the server
-        )
-        server = cls(served, process, query_timeout_s + _GRACE_S)
-        try:
-            await server._connect()
-        except BaseException:
-            await server.stop()
-            raise
-        return server
-
-    async def _connect(self) -> None:
-        assert self._process.stderr is not None
-        line = await asyncio.wait_for(asyncio.to_thread(self._process.stderr.readline), _START_S)
-        if not line.startswith("serving "):
-            message = line.strip() or "no error message"
-            raise BrokenResourceError(f"the MCP server for {self._served} did not start: {message}")
-        threading.Thread(target=self._stderr.extend, args=[self._process.stderr], daemon=True).start()
-        transport = StreamableHttpTransport(line.split()[-1], httpx_client_factory=_local_client)
-        self._client = Client(transport)
-        await self._client.__aenter__()
+    served: Path
+    process: subprocess.Popen[str]
+    client: Client[Any]
+    stderr: deque[str]
+    timeout_s: float
 
     async def query(self, database: Path, sql: str) -> QueryResult:
         """Run a query. Raises what it would raise here, or :class:`BrokenResourceError`."""
         arguments = {"sql": sql}
-        if database != self._served:
-            arguments["database"] = database.relative_to(self._served).as_posix()
+        if database != self.served:
+            arguments["database"] = database.relative_to(self.served).as_posix()
         try:
-            result = await self._client.call_tool_mcp(QUERY_TOOL["name"], arguments, timeout=self._timeout_s)
+            result = await self.client.call_tool_mcp(QUERY_TOOL["name"], arguments, timeout=self.timeout_s)
         except Exception as error:
-            code = self._process.poll()
-            what = f"did not answer: {error}" if code is None else f"ended with {code}: {' '.join(self._stderr)}"
-            raise BrokenResourceError(f"the MCP server for {self._served} {what}") from error
+            code = self.process.poll()
+            what = f"did not answer: {error}" if code is None else f"ended with {code}: {' '.join(self.stderr)}"
+            raise BrokenResourceError(f"the MCP server for {self.served} {what}") from error
         if result.is_error:
-            message = " ".join(getattr(part, "text", "") for part in result.content)
+            message = " ".join(getattr(block, "text", "") for block in result.content)
             raise (DatabaseError if (result.meta or {}).get("error") == "database" else SqlError)(message)
         content: dict[str, Any] = result.structured_content or {}
         rows = [tuple(row) for row in content["rows"]]
         return QueryResult(content["columns"], rows, "cut" in content and len(rows) == MAX_ROWS, 0.0)
 
-    async def stop(self) -> None:
-        """Disconnect and end the process."""
-        if hasattr(self, "_client"):
-            with suppress(Exception):  # the server may have ended already
-                await asyncio.wait_for(self._client.close(), _STOP_S)
-        self._process.terminate()
+
+@asynccontextmanager
+async def _server(served: Path, query_timeout_s: float) -> AsyncIterator[_Server]:
+    """A server with a connection, until the end. Raises :class:`BrokenResourceError` with the server's message."""
+    options = {"database": served, "transport": "http", "port": 0, "timeout": query_timeout_s}
+    options |= {"max-rows": MAX_ROWS, "max-chars": _MAX_CHARS}
+    process = subprocess.Popen(  # noqa: ASYNC220, S603 - it returns at once, and the program is ours
+        [sys.executable, "-c", _PROGRAM, *(f"--{option}={value}" for option, value in options.items())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C goes to the trainer only, which then stops the server
+    )
+    try:
+        assert process.stderr is not None
+        line = await asyncio.wait_for(asyncio.to_thread(process.stderr.readline), _START_S)
+        if not line.startswith("serving "):
+            message = line.strip() or "no error message"
+            raise BrokenResourceError(f"the MCP server for {served} did not start: {message}")
+        stderr = deque[str](maxlen=20)
+        threading.Thread(target=stderr.extend, args=[process.stderr], daemon=True).start()
+        client = Client(StreamableHttpTransport(line.split()[-1], httpx_client_factory=_local_client))
+        await client.__aenter__()
         try:
-            await asyncio.to_thread(self._process.wait, _STOP_S)
+            timeout_s = query_timeout_s + _GRACE_S
+            yield _Server(served=served, process=process, client=client, stderr=stderr, timeout_s=timeout_s)
+        finally:
+            with suppress(Exception):  # the server may have ended already
+                await asyncio.wait_for(client.close(), _STOP_S)
+    finally:
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, _STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
 
 def _local_client(**options: Any) -> httpx2.AsyncClient:

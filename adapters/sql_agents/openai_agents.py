@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from agents import (
     Agent,
@@ -87,46 +87,42 @@ def _sql_argument(arguments: str) -> str | None:
     return sql if isinstance(sql, str) else None
 
 
-def sql_agents(queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query]]) -> Callable[..., Any]:
-    """What makes the agent, whose tool runs the queries as ``queries`` says."""
+@asynccontextmanager
+async def sql_agent(
+    toolkit: SQLToolkit,
+    *,
+    form: str,
+    prompts: Mapping[str, str] | None = None,
+    queries: Callable[[SQLToolkit], AbstractAsyncContextManager[Query]] = lambda toolkit: nullcontext(toolkit.query),
+) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
+    """A function that answers a question; its tool runs the queries as ``queries`` says.
 
-    @asynccontextmanager
-    async def sql_agent(
-        toolkit: SQLToolkit,
-        *,
-        max_turns: int = 2,
-        prompt_profile: Literal["short", "full"] = "short",
-        form: str = "sql",
-        prompts: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[Callable[[str, str], Awaitable[dict[str, Any]]]]:
-        """A function that answers a question. ``max_turns`` counts the turns with queries; one more call of the model
-        is for the answer. Connections are closed at the end.
-        """
-        own, (system, user) = texts(prompt_profile, PROMPTS[form], prompts), PROMPTS[form]
-        config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
-        async with DefaultAioHttpClient() as connections, queries(toolkit) as query:
-            # A call that the client repeats by itself would be a sample without a reward.
-            client = AsyncOpenAI(http_client=connections, max_retries=0, timeout=120)
-            model = OpenAIChatCompletionsModel("gpt-5-mini", client)
-            agent = build_sql_agent(model, toolkit, lambda schema: write(system, schema, own=own), query)
+    ``max_turns`` counts the turns with queries; one more call of the model is for the answer. Connections are closed at
+    the end.
+    """
+    own, (system, user) = texts(toolkit.prompt_profile, PROMPTS[form], prompts), PROMPTS[form]
+    config = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+    async with DefaultAioHttpClient() as connections, queries(toolkit) as query:
+        # A call that the client repeats by itself would be a sample without a reward.
+        client = AsyncOpenAI(http_client=connections, max_retries=0, timeout=120)
+        model = OpenAIChatCompletionsModel("gpt-5-mini", client)
+        agent = build_sql_agent(model, toolkit, lambda schema: write(system, schema, own=own), query)
+        max_turns = toolkit.max_turns + 1
 
-            async def answer(question: str, database: str) -> dict[str, Any]:
-                run, message = SQLRun(database=database), write(user, question, own=own)
-                try:
-                    result = await Runner.run(agent, message, context=run, max_turns=max_turns + 1, run_config=config)
-                    output = str(result.final_output)
-                except MaxTurnsExceeded:
-                    output = ""
-                if form == "prose":
-                    return {"answer": output.strip(), "steps": run.steps}
-                sql = fenced_sql(output)
-                return {"sql": run.last_query() if sql is None else sql, "steps": run.steps}
+        async def answer(question: str, database: str) -> dict[str, Any]:
+            run, message = SQLRun(database=database), write(user, question, own=own)
+            try:
+                result = await Runner.run(agent, message, context=run, max_turns=max_turns, run_config=config)
+                output = str(result.final_output)
+            except MaxTurnsExceeded:
+                output = ""
+            if form == "prose":
+                return {"answer": output.strip(), "steps": run.steps}
+            sql = fenced_sql(output)
+            return {"sql": run.last_query() if sql is None else sql, "steps": run.steps}
 
-            yield answer
-
-    return sql_agent
+        yield answer
 
 
-sql_agent = sql_agents(lambda toolkit: nullcontext(toolkit.query))
-backend = sql_backend(sql_agent, AGENTS, PROMPTS)
+backend = sql_backend("openai-agents", sql_agent, AGENTS, PROMPTS)
 """The backend ``openai-agents``."""

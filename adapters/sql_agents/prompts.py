@@ -45,15 +45,6 @@ _TOOL_SYSTEM = (
     "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer the "
     "question, then"
 )
-_PROSE_SYSTEM = (
-    f"{_TOOL_SYSTEM} answer it in whole sentences, in its own language, with nothing that the rows do not say. "
-    "Use only these tables:\n{table_info}"
-)
-_ANSWER = (
-    f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\n"
-    "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
-)
-
 SHORT: dict[str, str] = {
     "system": (
         "You answer questions about a SQLite database. Write one query in a ```sql block; "
@@ -64,11 +55,17 @@ SHORT: dict[str, str] = {
     "rewrite": (
         f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\nCheck: {{feedback}}\nWrite a better query."
     ),
-    "answer": _ANSWER,
+    "answer": (
+        f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\n"
+        "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
+    ),
     "tool_system": (
         f"{_TOOL_SYSTEM} reply {DONE}: the last query is the answer. Use only these tables:\n{{table_info}}"
     ),
-    "prose_system": _PROSE_SYSTEM,
+    "prose_system": (
+        f"{_TOOL_SYSTEM} answer it in whole sentences, in its own language, with nothing that the rows do not say. "
+        "Use only these tables:\n{table_info}"
+    ),
     "ask": "Question: {question}",
 }
 """The short prompts of the starter and of pretraining."""
@@ -92,6 +89,7 @@ _EXPERT = "You are an expert in SQL and answer questions about a database. Its d
 _EXACTLY = "Select exactly what the question asks for, in its order, and nothing else. Never change the data."
 
 FULL: dict[str, str] = {
+    **SHORT,
     "system": (
         f"{_EXPERT} Use only the tables and columns below, each column of the table that has it. {_EXACTLY}"
         "\n\nThe tables:\n{table_info}"
@@ -107,14 +105,11 @@ FULL: dict[str, str] = {
         f"Question: {{question}}\n\nSQLite query:\n{_FENCED}\n\nResult:\n{{result}}\n\nCheck:\n{{feedback}}\n\n"
         "Write a better SQLite query, without the mistakes that the check names, in a ```sql block."
     ),
-    "answer": _ANSWER,
     "tool_system": (
         f"{_EXPERT} Run queries with query_database_by_sql until the rows answer the question. {_EXACTLY} Before you "
         f"finish, check the last query for these mistakes:\n{_LIST}\nThen reply {DONE}: the last query is the answer."
         "\n\nThe tables:\n{table_info}"
     ),
-    "prose_system": _PROSE_SYSTEM,
-    "ask": "Question: {question}",
 }
 """The prompts for language models that read instructions, with rules and common mistakes."""
 PROFILES = {"short": SHORT, "full": FULL}
@@ -126,16 +121,15 @@ class UnknownPromptError(UserError, ValueError):
     """A prompt has a name that the agent does not have."""
 
 
-def texts(profile: str, names: tuple[str, ...], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The texts ``names`` of a profile, with those of ``given`` in their place.
+def texts(profile: str, names: tuple[str, ...], replaced: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The texts ``names`` of a profile, with those of ``replaced`` in their place.
 
-    Raises ``ValueError`` for no profile, and :class:`UnknownPromptError` for a given one that is none of ``names``.
+    Raises :class:`UnknownPromptError` for a replaced one that is none of ``names``.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"prompt_profile is {profile!r}; it is one of {', '.join(PROFILES)}")
-    if unknown := sorted((given or {}).keys() - set(names)):
+    replaced = replaced or {}
+    if unknown := sorted(replaced.keys() - set(names)):
         raise UnknownPromptError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(names)}")
-    return {name: (given or {}).get(name, PROFILES[profile][name]) for name in names}
+    return {name: replaced.get(name, PROFILES[profile][name]) for name in names}
 
 
 def write(name: str, *values: str, own: Mapping[str, str] = SHORT) -> str:

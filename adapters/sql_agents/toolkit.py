@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_type_hints
 
 from groundwire.adapters._types import Question
 from groundwire.adapters.agents.backend import AgentBackend
-from groundwire.adapters.agents.making import maker_of
-from groundwire.adapters.sql_agents.prompts import PROFILES, texts, write
+from groundwire.adapters.agents.making import OF_THE_RUN, Maker, checked_options, options_of
+from groundwire.adapters.sql_agents.prompts import texts, write
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
 
@@ -25,11 +25,14 @@ MAX_ROWS = 100
 class SQLToolkit:
     """The options that all SQL agents have; the starter policy has seen only the default ones.
 
-    ``table_info_truncate`` and ``execution_truncate`` are the most characters of the schema (cut after a whole table)
-    and of a query's result. ``example_values`` is the number of example values of each column, and ``show_keys``
-    includes primary and foreign keys. Raises ``ValueError`` for a length below 0.
+    ``max_turns`` counts turns with queries. ``table_info_truncate`` and ``execution_truncate`` are the most characters
+    of the schema (cut after a whole table) and of a query's result. ``example_values`` is the number of example values
+    of each column, and ``show_keys`` includes primary and foreign keys. Raises ``ValueError`` for a number that is too
+    small.
     """
 
+    max_turns: int = 2
+    prompt_profile: Literal["short", "full"] = "short"
     table_info_truncate: int = 4000
     example_values: int = 0
     show_keys: bool = False
@@ -37,6 +40,8 @@ class SQLToolkit:
     query_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is {self.max_turns}, but an agent needs at least one turn to write a query")
         for name, least in (("table_info_truncate", 1), ("example_values", 0), ("execution_truncate", 0)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
@@ -69,71 +74,71 @@ class SQLToolkit:
         return f"Error: {error}"[: self.execution_truncate]
 
 
-_OPTIONS = {option.name for option in fields(SQLToolkit)}
+@dataclass(frozen=True, kw_only=True)
+class SQLGraphOptions(SQLToolkit):
+    """The options of the LangGraph agent.
 
+    Its last query is executed but not checked, because no check could change the answer any more; ``check_last`` checks
+    it, as the published recipe does.
+    """
 
-def check_max_turns(max_turns: int) -> None:
-    """Raise ``ValueError`` if an agent with ``max_turns`` could write no query."""
-    if max_turns < 1:
-        raise ValueError(f"max_turns is {max_turns}, but an agent needs at least one turn to write a query")
+    check_last: bool = False
 
 
 def sql_backend(
-    make: Callable[..., Any], agents: tuple[str, ...], names: Mapping[str, tuple[str, ...]]
+    name: str,
+    make: Callable[..., Any],
+    agents: tuple[str, ...],
+    prompts: Mapping[str, tuple[str, ...]],
+    options_class: type[SQLToolkit] = SQLToolkit,
 ) -> Callable[..., SQLAgentBackend]:
-    """What a backend is registered with: a function with the options of ``make``, which makes its agent, and those of
-    the :class:`SQLToolkit` that ``make`` takes first.
+    """What a backend is registered with: a function that takes the fields of ``options_class`` as its options.
+
+    It raises ``ValueError`` for a wrong option.
     """
-    _, *others = inspect.signature(make).parameters.values()
 
-    @wraps(make)
-    def make_with(**options: Any) -> Any:
-        own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
-        return make(SQLToolkit(**own), **options)
-
-    make_with.__signature__ = inspect.Signature([*others, *inspect.signature(SQLToolkit).parameters.values()])  # type: ignore[attr-defined]
-    make_with.__annotations__ = {**get_type_hints(SQLToolkit), **make.__annotations__}
-
-    @wraps(make_with)
     def backend(**options: Any) -> SQLAgentBackend:
-        return SQLAgentBackend(make_with, agents, names, options)
+        checked = checked_options(options_class, name, options, options_of(options_class))
+        return SQLAgentBackend(name, make, agents, prompts, options_class(**checked))
 
+    backend.__signature__ = inspect.signature(options_class)  # type: ignore[attr-defined]
+    backend.__annotations__ = get_type_hints(options_class)
     return backend
 
 
 class SQLAgentBackend(AgentBackend):
-    """Runs the agent that ``make`` makes with the ``options``. ``names`` are those of its prompts, for each form of
-    answers; the first two make its first request. Raises ``ValueError`` for a wrong option.
+    """Runs the agent that ``make`` makes with the options ``toolkit``.
+
+    ``prompts`` are the names of its prompts for each form of answers; the first two make its first request.
     """
 
     reads_only = True
 
     def __init__(
         self,
+        name: str,
         make: Callable[..., Any],
         agents: tuple[str, ...],
-        names: Mapping[str, tuple[str, ...]],
-        options: Mapping[str, Any],
+        prompts: Mapping[str, tuple[str, ...]],
+        toolkit: SQLToolkit,
     ) -> None:
-        maker = maker_of(make, make.__name__, options)
-        super().__init__(None, name=make.__name__, settings={"agent_output": _answer}, maker=maker)
-        self._toolkit = SQLToolkit(**{name: options[name] for name in _OPTIONS & options.keys()})
-        check_max_turns(options.get("max_turns", 1))
-        self._profile, self._names = options.get("prompt_profile", "short"), names
-        self.agents, self.calls_tools = agents, "tool_system" in names["sql"]
+        maker = Maker(partial(make, toolkit), name, OF_THE_RUN)
+        super().__init__(None, name=name, settings={"agent_output": _answer}, maker=maker)
+        self._toolkit, self._prompt_names = toolkit, prompts
+        self.agents, self.calls_tools = agents, "tool_system" in prompts["sql"]
         self.first_prompt = self._first_prompt
 
     def default_prompts(self, form: str) -> dict[str, str]:
         """The agent's named prompts."""
-        return {name: PROFILES[self._profile][name] for name in self._names[form]}
+        return texts(self._toolkit.prompt_profile, self._prompt_names[form])
 
     def describe_call(self, question: Question) -> str:
         """Nothing: it is the project's own."""
         return ""
 
     def _first_prompt(self, question: Question, prompts: Mapping[str, str]) -> str:
-        names = self._names[question.form]
-        own, (system, user) = texts(self._profile, names, prompts), names[:2]
+        names = self._prompt_names[question.form]
+        own, (system, user) = texts(self._toolkit.prompt_profile, names, prompts), names[:2]
         schema = self._toolkit.schema(question.database)
         return write(system, schema, own=own) + write(user, question.text, own=own)
 

@@ -18,7 +18,6 @@ from groundwire.domains import Task
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.gone import check_stored, present
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import resolve_again
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -67,8 +66,6 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
             f'fit(..., resume="{relative_path(run.path)}")'
         )
-    check_stored(stored)
-    stored = present(stored)
     if unknown := sorted(stored.keys() - RunConfig.names().keys()):
         raise RunDamagedError(
             f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"

@@ -40,8 +40,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
 
 def not_a_pair(argument: str) -> str:
     """The message for an argument without a key or a value; of a long one, which may be a secret, the beginning."""
-    shown = f"{argument[:20]}..." if len(argument) > 20 else argument
-    return f"{shown!r} is not key=value, e.g. learning_rate=1e-5"
+    beginning = f"{argument[:20]}..." if len(argument) > 20 else argument
+    return f"{beginning!r} is not key=value, e.g. learning_rate=1e-5"
 
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -52,7 +52,7 @@ def _parse_value(text: str) -> Any:
         return json.loads(_WORDS.get(text, text))
     except ValueError:
         if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
-            return [_parse_value(part.strip()) for part in text[1:-1].split(",")]
+            return [_parse_value(item.strip()) for item in text[1:-1].split(",")]
         return text
 
 
@@ -63,25 +63,25 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     settings, returned under ``verl``. Raises :class:`ConfigError` for a wrong value or a name that is gone, and if an
     option and an override differ.
     """
-    given = {name: value for name, value in options.items() if value is not None and name not in TABLES[:2]}
-    given = {name: RunConfig.check_value(name, value) for name, value in given.items() if name not in WITHOUT_EFFECT}
-    judge, verl = dict(options.get("judge") or {}), {}
-    agent_options = dict(options.get("agent_options") or {})
-    for key, value in overrides.items():
+    options = {name: value for name, value in options.items() if value is not None and name not in WITHOUT_EFFECT}
+    agent_options, judge = dict(options.pop("agent_options", {})), dict(options.pop("judge", {}))
+    given = {name: RunConfig.check_value(name, value) for name, value in options.items()}
+    verl: dict[str, Any] = {}
+    for key, written in overrides.items():
         table, dot, name = key.partition(".")
         if key in WITHOUT_EFFECT:
             continue
-        if table == "judge" and dot:
-            _set(judge, name, JudgeSettings, key, value)
-        elif table == "agent_options" and dot:
-            if agent_options.setdefault(name, value) != value:
-                raise ConfigError(f"{key}={value} but --agent-option {name}={agent_options[name]}: give it once")
-        elif key in RunConfig.gone:
-            RunConfig.check_value(key, value)
-        elif key in NAMES:
-            _set(given, key, RunConfig, key, value)
+        if dot and table == "agent_options":
+            target, option, value = agent_options, f"--agent-option {name}=", written
+        elif dot and table == "judge":
+            name, value = JudgeSettings.names().get(name, name), JudgeSettings.check_value(name, written, shown_as=key)
+            target, option = judge, f"--judge {name}="
+        elif key in NAMES or key in RunConfig.gone:
+            target, option, name, value = given, f"{flag(key)} ", key, RunConfig.check_value(key, written)
         else:
-            verl[key] = value
+            target, option, name, value = verl, "", key, written
+        if target.setdefault(name, value) != value:
+            raise ConfigError(f"{key}={value} but {option}{target[name]}: they are one setting, give it once")
     tables = {"agent_options": agent_options, "judge": judge, "verl": verl}
     return given | {name: table for name, table in tables.items() if table}
 
@@ -92,26 +92,9 @@ def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return {**settings, **changes, **tables}
 
 
-def _set(given: dict[str, Any], name: str, record: type[RunConfig] | type[JudgeSettings], key: str, value: Any) -> None:
-    name = record.names().get(name, name)
-    value = record.check_value(name, value, shown_as=key)
-    if given.get(name, value) != value:
-        option = f"--judge {name}={given[name]}" if record is JudgeSettings else f"{flag(name)} {given[name]}"
-        raise ConfigError(f"{key}={value} but {option}: they are one setting, give it once")
-    given[name] = value
-
-
 def flag(name: str) -> str:
     """The option of a setting."""
     return f"--{name.replace('_', '-')}"
-
-
-def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` for the first key: the local trainer has no settings of verl's."""
-    for key in overrides:  # without their values, which may be secrets
-        if "." in key:
-            raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}{suggestion_for(key, NAMES)}")
 
 
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -170,12 +153,13 @@ def _parse(file: Path) -> Any:
 
 def _check_size(values: Any) -> None:
     """Raise ``ValueError`` for values without end: in YAML a table can contain itself, or one many times."""
-    found, depth = [values], 0
-    while found:
+    level, depth = [values], 0
+    while level:
         depth += 1
-        inner = (each.values() if isinstance(each, dict) else each for each in found if isinstance(each, dict | list))
-        found = list(islice(chain.from_iterable(inner), _MAX_VALUES + 1))
-        if len(found) > _MAX_VALUES or depth > _MAX_DEPTH:
+        tables = [value for value in level if isinstance(value, dict | list)]
+        inner = (table.values() if isinstance(table, dict) else table for table in tables)
+        level = list(islice(chain.from_iterable(inner), _MAX_VALUES + 1))
+        if len(level) > _MAX_VALUES or depth > _MAX_DEPTH:
             raise ValueError(f"it has more than {_MAX_VALUES} settings, or nests them more than {_MAX_DEPTH} times")
 
 

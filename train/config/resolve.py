@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import SUFFIXES, read_settings, reject_verl_overrides, with_changes
+from groundwire.train.config.overrides import SUFFIXES, read_settings, with_changes
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import LOGGER, with_published_names, with_run_names, without_verl
+from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
 _HF: dict[str, Any] = {
@@ -65,19 +65,14 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     usual = {"backend": "langgraph", "domain": "spider"}
     if chosen.get("agent") or any(chosen.get(name, value) != value for name, value in usual.items()):
         settings.pop("agent_match", None)  # a preset's names the agents of the SQL graph
-    chosen = with_published_names(chosen)
-    if verl:
-        chosen = with_run_names(chosen)
-    elif chosen.get("verl"):
-        chosen = without_verl(chosen)
-        reject_verl_overrides(chosen["verl"])
+    chosen = with_run_names(chosen, verl=verl)
     return RunConfig(**{**with_changes(settings, chosen), "config": preset})
 
 
 def resolve_again(stored: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
     """The ``stored`` settings of a run with changes. Raises :class:`ConfigError`."""
     if stored["trainer"] == "verl":
-        changed = with_run_names(changed)
+        changed = with_run_names(changed, verl=True)
     if "track" in changed:  # it is verl's logger, too
         stored.get("verl", {}).pop(LOGGER, None)
     return resolve(stored["config"], **with_changes(stored, changed))
@@ -107,47 +102,35 @@ def with_file(given: dict[str, Any]) -> dict[str, Any]:
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
+_OWN = ("agent_options", "rollout_timeout_s")
+"""Settings of the preset of the recipe that it does not have, or not all of."""
 
 RECIPE: dict[str, Any] = {
-    "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
-    "tasks_per_step": 32,
-    "group_size": 4,
+    **{name: value for name, value in VERL_PRESETS["qwen"].items() if name not in _OWN},
     "agent_options.max_turns": 3,
     "agent_options.check_last": True,
     "agent_options.table_info_truncate": 2048,
     "agent_options.execution_truncate": 2048,
-    "agent_match": "write",
-    "n_runners": 10,
-    "max_tokens": 2048,
-    "max_model_len": 4096 + 2048,
-    "learning_rate": 1e-6,
     f"{_ACTOR}.clip_ratio_low": 0.2,
     "clip_high": 0.3,
     "kl_coef": 0.0,
     "entropy_coef": 0.0,
-    "minibatches": 1,
-    "val_every": 32,
-    "checkpoint_every": 64,
-    "track": ["wandb"],
     "algorithm.adv_estimator": "grpo",
     "algorithm.use_kl_in_reward": False,
     f"{_ACTOR}.use_kl_loss": False,
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 4,
-    f"{_ACTOR}.fsdp_config.param_offload": True,
-    f"{_ACTOR}.fsdp_config.optimizer_offload": True,
-    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
     f"{_MODEL}.use_remove_padding": True,
     f"{_MODEL}.enable_gradient_checkpointing": True,
     f"{_ROLLOUT}.name": "vllm",
     f"{_ROLLOUT}.tensor_model_parallel_size": 1,
-    f"{_ROLLOUT}.gpu_memory_utilization": 0.8,
     f"{_ROLLOUT}.multi_turn.format": "hermes",
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "trainer.project_name": "AgentLightning",
-    "trainer.total_epochs": 2,
 }
-"""The published recipe of the SQL agent: settings of the run and of verl's own."""
+"""The published recipe of the SQL agent, settings of the run and of verl's own: those of the preset ``qwen``, and what
+the preset leaves to defaults.
+"""
 
 _REASONS = {
     "algorithm.adv_estimator": "the same estimator, over rollouts in place of rows",

@@ -24,7 +24,7 @@ from groundwire.tools.settings import Settings, setting
 from groundwire.tools.text import valid_texts
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
-from groundwire.train.config.gone import OF_RUN, sentences
+from groundwire.train.config.gone import OF_RUN, OF_SQL_AGENTS
 
 _MAX_CHARS = 200_000
 
@@ -99,7 +99,7 @@ class AgentSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
-    gone = sentences()
+    gone = OF_SQL_AGENTS
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
@@ -160,7 +160,7 @@ class AgentSettings(Settings):
 class RunConfig(AgentSettings):
     """Every setting of ``groundwire run``."""
 
-    gone = sentences(OF_RUN)
+    gone = OF_SQL_AGENTS | OF_RUN
 
     config: str = _data(
         "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"

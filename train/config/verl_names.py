@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
 ENGINE_VENDOR = "groundwire"
@@ -72,58 +74,43 @@ def loss_keys(config: RunConfig) -> dict[str, tuple[Any, str]]:
     return keys
 
 
-def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_run_names(given: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
     """The given settings, with those in ``given["verl"]`` that the run has too under the run's names.
 
-    Raises :class:`ConfigError` if the two names of a setting are given with different values.
+    Without ``verl``, for another trainer, nothing else may be left: GRPO and its loggers mean what they mean for verl.
+    Raises :class:`ConfigError` for other keys, for files with tasks, which a domain reads, and if the two names of a
+    setting are given with different values.
     """
-    settings, overrides = dict(given), dict(given.get("verl") or {})
-    for key, value in list(overrides.items()):
-        if name := RUN_NAMES.get(key.lstrip("+")):
-            unset = value in _UNSET.get(name, ())
-            settings[name] = RunConfig.check_value(name, 0 if unset else value, shown_as=key)
-            if given.get(name) not in (None, settings[name]):
-                raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
-            del overrides[key]
-    return {**settings, **_track(overrides.get(LOGGER), given), "verl": overrides}
-
-
-def with_published_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings, with those of the published commands that no trainer here has under the run's names.
-
-    Raises :class:`ConfigError` for files with tasks, which a domain reads.
-    """
-    settings, overrides = dict(given), dict(given.get("verl") or {})
-    for key in ("data.train_files", "data.val_files"):
-        if key in overrides:
-            raise ConfigError(
-                f"{key} cannot be set: give the folder of its files with --data-dir (or SPIDER_DATA_DIR); training "
-                "reads train_spider.parquet there, and validation test_dev_500.parquet or test_dev.parquet"
-            )
-    port = overrides.pop(PORT, None)
-    if port is not None:
+    settings, keys = dict(given), dict(given.get("verl") or {})
+    if files := keys.keys() & {"data.train_files", "data.val_files"}:
+        raise ConfigError(
+            f"{max(files)} cannot be set: give the folder of its files with --data-dir (or SPIDER_DATA_DIR); training "
+            "reads train_spider.parquet there, and validation test_dev_500.parquet or test_dev.parquet"
+        )
+    if (port := keys.pop(PORT, None)) is not None:
         host = given.get("proxy_host") or RunConfig.model_fields["proxy_host"].default
         if ":" in host and host.rpartition(":")[2] != str(port):
             raise ConfigError(f"{PORT}={port} but proxy_host is {host}: they are one setting")
         settings["proxy_host"] = RunConfig.check_value("proxy_host", f"{host.partition(':')[0]}:{port}", shown_as=PORT)
-    return {**settings, "verl": overrides} if "verl" in given else settings
-
-
-def without_verl(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for the local trainer: GRPO and its loggers, under verl's names, mean what they mean for verl."""
-    overrides = dict(given.get("verl") or {})
-    if (estimator := overrides.pop(ESTIMATOR, "grpo")) != "grpo":
-        raise ConfigError(f"{ESTIMATOR}={estimator}: the local trainer has grpo alone; --trainer verl has others")
-    return {**given, **_track(overrides.pop(LOGGER, None), given), "verl": overrides}
-
-
-def _track(logger: Any, given: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The setting ``track`` with the trackers among verl's loggers; empty without these."""
-    if logger is None:
-        return {}
-    trackers = [name for name in ([logger] if isinstance(logger, str) else list(logger)) if name in TRACKERS]
-    if given.get("track") and set(given["track"]) != set(trackers):
-        raise ConfigError(
-            f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
-        )
-    return {"track": trackers}
+    if (logger := keys.get(LOGGER)) is not None:
+        names = [logger] if isinstance(logger, str) else logger
+        settings["track"] = [name for name in names if name in TRACKERS]
+        if given.get("track") and {*given["track"]} != {*settings["track"]}:
+            track = ",".join(given["track"])
+            raise ConfigError(f"{LOGGER}={logger} but --track {track}: they are one setting, give it once")
+    if not verl:
+        keys.pop(LOGGER, None)
+        if (estimator := keys.pop(ESTIMATOR, "grpo")) != "grpo":
+            raise ConfigError(f"{ESTIMATOR}={estimator}: the local trainer has grpo alone; --trainer verl has others")
+        for key in keys:  # without their values, which may be secrets
+            if "." in key:
+                raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
+            raise ConfigError(f"unknown setting {key}{suggestion_for(key, NAMES)}")
+    for key in [*keys]:
+        if name := RUN_NAMES.get(key.lstrip("+")):
+            value = keys.pop(key)
+            unset = value in _UNSET.get(name, ())
+            settings[name] = RunConfig.check_value(name, 0 if unset else value, shown_as=key)
+            if given.get(name) not in (None, settings[name]):
+                raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
+    return {**settings, "verl": keys}

@@ -11,7 +11,6 @@ from typing import Any
 from groundwire.tools.files import read_json
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.gone import present
 from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.run_config import AgentSettings
 
@@ -57,7 +56,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
     if (trained := trained_model(given.get("model", "starter"))) is None:
         return given
     folder, run = trained
-    stored = present(run.config())
+    stored = run.config()
     names = {"agent": ("agent", "backend"), "tasks": ("domain",), "reward": ("reward",)}
     needed = {part for part in stored.get("objects", {}) if not any(name in given for name in names.get(part, ()))}
     if missing := sorted(needed - set(objects)):

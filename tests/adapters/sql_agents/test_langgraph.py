@@ -180,9 +180,9 @@ def test_a_wrong_option_is_refused() -> None:
         ({"execution_truncate": -1}, "execution_truncate is -1; it must be at least 0"),
         (
             {"prompt_profile": "long"},
-            "prompt_profile of agent 'sql_graph' is 'long'; it must be 'short' or 'full'",
+            "prompt_profile of agent 'langgraph' is 'long'; it must be 'short' or 'full'",
         ),
-        ({"turns": 1}, "agent 'sql_graph' has no option 'turns'; it has max_turns, check_last, prompt_profile, "),
+        ({"turns": 1}, "agent 'langgraph' has no option 'turns'; it has max_turns, prompt_profile, table_info_"),
     ):
         with pytest.raises(ValueError, match=message):
             make(**options)

@@ -127,7 +127,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
             *(backend.run(Question(id="", text="?", database=path, answers=SQL), endpoint) for path in databases * 4)
         )
         assert [answer.text for answer in answers] == ["[(0,)]", "[(1,)]", "[(2,)]"] * 4
-        processes = [running.result()._process for running in started[0]._servers.values()]
+        processes = [(await running.get()).process for running in started[0]._servers.values()]
         assert [process.poll() for process in processes] == [None, None]
     assert None not in [process.poll() for process in processes]
 
@@ -152,8 +152,9 @@ async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another
     async with _stopped(adapters.get("mcp")()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = started[0]._servers.values()
-        os.kill(running.result()._process.pid, signal.SIGKILL)
-        await _until_refused(running.result()._client.transport.url)
+        server = await running.get()
+        os.kill(server.process.pid, signal.SIGKILL)
+        await _until_refused(server.client.transport.url)
         with pytest.raises(ToolError, match=r"the MCP server for .*many"):
             await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         _, requests = await _run(backend, [_call("SELECT 1"), "x"], databases[0])

@@ -17,7 +17,7 @@ from groundwire.train import fit
 from groundwire.train.algorithms.model_size import rl_learning_rate, sft_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.gone import OF_RUN, OF_SFT, check_stored, present
+from groundwire.train.config.gone import OF_RUN, OF_SFT
 from groundwire.train.config.overrides import merge_overrides, parse_overrides, read_settings
 from groundwire.train.config.resolve import PRESETS, resolve
 from groundwire.train.config.run_config import RunConfig
@@ -110,7 +110,7 @@ def test_a_setting_that_is_an_option_of_the_agent_says_so(given: str) -> None:
 
 @pytest.mark.parametrize("name", OF_RUN)
 def test_a_name_that_is_gone_gives_one_sentence_wherever_it_is_given(name: str, tmp_path: Path) -> None:
-    sentence = f"{name} is no setting any more: {OF_RUN[name][1]}"
+    sentence = f"{name} is no setting any more: {OF_RUN[name]}"
     file = tmp_path / "run.toml"
     file.write_text(f'{name} = "1"\n')
     option = f"--{name.replace('_', '-')}"
@@ -122,16 +122,6 @@ def test_a_name_that_is_gone_gives_one_sentence_wherever_it_is_given(name: str, 
         )
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         fit(len, [{"question": "a"}, {"question": "b"}], lambda task, answer: 1.0, **{name: 1})
-
-
-def test_a_stored_run_has_names_that_are_gone_unless_their_value_cannot_be_kept() -> None:
-    stored = {"steps": 3, "keep_best": True, "llm_proxy": True, "max_turns": 3, "step_deadline_s": 9.0}
-    check_stored(stored)
-    assert present(stored) == {"steps": 3, "agent_options": {"max_turns": 3}}
-    with pytest.raises(
-        ConfigError, match="the run was started with keep_best=False, which is no setting any more: the"
-    ):
-        check_stored({"keep_best": False})
 
 
 def test_names_of_supervised_fine_tuning_that_are_gone_give_one_sentence() -> None:

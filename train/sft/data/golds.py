@@ -12,12 +12,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from groundwire.adapters.agents.making import checked_options, options_of
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.toolkit import SQLToolkit
+from groundwire.adapters.sql_agents.toolkit import SQLGraphOptions, SQLToolkit
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
@@ -186,21 +187,16 @@ def _turns(rng: random.Random, question: GoldQuestion, variant: SchemaVariant, s
 
 
 def _toolkit(settings: SFTSettings) -> SQLToolkit:
-    """What the agents show. Raises :class:`ConfigError` for an option that none of them has."""
-    known = {field.name for field in fields(SQLToolkit)}
-    if unknown := sorted(settings.agent_options.keys() - known - {"max_turns", "check_last", "prompt_profile"}):
-        raise ConfigError(f"agent_options: no SQL agent has {unknown[0]!r:.60}; they have {', '.join(sorted(known))}")
+    """The options of the agents. Raises :class:`ConfigError` for one that none of them has."""
     try:
-        return SQLToolkit(**{name: value for name, value in settings.agent_options.items() if name in known})
-    except (ValueError, TypeError) as error:
+        known = options_of(SQLGraphOptions)
+        return SQLGraphOptions(**checked_options(SQLGraphOptions, "sql", settings.agent_options, known))
+    except ValueError as error:
         raise ConfigError(f"agent_options: {error}") from error
 
 
 def _writer(settings: SFTSettings) -> Callable[..., str]:
-    profile = settings.agent_options.get("prompt_profile", "short")
-    if profile not in prompts.PROFILES:
-        raise ConfigError(f"agent_options: prompt_profile is {profile!r}; it is one of {', '.join(prompts.PROFILES)}")
-    return partial(prompts.write, own=prompts.PROFILES[profile])
+    return partial(prompts.write, own=prompts.PROFILES[_toolkit(settings).prompt_profile])
 
 
 def _write(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
