@@ -45,16 +45,6 @@ EMITTED = "groundwire.emitted"
 CALL_ID = "groundwire.call_id"
 """On a call's span the id that the agent's HTTP client gave it; on an emitted span that of its call."""
 
-ANSWER_SPAN = "groundwire.answer"
-"""The span of an agent's answer. Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of
-:class:`groundwire.tools.types.AgentStep`)."""
-QUERY_SCORES = "groundwire.query_scores"
-"""On the span of an answer: the rewards of the agent's earlier queries, each as if it were the answer (JSON list)."""
-FAILURE_SPAN = "groundwire.failure"
-"""The span of a rollout's failure. Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
-LEAST_REWARD = "groundwire.least_reward"
-"""The least value that the reward declares, on the span of a failure or of a reward."""
-
 ANNOTATION_SPAN = "agentlightning.annotation"
 """Agent Lightning's name of a span with a reward."""
 REWARD_PREFIX = "agentlightning.reward."

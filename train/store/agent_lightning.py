@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, semconv
-from groundwire.adapters.tracing.calls import order_calls
+from groundwire.adapters.tracing.calls import order_calls, to_json
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
@@ -40,6 +40,9 @@ _CONFIG: Mapping[str, str] = {
 """Agent Lightning's names of the fields that say how often a rollout is tried."""
 REQUESTED = ("task", "mode", "resources_id", "metadata", *_METADATA, *_CONFIG)
 """The fields of a rollout that a client sets."""
+_OUTCOME = "groundwire.outcome"
+"""The attribute with an attempt's outcome as JSON text, on the last span of our runners."""
+_OUTCOMES = TypeAdapter(Outcome)
 _SPAN = ("name", "rollout_id", "attempt_id", "sequence_id", "span_id", "parent_id", "attributes")
 """The fields that spans have here and there."""
 ATTEMPT_FIELDS: Mapping[str, str] = {
@@ -225,39 +228,28 @@ def read_span(value: Mapping[str, Any]) -> SpanRecord:
     )
 
 
-def outcome_spans(outcome: Outcome, rollout_id: str, attempt_id: str) -> list[SpanRecord]:
-    """The spans of how an attempt ended, numbered 0: the caller asks the store for their numbers. The reward's is as
-    ``emit_reward`` writes it: named values, the primary one first.
+def outcome_span(outcome: Outcome, rollout_id: str, attempt_id: str, number: int) -> SpanRecord:
+    """The span of how an attempt ended. Agent Lightning finds its reward, which is as ``emit_reward`` writes it: named
+    values, the primary one first.
     """
-    by_name: dict[str, dict[str, Any]] = {}
-    texts = {"judged_field": outcome.judged_field, "input": outcome.input}
-    if not outcome.failure:
-        texts["message"] = outcome.message
-    if outcome.answer or outcome.steps or outcome.query_scores or any(texts.values()):
-        by_name[semconv.ANSWER_SPAN] = {
-            "groundwire.text": outcome.answer,
-            "groundwire.steps": json.dumps(list(outcome.steps), ensure_ascii=False),
-            semconv.QUERY_SCORES: json.dumps(list(outcome.query_scores)),
-            **{f"groundwire.{name}": text for name, text in texts.items() if text},
-        }
-    least = {semconv.LEAST_REWARD: outcome.least_reward}
-    if outcome.failure:
-        failure = {"groundwire.kind": outcome.failure, "groundwire.message": outcome.message}
-        by_name[semconv.FAILURE_SPAN] = {**failure, **least}
+    attributes: dict[str, Any] = {_OUTCOME: to_json(_OUTCOMES.dump_python(outcome))}
     if outcome.reward is not None:
-        reward = by_name[semconv.ANNOTATION_SPAN] = dict[str, Any](least)
         primary = "total" if outcome.reward_components else "primary"
         for index, (name, value) in enumerate({primary: outcome.reward, **outcome.reward_components}.items()):
-            reward[f"{semconv.REWARD_PREFIX}{index}.name"] = name
-            reward[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
+            attributes[f"{semconv.REWARD_PREFIX}{index}.name"] = name
+            attributes[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
     now = time.time()
-    common: dict[str, Any] = {"rollout_id": rollout_id, "attempt_id": attempt_id, "start_time": now, "end_time": now}
-    spans = []
-    for name, attributes in by_name.items():
-        key = f"{rollout_id}/{attempt_id}/{name}".encode("utf-8", "surrogatepass")
-        span_id = hashlib.blake2b(key, digest_size=8).hexdigest()  # sent again, it is stored once
-        spans.append(SpanRecord(name=name, sequence_id=0, attributes=attributes, span_id=span_id, **common))
-    return spans
+    return SpanRecord(
+        name=semconv.ANNOTATION_SPAN,
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=number,
+        attributes=attributes,
+        start_time=now,
+        end_time=now,
+        # The same for an attempt's outcome that is sent again: it is stored once.
+        span_id=hashlib.blake2b(f"{rollout_id}/{attempt_id}".encode(), digest_size=8).hexdigest(),
+    )
 
 
 def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRecord], Outcome]:
@@ -276,10 +268,7 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
                 calls.append(_foreign_call(span, by_id))
             else:
                 others.append(span)
-        # Failures and rewards of our runners have the least reward.
-        annotations = [
-            span for span in others if span.name != semconv.ANSWER_SPAN and semconv.LEAST_REWARD not in span.attributes
-        ]
+        annotations = [span for span in others if _OUTCOME not in span.attributes]
         return order_calls(calls, others), annotations, _read_outcome(others)
     except UNREADABLE as error:
         message = f"its spans cannot be read: {type(error).__name__}: {error}"
@@ -287,21 +276,13 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
 
 
 def _read_outcome(spans: Sequence[SpanRecord]) -> Outcome:
-    outcome = Outcome(least_reward=min([0.0, *(float(span.attributes.get(semconv.LEAST_REWARD, 0)) for span in spans)]))
-    last = {span.name: span.attributes for span in spans}
-    if (answer := last.get(semconv.ANSWER_SPAN)) is not None:
-        outcome.answer, outcome.steps = str(answer["groundwire.text"]), json.loads(str(answer["groundwire.steps"]))
-        outcome.query_scores = [float(score) for score in json.loads(str(answer.get(semconv.QUERY_SCORES, "[]")))]
-        for name in ("judged_field", "input", "message"):
-            setattr(outcome, name, str(answer.get(f"groundwire.{name}", "")))
-    if (failure := last.get(semconv.FAILURE_SPAN)) is not None:
-        outcome.failure, outcome.message = str(failure["groundwire.kind"]), str(failure["groundwire.message"])
+    for span in spans:
+        if _OUTCOME in span.attributes:
+            return _OUTCOMES.validate_json(span.attributes[_OUTCOME])
     reward = reward_from_spans(spans)
     if isinstance(reward, dict):
-        outcome.reward_components = {name: value for name, value in reward.items() if name != "total"}
-        reward = reward["total"]
-    outcome.reward = reward
-    return outcome
+        return Outcome(reward=reward.pop("total"), reward_components=reward)
+    return Outcome(reward=reward)
 
 
 def _foreign_call(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> LLMCall:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,33 +9,24 @@ from typing import Any
 from groundwire.adapters.tracing.calls import LLMCall, order_calls
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
-from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
 
-_MAX_BYTES = 4 << 30
-_OBJECT_BYTES, _ITEM_BYTES = 2048, 32
 _SCAN_S = 0.1
 _Item = LLMCall | SpanRecord
 
 
 class MemoryStore(StateMachine):
-    """A :class:`groundwire.train.store.base.RolloutStore` of plain objects. :meth:`get` returns the enqueued object.
+    """A :class:`groundwire.train.store.base.RolloutStore` of plain objects. :meth:`get` returns the enqueued object."""
 
-    Beyond about ``max_bytes`` it drops the calls of the oldest rollouts.
-    """
-
-    def __init__(self, *, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self) -> None:
         super().__init__(scan_s=_SCAN_S)
         self._rollouts: dict[str, Rollout] = {}
         self._queue: deque[str] = deque()
         self._numbers: dict[str, int] = {}
         self._resources: dict[str, Mapping[str, Any]] = {}
         self._items: dict[str, dict[tuple[Any, ...], _Item]] = {}
-        """The calls and annotations of each rollout, the oldest rollout first."""
-        self._bytes: dict[str, int] = {}
-        self._max_bytes, self._total = max_bytes, 0
+        """The calls and annotations of each rollout."""
         self._forgotten: set[str] = set()
-        self._dropped: set[str] = set()
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         if rollout_id not in self._forgotten:  # it was cancelled at its deadline
@@ -75,13 +65,12 @@ class MemoryStore(StateMachine):
         """As :meth:`RolloutStore.forget`. Late calls of the rollout are accepted and dropped."""
         if self._rollouts.pop(rollout_id, None) is not None:
             self._forgotten.add(rollout_id)
-            self._drop_calls(rollout_id)
+            self._items.pop(rollout_id, None)
             self._numbers.pop(rollout_id, None)
-            self._dropped.discard(rollout_id)
 
     def _add(self, key: tuple[Any, ...], item: _Item) -> None:
         rollout_id = item.rollout_id
-        if rollout_id in self._forgotten or rollout_id in self._dropped:
+        if rollout_id in self._forgotten:
             return
         rollout = self._known(rollout_id)
         attempt = attempt_of(rollout, item.attempt_id)
@@ -92,25 +81,8 @@ class MemoryStore(StateMachine):
         number = item.sequence if isinstance(item, LLMCall) else item.sequence_id
         self._numbers[rollout_id] = max(number, self._numbers.get(rollout_id, 0))
         self._note_calls(rollout, attempt)
-        size = _estimate_bytes(item)
-        self._bytes[rollout_id] = self._bytes.get(rollout_id, 0) + size
-        self._total += size
-        if self._total > self._max_bytes:
-            for oldest in [*self._items]:
-                if self._total > self._max_bytes // 2:
-                    self._drop_calls(oldest)
-                    self._dropped.add(oldest)
-
-    def _drop_calls(self, rollout_id: str) -> None:
-        self._items.pop(rollout_id, None)
-        self._total -= self._bytes.pop(rollout_id, 0)
 
     def _with_calls(self, rollout: Rollout) -> Rollout:
-        """Raises :class:`StoreFailedError` if the calls were dropped."""
-        if rollout.rollout_id in self._dropped:
-            raise StoreFailedError(
-                f"the calls of rollout {rollout.rollout_id} were dropped: the store's memory was full"
-            )
         if rollout.attempts:
             last, items = rollout.attempts[-1].attempt_id, self._items.get(rollout.rollout_id, {}).values()
             of_attempt = [item for item in items if item.attempt_id == last]
@@ -140,13 +112,3 @@ class MemoryStore(StateMachine):
 
     def _pop(self) -> str | None:
         return self._queue.popleft() if self._queue else None
-
-
-def _estimate_bytes(item: _Item) -> int:
-    if isinstance(item, LLMCall):
-        numbers = len(item.prompt_ids) + len(item.response_ids) + len(item.logprobs)
-        texts = (item.messages_json, item.tools_json, item.reply_json)
-        return _OBJECT_BYTES + _ITEM_BYTES * numbers + sum(map(len, texts))
-    values = item.attributes.values()
-    numbers = sum(len(value) for value in values if isinstance(value, list))
-    return _OBJECT_BYTES + _ITEM_BYTES * numbers + sum(map(sys.getsizeof, values))

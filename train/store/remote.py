@@ -7,7 +7,6 @@ of the trainer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +15,7 @@ import pydantic_core
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.store.agent_lightning import (
-    outcome_spans,
+    outcome_span,
     read_record,
     read_resources,
     read_rollout,
@@ -117,9 +116,8 @@ class RemoteStore(RolloutStore):
         """As :meth:`RolloutStore.end_attempt`. An attempt whose outcome the store refuses has failed."""
         if outcome is not None:
             try:
-                spans = outcome_spans(without_secrets(outcome, self._mask), rollout_id, attempt_id)
-                numbers = iter(await self.reserve_sequence_ids([(rollout_id, attempt_id)] * len(spans)))
-                await self._add([replace(span, sequence_id=next(numbers)) for span in spans])
+                [number] = await self.reserve_sequence_ids([(rollout_id, attempt_id)])
+                await self._add([outcome_span(without_secrets(outcome, self._mask), rollout_id, attempt_id, number)])
             except (ValueError, StoreFailedError):
                 failed = True
         await self._update_attempt(rollout_id, attempt_id, status="failed" if failed else "succeeded")

@@ -19,6 +19,7 @@ from typing_extensions import Required, TypedDict
 from groundwire.adapters.tracing import CallCredit, LLMCall
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.files import first_error
+from groundwire.tools.types import AgentStep
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
 Count = Annotated[int, Field(ge=0)]
@@ -40,14 +41,6 @@ def _numbers(code: str, description: str) -> BeforeValidator:
 
 TokenIds = Annotated[list[int], SkipValidation, _numbers("I", "token ids")]
 LogProbs = Annotated[list[float], SkipValidation, _numbers("d", "numbers")]
-
-
-class _AgentStep(TypedDict):
-    agent: str
-    kind: str
-    input: str
-    output: str
-    ok: bool
 
 
 class _Call(TypedDict, total=False):
@@ -98,7 +91,7 @@ class _Row(TypedDict, total=False):
     answer: str | None
     judged_field: str | None
     input: str | None
-    agent_steps: Json[list[_AgentStep]]
+    agent_steps: Json[list[AgentStep]]
     turn_scores: Json[list[Number]] | None
     calls: list[Annotated[_Call, AfterValidator(_check_lengths)]] | None
 

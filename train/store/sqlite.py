@@ -25,7 +25,7 @@ from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.store.agent_lightning import (
     Request,
-    outcome_spans,
+    outcome_span,
     read_record,
     read_request,
     read_resources,
@@ -121,7 +121,8 @@ class SqliteStore(StateMachine):
             rollout = self._known(rollout_id)
             attempt, new = attempt_of(rollout, attempt_id), []
             for span in spans:
-                row = (rollout_id, attempt_id, span["span_id"], span["sequence_id"], to_json(_finite(span)).decode())
+                body = to_json(span, inf_nan_mode="strings").decode()  # JSON has neither NaN nor infinity
+                row = (rollout_id, attempt_id, span["span_id"], span["sequence_id"], body)
                 insert = "INSERT OR IGNORE INTO spans (rollout_id, attempt_id, span_id, sequence_id, body)"
                 if self._conn.execute(f"{insert} VALUES (?, ?, ?, ?, ?)", row).rowcount:
                     new.append(span["span_id"])
@@ -266,25 +267,12 @@ class SqliteStore(StateMachine):
         return found
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
-        for span in outcome_spans(without_secrets(outcome, self._mask), rollout.rollout_id, attempt.attempt_id):
-            self._add([replace(span, sequence_id=self._next_number(rollout.rollout_id))])
+        outcome, number = without_secrets(outcome, self._mask), self._next_number(rollout.rollout_id)
+        self._add([outcome_span(outcome, rollout.rollout_id, attempt.attempt_id, number)])
 
 
 def _attempts_json(rollout: Rollout) -> str:
     return to_json([asdict(attempt) for attempt in rollout.attempts]).decode()
-
-
-def _finite(span: Mapping[str, Any]) -> Mapping[str, Any]:
-    """JSON has neither NaN nor infinity: they are written as text."""
-    attributes = span["attributes"]
-    texts = {name: str(value) for name, value in attributes.items() if not _is_finite(value)}
-    return {**span, "attributes": {**attributes, **texts}} if texts else span
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, list):
-        return not {float} <= set(map(type, value)) or all(map(_is_finite, value))
-    return not isinstance(value, float) or value - value == 0
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -148,7 +148,7 @@ async def test_a_rollout_has_the_calls_and_the_outcome_of_its_last_attempt(store
     await store.add_calls([early])
     await store.end_attempt(*_ids(first), Outcome(failure="agent_error"), failed=True)
     [again] = await store.dequeue(1)
-    steps: Any = [{"kind": "tool", "input": "SELECT 1", "output": "1"}]
+    steps: Any = [{"agent": "sql", "kind": "tool", "input": "SELECT 1", "output": "1", "ok": True}]
     outcome = Outcome(
         answer="SELECT 1",
         steps=steps,

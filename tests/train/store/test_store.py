@@ -187,7 +187,7 @@ async def test_a_reopened_store_has_all_data(tmp_path: Path) -> None:
     found = await store.get(taken.rollout_id)
     assert found is not None
     assert (found.calls, found.status, found.attempts[0].worker_id) == ([call], "running", "w")
-    assert found.annotations[0].attributes == {"reward": "nan", "parts": "[1.0, inf]"}
+    assert found.annotations[0].attributes == {"reward": "NaN", "parts": [1.0, "Infinity"]}
     assert await store.reserve_sequence_ids([(taken.rollout_id, "")]) == [6]
     again = await store.dequeue(3)
     assert [(rollout.task, rollout.sampling) for rollout in again] == [({"n": n}, {"seed": n}) for n in (1, 2)]
