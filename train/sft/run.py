@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
-from groundwire.train.sft.data.load import Data, Groups, open_source
+from groundwire.train.sft.data.load import Data, MakeExamples, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import VAL_EVERY, Examples, SFTTrainer, Step, make_steps
@@ -56,8 +57,8 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     check_device(settings.device)
     if settings.gpus > 1:
         check_gpus(settings)
-    source = open_source(settings)
-    yield f"data: {source.name}"
+    name, load_data = open_source(settings)
+    yield f"data: {name}"
     folder = resume or _new_folder(settings)
     checkpoints = Checkpoints(folder / "checkpoints")
     last = checkpoints.paths()[-1:] if resume else []
@@ -73,12 +74,12 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         if settings.max_model_len > positions:
             length = f"max_model_len is {settings.max_model_len}"
             raise ConfigError(f"{length}, and the model has {positions} positions: give less")
-        data = source.load(tokenizer)
+        data = load_data(tokenizer)
         model = model.to(settings.device if settings.gpus == 1 else "cpu")
         trainer = SFTTrainer(model, tokenizer, settings, checkpoints=checkpoints)
-        reader = _Reader(data.groups, tokenizer, settings, trainer.tokens_per_forward)
-        reader.check_lengths()
-        val_rows = reader.rows(data.held_out)
+        reader = _Reader(data, settings, trainer.tokens_per_forward)
+        held_out = reader.fitting(data.held_out)
+        val_rows = make_rows(held_out, tokens=trainer.tokens_per_forward) if settings.gpus == 1 else []
         if last:
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
         if resume:
@@ -89,10 +90,11 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     yield f"run:  {folder}"
     yield f"      {data.size}"
     try:
-        if settings.gpus > 1:
-            _train_on_gpus(trainer, reader, reader.fitting(data.held_out), folder, path)
-        else:
-            _train(trainer, reader, val_rows, folder)
+        with _reporting(folder) as report:
+            if settings.gpus > 1:
+                _train_on_gpus(trainer, reader, held_out, folder, path, report)
+            else:
+                _train(trainer, reader, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
     except KeyboardInterrupt:
         raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
@@ -106,12 +108,12 @@ def _finish(
     save_policy(trainer.model, trainer.tokenizer, folder / "model")
     yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"
     summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": left_out}
-    if val_rows and settings.gpus == 1:
+    if val_rows:
         summary["held_out_loss"] = round(trainer.loss(val_rows), 4)
         yield f"held-out loss: {summary['held_out_loss']:.4f}"
     if data.questions:
         with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
-            accuracy = _first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end)
+            accuracy = _first_query_accuracy(trainer, data.questions, on_end)
         summary |= {"held_out": len(data.questions), "first_query_accuracy": accuracy}
         for backend, share in accuracy.items():
             yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
@@ -120,58 +122,59 @@ def _finish(
         yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], folder: Path) -> None:
+def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], report: Report) -> None:
+    def on_step(metrics: dict[str, Any]) -> None:
+        if metrics["step"] % VAL_EVERY == 0 and val_rows:
+            metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
+        report(metrics)
+
     try:
-        with _reporting(folder) as report:
-
-            def on_step(metrics: dict[str, Any]) -> None:
-                if metrics["step"] % VAL_EVERY == 0 and val_rows:
-                    metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
-                report(metrics)
-
-            trainer.train(reader.steps(trainer.groups), on_step)
-        if trainer.step:
-            trainer.save()
+        trainer.train(reader.steps(trainer.groups), reader.total, on_step)
     except KeyboardInterrupt:
         trainer.save()
         raise
+    if trainer.step:
+        trainer.save()
 
 
-def _train_on_gpus(trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path) -> None:
+def _train_on_gpus(
+    trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path, report: Report
+) -> None:
     began = time.monotonic() - trainer.seconds
-    with _reporting(folder) as report:
 
-        def on_step(metrics: dict[str, Any], total: int) -> None:
-            trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
-            progress = round(trainer.step / total, 4)
-            report({**metrics, "progress": progress, "seconds": round(trainer.seconds, 2)})
+    def on_step(metrics: dict[str, Any]) -> None:
+        trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
+        report({**metrics, "seconds": round(trainer.seconds, 2)})
 
-        trained = train_on_gpus(
-            trainer.settings,
-            model=model,
-            learning_rate=trainer.learning_rate,
-            examples=reader.examples(),
-            held_out=held_out,
-            folder=folder,
-            on_step=on_step,
-        )
+    trained = train_on_gpus(
+        trainer.settings,
+        model=model,
+        learning_rate=trainer.learning_rate,
+        examples=reader.examples(),
+        held_out=held_out,
+        folder=folder,
+        on_step=on_step,
+    )
     trainer.model = load_policy(trained)[0].to(trainer.settings.device)
 
 
+Report = Callable[[dict[str, Any]], None]
+
+
 @contextmanager
-def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _reporting(folder: Path) -> Iterator[Report]:
     """Yields a function that writes the metrics of a step and shows them."""
-    shown = 0.0
+    done = 0.0
     with progress("Training", 1) as advance, open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
 
         def report(metrics: dict[str, Any]) -> None:
-            nonlocal shown
+            nonlocal done
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             held_out = f"  held out {metrics['held_out_loss']:.3f}" if "held_out_loss" in metrics else ""
             text = f"step {metrics['step']}  loss {metrics['loss']:.3f}{held_out}  {metrics['seconds']:.0f} s"
-            advance(text, metrics["progress"] - shown)
-            shown = metrics["progress"]
+            advance(text, metrics["progress"] - done)
+            done = metrics["progress"]
             if held_out:
                 print(text, flush=True)
 
@@ -192,20 +195,17 @@ def _rewind(folder: Path, trainer: SFTTrainer) -> None:
 
 
 class _Reader:
-    """Makes rows and steps of the training data."""
+    """Makes rows and steps of the training data. Raises :class:`ConfigError` if no example fits."""
 
-    def __init__(self, groups: Groups, tokenizer: Any, settings: SFTSettings, row_tokens: int) -> None:
-        self._groups, self._tokenizer, self._settings = groups, tokenizer, settings
-        self._row_tokens = row_tokens
+    def __init__(self, data: Data, settings: SFTSettings, row_tokens: int) -> None:
+        self._groups, self._settings, self._row_tokens = data.groups, settings, row_tokens
         self.left_out = 0
-        """Examples that were too long, so far."""
-        self.total = max(1, math.ceil(settings.epochs * len(groups.groups(0))))
+        """Examples that were longer than ``max_model_len``, so far."""
+        groups = self._groups(0)
+        self._epoch_groups = len(groups)
+        self.total = max(1, math.ceil(settings.epochs * len(groups)))
         """Groups in the whole training."""
-
-    def check_lengths(self) -> None:
-        """Raise :class:`ConfigError` if no example fits into ``max_model_len``."""
-        if not any(self.rows(self._groups.examples(self._tokenizer, each, 0)) for each in self._groups.groups(0)):
-            settings = self._settings
+        if not any(self.fitting(make()) for make in groups):
             shorter = ", or shorter prompts (table_info_truncate is the length of a schema)"
             if settings.chats or settings.rollouts:
                 shorter = ", or shorter chats" if settings.chats else ""
@@ -218,26 +218,22 @@ class _Reader:
         self.left_out += len(examples) - len(fitting)
         return fitting
 
-    def rows(self, examples: Sequence[Example]) -> list[Examples]:
-        """The examples that fit, packed."""
-        return make_rows(self.fitting(examples), tokens=self._row_tokens)
-
     def examples(self) -> Iterator[Example]:
         """The examples of the whole training."""
-        return (each for group in self._from(0) for each in self.fitting(group))
+        return chain.from_iterable(self._from(0))
 
     def steps(self, first: int) -> Iterator[Step]:
         """The steps that begin with the group of number ``first``."""
-        packed = (self.rows(group) for group in self._from(first))
-        return make_steps(packed, self._settings.tokens_per_step, first=first, total=self.total)
+        packed = (make_rows(examples, tokens=self._row_tokens) for examples in self._from(first))
+        return make_steps(packed, self._settings.tokens_per_step, first=first)
 
     def _from(self, first: int) -> Iterator[list[Example]]:
-        epoch, groups = -1, self._groups.groups(0)
+        groups: Sequence[MakeExamples] = ()
         for number in range(first, self.total):
-            if number // len(groups) != epoch:
-                epoch = number // len(groups)
-                groups = self._groups.groups(epoch)
-            yield self._groups.examples(self._tokenizer, groups[number % len(groups)], epoch)
+            epoch, place = divmod(number, self._epoch_groups)
+            if number == first or place == 0:
+                groups = self._groups(epoch)
+            yield self.fitting(groups[place]())
 
 
 def _new_folder(settings: SFTSettings) -> Path:
@@ -273,19 +269,16 @@ def _with_absolute_paths(settings: SFTSettings) -> SFTSettings:
 
 
 def _first_query_accuracy(
-    model: Any,
-    tokenizer: Any,
-    questions: Sequence[GoldQuestion],
-    settings: SFTSettings,
-    on_end: Callable[[], None],
+    trainer: SFTTrainer, questions: Sequence[GoldQuestion], on_end: Callable[[], None]
 ) -> dict[str, float]:
     """The share of questions whose greedy first query has the gold query's rows, for each agent.
 
     A prompt that is too long counts as wrong.
     """
+    settings, tokenizer = trainer.settings, trainer.tokenizer
     sampling = Sampling(temperature=0.0, max_tokens=_MAX_TOKENS)
     right = dict.fromkeys(settings.backend, 0.0)
-    with closing(LocalEngine(model, tokenizer, max_model_len=settings.max_model_len)) as engine:
+    with closing(LocalEngine(trainer.model, tokenizer, max_model_len=settings.max_model_len)) as engine:
         futures = []
         for question in questions:
             examples = encode(tokenizer, write_turns(question, settings))
@@ -298,7 +291,7 @@ def _first_query_accuracy(
             sql = _query(future.result().text, backend)
             right[backend] += execution_match(sql, question.gold, question.database).score
             on_end()
-    return {backend: round(count / max(1, len(questions)), 4) for backend, count in right.items()}
+    return {backend: round(count / len(questions), 4) for backend, count in right.items()}
 
 
 def _query(reply: str, backend: str) -> str:

@@ -55,11 +55,11 @@ def train_on_gpus(
     examples: Iterable[Example],
     held_out: list[Example],
     folder: Path,
-    on_step: Callable[[dict[str, Any], int], None],
+    on_step: Callable[[dict[str, Any]], None],
 ) -> Path:
     """Train with verl in other processes; returns the folder of the trained model. Raises :class:`CommandError`.
 
-    ``on_step`` gets the metrics of each step and the number of all. A folder with checkpoints of verl is continued.
+    ``on_step`` gets the metrics of each step. A folder with checkpoints of verl is continued.
     """
     count, tokens = write_examples(folder / "verl" / "train.parquet", examples)
     held_out_count, _ = write_examples(folder / "verl" / "held_out.parquet", held_out)
@@ -70,7 +70,8 @@ def train_on_gpus(
     values = verl_settings(settings, model=model, learning_rate=learning_rate, folder=folder, batch=batch)
     if held_out_count < batch:  # verl leaves out an incomplete batch
         values |= {"data.val_files": None, "trainer.test_freq": -1}
-    _run(values, folder, settings.gpus, lambda metrics: on_step(metrics, count // batch))
+    total = count // batch
+    _run(values, folder, settings.gpus, lambda step: on_step({**step, "progress": round(step["step"] / total, 4)}))
     saved = list((folder / "verl").glob("global_step_*/huggingface"))
     if not saved:
         raise CommandError(f"verl wrote no model: see {folder / 'verl.log'}")

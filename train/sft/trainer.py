@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,31 +35,22 @@ CHECKPOINT_EVERY = 200
 """Steps between checkpoints."""
 
 
-class Step(NamedTuple):
-    """One optimizer step."""
-
-    rows: list[Examples]
-    progress: float
-    """The share of the whole training that comes before it."""
-    groups: int
-    """Groups of turns up to its end, since the start of the training."""
+Step = tuple[list[Examples], int]
+"""The rows of one optimizer step, and the groups of turns up to its end, since the start of the training."""
 
 
-def make_steps(groups: Iterable[list[Examples]], tokens_per_step: int, *, first: int, total: int) -> Iterator[Step]:
-    """Steps of about ``tokens_per_step`` tokens; a group of rows is never divided.
-
-    ``groups`` begin with the group of number ``first`` of ``total``.
-    """
+def make_steps(groups: Iterable[list[Examples]], tokens_per_step: int, *, first: int) -> Iterator[Step]:
+    """Steps of about ``tokens_per_step`` tokens; a group of rows is never divided. The first group has this number."""
     rows: list[Examples] = []
-    begin = end = first
+    end = first
     for group in groups:
         if rows and sum(row.length for row in (*rows, *group)) > tokens_per_step:
-            yield Step(rows, begin / total, end)
-            rows, begin = [], end
+            yield rows, end
+            rows = []
         rows = rows + group
         end += 1
     if rows:
-        yield Step(rows, begin / total, end)
+        yield rows, end
 
 
 class SFTTrainer:
@@ -81,19 +72,19 @@ class SFTTrainer:
         self.step, self.groups, self.seconds = 0, 0, 0.0
         """Finished steps, the groups of turns in them, and the seconds that they took, also before a resume."""
 
-    def train(self, steps: Iterable[Step], on_step: Callable[[dict[str, Any]], None]) -> None:
+    def train(self, steps: Iterable[Step], total: int, on_step: Callable[[dict[str, Any]], None]) -> None:
         """Train until ``steps`` end or the time is over. ``steps`` begin with the group after :attr:`groups`.
 
-        ``on_step`` gets the metrics of each step.
+        ``total`` is the number of groups in the whole training. ``on_step`` gets the metrics of each step.
         """
         self.model.train()
         before, began, limit = self.seconds, time.monotonic(), self.settings.time_limit_s
-        for step in _ahead(steps):
-            progress = max(step.progress, self.seconds / limit if limit else 0.0)
+        for rows, groups in _ahead(steps):
+            progress = max(self.groups / total, self.seconds / limit if limit else 0.0)
             if progress >= 1:
                 break
-            metrics = self._update(step.rows, progress)
-            self.step, self.groups = self.step + 1, step.groups
+            metrics = self._update(rows, progress)
+            self.step, self.groups = self.step + 1, groups
             self.seconds = before + time.monotonic() - began
             metrics |= {"progress": round(progress, 4), "seconds": round(self.seconds, 2)}
             on_step({"step": self.step, **metrics})

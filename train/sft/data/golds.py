@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import product
 
 from groundwire.adapters.agents.making import checked_options, options_of
 from groundwire.adapters.sql_agents import prompts
@@ -24,7 +25,7 @@ from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.sft.data.examples import Example, Message, Turn, encode
+from groundwire.train.sft.data.examples import Message, Turn
 from groundwire.train.sft.data.variants import SchemaVariant, identifiers, make_variant, wrong_query
 
 _TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
@@ -44,11 +45,6 @@ class Query:
     sql: str
     result: str
     right: bool
-
-    @property
-    def failed(self) -> bool:
-        """Whether the result is an error, which may have names of the schema."""
-        return self.result.startswith("Error: ")
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def check_golds(domain: Domain, data: TaskData) -> None:
     """Raise :class:`ConfigError` if the data has no gold queries to learn."""
     if not data.train:
         raise ConfigError(f"{data.source}: there are no training tasks")
-    if any(_is_gold(domain, task) for task in data.train):
+    if any(_gold(domain, task) for task in data.train):
         return
     if gold_is_sql(domain):
         raise ConfigError(f"{data.source}: no training task has a gold query (column query), so nothing can be learned")
@@ -89,28 +85,32 @@ def make_questions(
     domain: Domain, tasks: Sequence[Task], settings: SFTSettings, *, wrong: bool, on_end: Callable[[], None]
 ) -> list[GoldQuestion]:
     """The tasks that have a gold query; with ``wrong`` they have executed queries, the gold and wrong ones."""
-    golds: dict[str, list[str]] = {}
+    toolkit, golds = _toolkit(settings), defaultdict[str, list[str]](list)
     for task in tasks:
-        golds.setdefault(domain.database(task), []).append(_one_line(domain, task))
+        if gold := _gold(domain, task):
+            golds[domain.database(task)].append(gold)
 
-    def make(numbered: tuple[int, Task]) -> GoldQuestion | None:
-        number, task = numbered
-        database, gold = domain.database(task), _one_line(domain, task)
+    def make(number: int) -> GoldQuestion | None:
+        task = tasks[number]
+        database, gold = domain.database(task), _gold(domain, task)
         on_end()
-        if not _is_gold(domain, task):
+        if not gold:
             return None
-        schema = _toolkit(settings).schema(database)
+        schema = toolkit.schema(database)
         answer = "" if gold_is_sql(domain) else str(task["answer"])
         question = GoldQuestion(str(task["id"]), database, task["question"], gold, schema, answer)
         if wrong or answer:
-            question.queries.append(Query(gold, _toolkit(settings).result(database, gold)[0], True))
+            question.queries.append(Query(gold, toolkit.result(database, gold)[0], True))
         if wrong:
-            rng = random.Random(f"{settings.seed}-{number}")
-            question.queries.extend(_wrong_queries(rng, question, golds[database], settings))
+            rng, names = random.Random(f"{settings.seed}-{number}"), sorted(identifiers(schema))
+            for sql in dict.fromkeys(wrong_query(rng, gold, names, golds[database]) for _ in range(_ANOTHER)):
+                with suppress(RewardError):
+                    if not execution_match(sql, gold, database).score:
+                        question.queries.append(Query(sql, toolkit.result(database, sql)[0], False))
         return question
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [question for question in pool.map(make, enumerate(tasks)) if question is not None]
+        return [question for question in pool.map(make, range(len(tasks))) if question is not None]
 
 
 @dataclass(frozen=True)
@@ -123,67 +123,51 @@ class GoldTurns:
     def groups(self, epoch: int) -> list[list[GoldQuestion]]:
         """The questions in the order of an epoch, some of the same database together; always as many groups."""
         rng = random.Random(f"{self.settings.seed}-epoch-{epoch}")
-        databases: dict[str, list[GoldQuestion]] = {}
+        databases = defaultdict[str, list[GoldQuestion]](list)
         for question in rng.sample(self.questions, len(self.questions)):
-            databases.setdefault(question.database, []).append(question)
+            databases[question.database].append(question)
         size = QUESTIONS_PER_SCHEMA[bool(self.settings.augment)]
         groups = [group[i : i + size] for group in databases.values() for i in range(0, len(group), size)]
         rng.shuffle(groups)
         return groups
 
-    def examples(self, tokenizer: Any, group: Sequence[GoldQuestion], epoch: int) -> list[Example]:
-        """The examples of a group."""
-        return encode(tokenizer, self.turns(group, epoch))
-
     def turns(self, group: Sequence[GoldQuestion], epoch: int) -> list[Turn]:
         """The turns of a group, about one version of its schema."""
         rng = random.Random(f"{self.settings.seed}-{epoch}-{group[0].id}")
-        used = [query.sql for each in group for query in each.queries] + [each.gold for each in group]
+        used = [query.sql for question in group for query in question.queries] + [question.gold for question in group]
         variant = make_variant(rng, group[0].schema, used, augment=self.settings.augment)
-        return [turn for question in group for turn in _turns(rng, question, variant, self.settings)]
+        turns: list[Turn] = []
+        for question, writer in product(group, _writers(variant, self.settings)):
+            turns.append(writer.query(question))
+            if question.answer:
+                turns.append(writer.answer(question))
+            if question.queries and rng.random() < self.settings.later_turns:
+                query = question.queries[0] if rng.random() < _RIGHT else rng.choice(question.queries)
+                turns.extend(writer.later(question, query))
+        return turns
 
 
 def write_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
     """The turns that write the gold query, one for each agent, in the schema itself."""
-    variant = SchemaVariant(question.schema, {})
-    return [_write(question, variant, backend, settings) for backend in settings.backend]
+    return [writer.query(question) for writer in _writers(SchemaVariant(question.schema, {}), settings)]
 
 
 def answer_turns(question: GoldQuestion, settings: SFTSettings) -> list[Turn]:
     """The turns that answer in prose from the gold query's rows, one for each agent; none without such an answer."""
-    variant = SchemaVariant(question.schema, {})
-    return [_answer(question, variant, backend, settings) for backend in settings.backend if question.answer]
+    writers = _writers(SchemaVariant(question.schema, {}), settings)
+    return [writer.answer(question) for writer in writers if question.answer]
 
 
-def _is_gold(domain: Domain, task: Task) -> bool:
-    answered = gold_is_sql(domain) or str(task.get("answer") or "").strip()
-    return bool(answered and _one_line(domain, task))
+def _gold(domain: Domain, task: Task) -> str:
+    """The query on one line; empty if nothing can be learned.
 
-
-def _one_line(domain: Domain, task: Task) -> str:
-    """The query on one line; of a domain in prose the one in the column ``sql``, because it is not the answer."""
-    column = "query" if gold_is_sql(domain) else "sql"
-    return " ".join(str(task.get(column) or "").split()).rstrip("; ")
-
-
-def _wrong_queries(
-    rng: random.Random, question: GoldQuestion, others: list[str], settings: SFTSettings
-) -> Iterator[Query]:
-    names = sorted(identifiers(question.schema))
-    for sql in dict.fromkeys(wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)):
-        with suppress(RewardError):
-            if not execution_match(sql, question.gold, question.database).score:
-                yield Query(sql, _toolkit(settings).result(question.database, sql)[0], False)
-
-
-def _turns(rng: random.Random, question: GoldQuestion, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
-    for backend in settings.backend:
-        yield _write(question, variant, backend, settings)
-        if question.answer:
-            yield _answer(question, variant, backend, settings)
-        if question.queries and rng.random() < settings.later_turns:
-            query = question.queries[0] if rng.random() < _RIGHT else rng.choice(question.queries)
-            yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant, settings)
+    A task of a domain in prose has it in the column ``sql``, because it is not the answer, and needs an answer, too.
+    """
+    if gold_is_sql(domain):
+        query = task.get("query")
+    else:
+        query = task.get("sql") if str(task.get("answer") or "").strip() else None
+    return " ".join(str(query or "").split()).rstrip("; ")
 
 
 def _toolkit(settings: SFTSettings) -> SQLToolkit:
@@ -195,62 +179,64 @@ def _toolkit(settings: SFTSettings) -> SQLToolkit:
         raise ConfigError(f"agent_options: {error}") from error
 
 
-def _writer(settings: SFTSettings) -> Callable[..., str]:
-    return partial(prompts.write, own=prompts.PROFILES[_toolkit(settings).prompt_profile])
+def _writers(variant: SchemaVariant, settings: SFTSettings) -> list[_TurnWriter]:
+    profile = _toolkit(settings).prompt_profile
+    return [_TurnWriter(backend, profile, variant) for backend in settings.backend]
 
 
-def _write(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
-    write = _writer(settings)
-    if backend == "langgraph":
-        start = [_say("system", write("system", variant.text)), _say("user", write("write", question.question))]
-        return Turn(start, _say("assistant", prompts.fence(variant.rename(question.gold))))
-    names = ("prose_system", "ask") if question.answer else ("tool_system", "write")
-    start = [_say("system", write(names[0], variant.text)), _say("user", write(names[1], question.question))]
-    return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
+@dataclass(frozen=True)
+class _TurnWriter:
+    """Writes an agent's turns about one version of a schema."""
 
+    backend: str
+    profile: str
+    variant: SchemaVariant
 
-def _answer(question: GoldQuestion, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
-    """The answer in prose after the gold query's result."""
-    query = question.queries[0]
-    if backend == "openai-agents":
-        return _after_call(question, query, variant, _say("assistant", question.answer), settings)
-    write = _writer(settings)
-    user = write("answer", question.question, variant.rename(query.sql), query.result)
-    start = [_say("system", write("system", variant.text)), _say("user", user)]
-    return Turn(start, _say("assistant", question.answer))
+    def query(self, question: GoldQuestion) -> Turn:
+        """The turn that writes the gold query."""
+        gold = self.variant.rename(question.gold)
+        if self.backend == "langgraph":
+            return Turn(self._prompt("system", "write", question.question), _say("assistant", prompts.fence(gold)))
+        names = ("prose_system", "ask") if question.answer else ("tool_system", "write")
+        return Turn(self._prompt(*names, question.question), _call(gold), [_TOOL])
 
+    def answer(self, question: GoldQuestion) -> Turn:
+        """The answer in prose after the gold query's result."""
+        query, reply = question.queries[0], _say("assistant", question.answer)
+        if self.backend == "langgraph":
+            return Turn(self._prompt("system", "answer", *self._shown(question, query)), reply)
+        return self._after_call(question, query, reply)
 
-def _text_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
-    """The check of an executed query, and if it is wrong its rewrite."""
-    write = _writer(settings)
-    system = _say("system", write("system", variant.text))
-    shown = question.question, variant.rename(query.sql), _shown_result(query, variant)
-    verdict = prompts.CORRECT if query.right else prompts.INCORRECT
-    verdict = f"VERDICT: {verdict}" if settings.agent_options.get("prompt_profile") == "full" else verdict
-    yield Turn([system, _say("user", write("check", *shown))], _say("assistant", verdict))
-    if not query.right:
-        message = write("rewrite", *shown, verdict)
-        yield Turn([system, _say("user", message)], _say("assistant", prompts.fence(variant.rename(question.gold))))
+    def later(self, question: GoldQuestion, query: Query) -> Iterator[Turn]:
+        """The turns after an executed query: its check and, if it is wrong, another one. Prose has its end already."""
+        gold = self.variant.rename(question.gold)
+        if self.backend == "langgraph":
+            shown = self._shown(question, query)
+            verdict = prompts.CORRECT if query.right else prompts.INCORRECT
+            verdict = f"VERDICT: {verdict}" if self.profile == "full" else verdict
+            yield Turn(self._prompt("system", "check", *shown), _say("assistant", verdict))
+            if not query.right:
+                rewrite = self._prompt("system", "rewrite", *shown, verdict)
+                yield Turn(rewrite, _say("assistant", prompts.fence(gold)))
+        elif not query.right:
+            yield self._after_call(question, query, _call(gold))
+        elif not question.answer:
+            yield self._after_call(question, query, _say("assistant", prompts.DONE))
 
+    def _prompt(self, system: str, user: str, *values: str) -> list[Message]:
+        write = partial(prompts.write, own=prompts.PROFILES[self.profile])
+        return [_say("system", write(system, self.variant.text)), _say("user", write(user, *values))]
 
-def _tool_turns(question: GoldQuestion, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
-    """The turn after a query's result: the end, or another query. A question in prose has its end already."""
-    if not query.right:
-        yield _after_call(question, query, variant, _call(variant.rename(question.gold)), settings)
-    elif not question.answer:
-        yield _after_call(question, query, variant, _say("assistant", prompts.DONE), settings)
+    def _after_call(self, question: GoldQuestion, query: Query, reply: Message) -> Turn:
+        first = self.query(question)
+        _, sql, result = self._shown(question, query)
+        tool = {"role": "tool", "tool_call_id": "call", "content": result}
+        return Turn([*first.messages, _call(sql), tool], reply, first.tools)
 
-
-def _after_call(
-    question: GoldQuestion, query: Query, variant: SchemaVariant, reply: Message, settings: SFTSettings
-) -> Turn:
-    first = _write(question, variant, "openai-agents", settings)
-    tool = {"role": "tool", "tool_call_id": "call", "content": _shown_result(query, variant)}
-    return Turn([*first.messages, _call(variant.rename(query.sql)), tool], reply, first.tools)
-
-
-def _shown_result(query: Query, variant: SchemaVariant) -> str:
-    return variant.rename(query.result) if query.failed else query.result
+    def _shown(self, question: GoldQuestion, query: Query) -> tuple[str, str, str]:
+        """The question, the query and its result. An error may have names of the schema."""
+        result = self.variant.rename(query.result) if query.result.startswith("Error: ") else query.result
+        return question.question, self.variant.rename(query.sql), result
 
 
 def _say(role: str, text: str) -> Message:

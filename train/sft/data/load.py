@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +31,14 @@ from groundwire.train.sft.data.golds import (
 )
 from groundwire.train.sft.data.rollouts import accepted_rollouts
 
+MakeExamples = Callable[[], list[Example]]
+
 
 class Data(NamedTuple):
     """The data of a run."""
 
-    groups: Groups
-    """What is learned, in groups of examples that belong together."""
+    groups: Callable[[int], list[MakeExamples]]
+    """Of an epoch, the groups of examples that belong together; each is made when it is called."""
     held_out: list[Example]
     """For the held-out loss."""
     questions: list[GoldQuestion]
@@ -45,21 +47,15 @@ class Data(NamedTuple):
     """What there is to learn, for the user."""
 
 
-class Source(NamedTuple):
-    """Data that was found and checked."""
+def open_source(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
+    """The name of the source that the settings name, and what makes its data with a tokenizer.
 
-    name: str
-    """For the user."""
-    load: Callable[[Any], Data]
-    """Makes the data with a tokenizer. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
-
-
-def open_source(settings: SFTSettings) -> Source:
-    """The source that the settings name. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
+    Both raise errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
     return (_rollouts if settings.rollouts else _chats if settings.chats else _golds)(settings)
 
 
-def _golds(settings: SFTSettings) -> Source:
+def _golds(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
     domain = domains.get(settings.domain)
     data = domains.load_split(domain, None, settings.data_dir)
     check_golds(domain, data)
@@ -68,15 +64,20 @@ def _golds(settings: SFTSettings) -> Source:
         encode(tokenizer, write_turns(_ANY_QUESTION, settings))  # a template that cannot write them is refused now
         with progress("Running the queries", len(data.train)) as on_end:
             questions = make_questions(domain, data.train, settings, wrong=settings.later_turns > 0, on_end=on_end)
+        source = GoldTurns(questions, settings)
+
+        def groups(epoch: int) -> list[MakeExamples]:
+            return [lambda group=group: encode(tokenizer, source.turns(group, epoch)) for group in source.groups(epoch)]
+
         held_out = _held_out_questions(domain, data, settings)
         turns = [turn for each in held_out for turn in (*write_turns(each, settings), *answer_turns(each, settings))]
         size = f"{counted(len(questions), 'question')} to learn, {len(held_out):,} held out"
-        return Data(GoldTurns(questions, settings), encode(tokenizer, turns), held_out, size)
+        return Data(groups, encode(tokenizer, turns), held_out, size)
 
-    return Source("; ".join((data.source, *data.notes, *domains.shared_notes(data))), load)
+    return "; ".join((data.source, *data.notes, *domains.shared_notes(data))), load
 
 
-def _chats(settings: SFTSettings) -> Source:
+def _chats(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
     chats = read_chats(Path(str(settings.chats)))
 
     def load(tokenizer: Any) -> Data:
@@ -84,12 +85,12 @@ def _chats(settings: SFTSettings) -> Source:
         encode(tokenizer, [turn for chat in chats for turn in chat if turn.tools][:1])
         size = f"{counted(len(learned), 'chat')} to learn, {len(held_out):,} held out"
         turns = [turn for chat in held_out for turn in chat]
-        return Data(_Shuffled(learned, settings.seed, encode), encode(tokenizer, turns), [], size)
+        return Data(_shuffled(learned, settings, partial(encode, tokenizer)), encode(tokenizer, turns), [], size)
 
-    return Source(str(settings.chats), load)
+    return str(settings.chats), load
 
 
-def _rollouts(settings: SFTSettings) -> Source:
+def _rollouts(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
     run = RunDir.open(str(settings.rollouts))
     tasks, left_out = accepted_rollouts(run, min_reward=settings.min_reward, per_task=settings.max_per_task)
 
@@ -104,11 +105,10 @@ def _rollouts(settings: SFTSettings) -> Source:
         size = f"{calls} of {learned_tasks} to learn, of {counted(len(held_out), 'task')} held out"
         if left_out:
             size += f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in left_out.items())}"
-        examples = [each for task in held_out for each in task]
-        groups = _Shuffled(learned, settings.seed, lambda _, group: list(group))
-        return Data(groups, examples, _questions_of(run, tokenizer, settings), size)
+        examples = [example for task in held_out for example in task]
+        return Data(_shuffled(learned, settings, list), examples, _questions_of(run, tokenizer, settings), size)
 
-    return Source(str(run.path), load)
+    return str(run.path), load
 
 
 def _questions_of(run: RunDir, tokenizer: Any, settings: SFTSettings) -> list[GoldQuestion]:
@@ -122,22 +122,18 @@ def _questions_of(run: RunDir, tokenizer: Any, settings: SFTSettings) -> list[Go
     return _held_out_questions(domain, domain.load(settings.data_dir), settings)
 
 
-@dataclass(frozen=True)
-class _Shuffled:
-    """Chats or the calls of tasks: the same groups in each epoch, in another order."""
+def _shuffled(
+    items: Sequence[Any], settings: SFTSettings, make: Callable[[Any], list[Example]]
+) -> Callable[[int], list[MakeExamples]]:
+    """The same groups in each epoch, in another order."""
 
-    items: Sequence[Sequence[Any]]
-    seed: int
-    encode: Callable[[Any, Sequence[Any]], list[Example]]
+    def groups(epoch: int) -> list[MakeExamples]:
+        order = random.Random(f"{settings.seed}-epoch-{epoch}").sample(items, len(items))
+        return [partial(make, item) for item in order]
 
-    def groups(self, epoch: int) -> Sequence[Any]:
-        return random.Random(f"{self.seed}-epoch-{epoch}").sample(self.items, len(self.items))
-
-    def examples(self, tokenizer: Any, group: Any, epoch: int) -> list[Example]:
-        return self.encode(tokenizer, group)
+    return groups
 
 
-Groups = GoldTurns | _Shuffled
 _ANY_QUESTION = GoldQuestion("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )")
 
 
@@ -159,7 +155,7 @@ def _split(groups: Sequence[Any], settings: SFTSettings, question: Callable[[Any
 
 
 def _first_question(chat: Sequence[Any]) -> str:
-    return next((str(each.get("content")) for each in chat[0].messages if each["role"] == "user"), "")
+    return next((str(message.get("content")) for message in chat[0].messages if message["role"] == "user"), "")
 
 
 def read_chats(file: Path) -> list[list[Turn]]:
@@ -186,22 +182,19 @@ def _read_line(line: bytes, source: str) -> list[Turn]:
         shown = shorten_repr(line.decode(errors="replace").strip())
         raise ConfigError(f"{source} is not JSON, but {shown}: give an object with messages") from error
     try:
-        return _turns(chat, source)
+        if not isinstance(chat, dict):
+            raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")
+        messages, tools = chat.get("messages"), chat.get("tools") or []
+        parse_request({"messages": messages, "tools": tools}, served="")
+        replies = [
+            i for i, message in enumerate(messages) if message["role"] == "assistant" and _is_learned(message, i)
+        ]
+        if not replies:
+            raise ValueError("messages has no reply of the assistant to learn")
+        if replies[0] == 0:
+            raise ValueError("messages[0] is a reply of the assistant: begin with the message that it answers")
     except (ChatRequestError, ValueError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from error
-
-
-def _turns(chat: Any, source: str) -> list[Turn]:
-    if not isinstance(chat, dict):
-        raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")
-    messages: Any = chat.get("messages")
-    tools = chat.get("tools") or []
-    parse_request({"messages": messages, "tools": tools}, served="")
-    replies = [i for i, each in enumerate(messages) if each["role"] == "assistant" and _is_learned(each, i)]
-    if not replies:
-        raise ValueError("messages has no reply of the assistant to learn")
-    if replies[0] == 0:
-        raise ValueError("messages[0] is a reply of the assistant: begin with the message that it answers")
     return [Turn(messages[:i], messages[i], tools, source) for i in replies]
 
 
