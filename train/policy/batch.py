@@ -24,9 +24,6 @@ from groundwire.train.policy.decoding.decoder import Decoder, sample_tokens
 from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
-BLOCK = 16
-"""Prefixes of a prompt can be reused at multiples of this number of tokens."""
-
 _Prompt = tuple[int, ...]
 
 
@@ -237,47 +234,22 @@ class PrefixCache(LRUCache[_Prompt, torch.Tensor]):
 
     def __init__(self, max_tokens: int) -> None:
         super().__init__(max_tokens, getsizeof=lambda cache: cache.shape[3])
-        self._owners: dict[int, _Prompt] = {}  # of a prefix, by its hash
 
     def longest(self, prompt: _Prompt) -> tuple[int, torch.Tensor | None]:
         """The number of cached tokens of ``prompt``, and keys and values of at least that many.
 
         The last token never counts, because its logits are needed.
         """
-        for length, value in _prefixes(prompt):
-            owner = self._owners.get(value)
-            if owner is not None and owner[:length] == prompt[:length]:
-                return length, self[owner]
-        return 0, None
+        best, length = None, 0
+        for cached in self:
+            end = min(len(cached), len(prompt) - 1)
+            # Only a prompt that agrees in one more token than the best one so far is compared token by token.
+            if length < end and cached[length] == prompt[length] and cached[:length] == prompt[:length]:
+                best = cached
+                length = next((i for i in range(length, end) if cached[i] != prompt[i]), end)
+        return length, None if best is None else self[best]
 
     def keep(self, prompt: _Prompt, cache: torch.Tensor) -> None:
         """Copy the keys and values of ``prompt``, unless it exceeds the cache."""
-        if len(prompt) > self.maxsize or prompt in self:
-            return
-        self[prompt] = cache.clone()
-        for _, value in _prefixes(prompt):
-            self._owners[value] = prompt
-
-    def popitem(self) -> tuple[_Prompt, torch.Tensor]:
-        """Remove the least recently used prompt."""
-        prompt, cache = super().popitem()
-        for _, value in _prefixes(prompt):
-            if self._owners.get(value) is prompt:  # equal prompts are one key, and to compare tokens takes long
-                del self._owners[value]
-        return prompt, cache
-
-    def clear(self) -> None:
-        """Remove all prompts."""
-        super().clear()
-        self._owners.clear()
-
-
-def _prefixes(prompt: _Prompt) -> list[tuple[int, int]]:
-    """(length, hash) of the prefixes up to each block's end and up to the last token, the longest first."""
-    prefixes, value = [], 0
-    end = len(prompt) - 1
-    for start in range(0, end, BLOCK):
-        stop = min(start + BLOCK, end)
-        value = hash((value, prompt[start:stop]))
-        prefixes.append((stop, value))
-    return prefixes[::-1]
+        if len(prompt) <= self.maxsize and prompt not in self:
+            self[prompt] = cache.clone()

@@ -49,14 +49,11 @@ MAX_BODY = 16 << 20
 CACHED_PARTS = 1024
 """Parts of prompts whose ids are cached: all rollouts on a database begin with the same schema, which takes more than a
 millisecond to tokenize, and all calls of a conversation with the same messages."""
-CACHED_REQUESTS = 128
-"""Requests whose prompts are cached: the rollouts of a group begin with the same one, each with another seed."""
 LONG_REQUEST = 128 << 10
 """From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
 CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
 minute and gigabytes; text has 3 to 5 characters a token."""
-_Prepared = tuple[ChatRequest, tuple[int, ...]]  # with the prompt's token ids
 
 
 def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
@@ -98,8 +95,7 @@ class PolicyServer(HttpServer):
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._starts = _part_starts(engine.tokenizer)
         self._token_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
-        self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
-        self._long_requests = asyncio.Semaphore()
+        self._one_long_request = asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()
 
@@ -238,46 +234,26 @@ class PolicyServer(HttpServer):
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
     async def _prepare(self, body: Any, session: str) -> ChatResponse:
-        """The checked request's response without its replies. Long ones are prepared in a thread, one at a time."""
-        own: dict[str, Any] = {"session": session}
-        if isinstance(body, dict) and isinstance(seed := body.get("seed"), int):
-            own["seed"] = seed
-        text = to_json({**body, "seed": None} if "seed" in own else body)
-        if len(text) > LONG_REQUEST:
-            async with self._long_requests:
-                chat, prompt_ids = await asyncio.to_thread(self._read, body, long=True)
+        """The checked request's response without its replies."""
+        read = functools.partial(self._read, body, session)
+        if len(to_json(body)) > LONG_REQUEST:
+            async with self._one_long_request:
+                chat, prompt_ids = await asyncio.to_thread(read, long=True)
+        elif is_trusted(self._engine.tokenizer):
+            chat, prompt_ids = read()
         else:
-            chat, prompt_ids = await self._read_once(text, body)
+            chat, prompt_ids = await asyncio.to_thread(read)  # the template waits for another process
         return ChatResponse(
-            chat.model_copy(update=own),
+            chat,
             prompt_ids,
             model=self.model_name,
             tokenizer=self._engine.tokenizer,
             tool_format=self._tool_format,
         )
 
-    async def _read_once(self, text: str, body: Any) -> _Prepared:
-        """:meth:`_read`, once for requests with the same ``text``, also if they arrive at the same moment."""
-        reading = self._prepared.get(text)
-        if reading is None:
-            reading = self._prepared[text] = asyncio.create_task(self._read_short(body))
-            if len(self._prepared) > CACHED_REQUESTS:
-                del self._prepared[next(iter(self._prepared))]
-        try:
-            return await asyncio.shield(reading)  # others may wait for it when this agent leaves
-        except Exception:
-            if self._prepared.get(text) is reading:
-                del self._prepared[text]
-            raise
-
-    async def _read_short(self, body: Any) -> _Prepared:
-        if is_trusted(self._engine.tokenizer):
-            return self._read(body, long=False)
-        return await asyncio.to_thread(self._read, body, long=False)  # the template waits for another process
-
-    def _read(self, body: Any, *, long: bool) -> _Prepared:
+    def _read(self, body: Any, session: str, *, long: bool = False) -> tuple[ChatRequest, tuple[int, ...]]:
         """The checked request, and its prompt as token ids."""
-        chat = parse_request(body, served=self.model_name, tool_format=self._tool_format.name)
+        chat = parse_request(body, served=self.model_name, tool_format=self._tool_format.name, session=session)
         text, limit = chat.raw_prompt or self._render(chat), self._engine.max_model_len
         if len(text) > CHARACTERS_PER_TOKEN * limit:
             raise ContextLengthError(len(text), limit, unit="characters")

@@ -166,7 +166,7 @@ def test_a_later_turn_reuses_the_cached_prefix(engine, tiny_policy):
     for turn in ([*first[:90], *range(30)], [*first, 7], first, first[:50]):
         (reply,) = sample(engine, [turn], GREEDY)
         shared = next((i for i, (a, b) in enumerate(zip(first, turn, strict=False)) if a != b), min(100, len(turn)))
-        assert shared - 16 <= reply.cached_tokens < len(turn)
+        assert reply.cached_tokens == min(shared, len(turn) - 1)
         assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
 
 
@@ -178,9 +178,7 @@ def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
         for prompt in prompts * 2:
             (reply,) = sample(engine, [[*prompt, 9]], GREEDY)
             assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
-        prefixes = engine._batch.prefixes
-        assert 0 < sum(map(len, prefixes)) <= 150
-        assert {id(owner) for owner in prefixes._owners.values()} <= {id(prompt) for prompt in prefixes}
+        assert 0 < sum(map(len, engine._batch.prefixes)) <= 150
     finally:
         engine.close()
 

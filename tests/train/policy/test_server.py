@@ -17,7 +17,7 @@ from groundwire.adapters.tracing.wire.request import RefusedError  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
 from groundwire.train.policy.chat.response import FORMATS, parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
-from groundwire.train.policy.server import CACHED_REQUESTS, PolicyServer  # noqa: E402
+from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402
 
 HELLO = [{"role": "system", "content": "select the name"}, {"role": "user", "content": "the age of a singer"}]
@@ -533,63 +533,19 @@ async def test_a_long_request_is_tokenized_in_a_thread_of_its_own_and_not_cached
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_equal_requests_are_rendered_once_and_each_is_sampled_for_its_own_session(
-    trusted, tiny_policy, monkeypatch
-):
-    engine, rendered = Scripted(tiny_policy[1], "x"), []
+async def test_each_of_equal_requests_is_sampled_for_its_own_session_and_seed(trusted, tiny_policy, monkeypatch):
+    engine = Scripted(tiny_policy[1], "x")
     server = PolicyServer(engine)
-
-    def render(tokenizer, messages, **options):
-        rendered.append(messages)
-        return "".join(message["content"] for message in messages)
-
-    monkeypatch.setattr("groundwire.train.policy.server.render", render)
     monkeypatch.setattr("groundwire.train.policy.server.is_trusted", lambda _: trusted)
     body = {"model": "policy", "messages": HELLO, "return_token_ids": True}
     calls = [server.complete({**body, **own}, session=session) for session, own in SESSIONS]
     replies = await asyncio.gather(*calls)
-    assert {sampling.session for sampling in engine.samplings} == {session for session, _ in SESSIONS}
-    assert len(rendered) == 3  # once for "a" and "b", whose requests are equal
+    sampled = {(sampling.session, sampling.seed) for sampling in engine.samplings}
+    assert sampled == {(session, own.get("seed")) for session, own in SESSIONS}
     assert len({reply["id"] for reply in replies}) == len(SESSIONS)
     assert len({tuple(reply["prompt_token_ids"]) for reply in replies}) == 1
-    for _ in range(2):
-        with pytest.raises(RefusedError, match="does not exist"):
-            await server.complete({**body, "model": "other"})
+    with pytest.raises(RefusedError, match="does not exist"):
+        await server.complete({**body, "model": "other"})
 
 
-async def test_an_agent_that_leaves_does_not_end_an_equal_request(tiny_policy, monkeypatch):
-    engine, reached, gate = Scripted(tiny_policy[1], "x"), threading.Event(), threading.Event()
-
-    def render(*_, **__):
-        reached.set()
-        assert gate.wait(60)
-        return "age"
-
-    monkeypatch.setattr("groundwire.train.policy.server.render", render)
-    monkeypatch.setattr("groundwire.train.policy.server.is_trusted", lambda _: False)
-    server = PolicyServer(engine)
-    first, second = (asyncio.create_task(server.complete({"messages": HELLO}, session=name)) for name in "ab")
-    assert await asyncio.to_thread(reached.wait, 60)
-    first.cancel()
-    gate.set()
-    assert (await second)["choices"]
-    assert [sampling.session for sampling in engine.samplings] == ["b"]
-
-
-SESSIONS = [("a", {}), ("b", {}), ("c", {"session": "of the body"}), ("d", {"temperature": 0.5})]
-
-
-async def test_the_cache_of_requests_is_bounded(tiny_policy):
-    server = PolicyServer(Scripted(tiny_policy[1], "x"))
-    for number in range(CACHED_REQUESTS + 2):
-        await server.complete({"messages": [{"role": "user", "content": f"age {number}"}]})
-    assert len(server._prepared) == CACHED_REQUESTS
-
-
-async def test_requests_that_differ_in_their_seed_alone_are_prepared_once(tiny_policy):
-    engine = Scripted(tiny_policy[1], "x")
-    server = PolicyServer(engine)
-    for seed in (1, 2):
-        await server.complete({"messages": HELLO, "seed": seed})
-    assert len(server._prepared) == 1
-    assert [sampling.seed for sampling in engine.samplings] == [1, 2]
+SESSIONS = [("a", {"seed": 1}), ("b", {"seed": 2}), ("c", {"session": "of the body"}), ("d", {"temperature": 0.5})]

@@ -306,7 +306,7 @@ class ChatRequest(_JSONObject):
         ]
 
 
-def parse_request(body: Any, *, served: str, tool_format: str = "hermes") -> ChatRequest:
+def parse_request(body: Any, *, served: str, tool_format: str = "hermes", session: str = "") -> ChatRequest:
     """Check ``body``, the decoded JSON of a request for the model ``served``.
 
     A field that is not applied is refused, or a warning names it once. Raises :class:`ChatRequestError`, which names
@@ -315,7 +315,7 @@ def parse_request(body: Any, *, served: str, tool_format: str = "hermes") -> Cha
     if not isinstance(body, dict):
         raise ChatRequestError(f"the body must be a JSON object, not {reprlib.repr(body)}")
     try:
-        request = ChatRequest.model_validate({**body, "session": "", "tool_format": tool_format})
+        request = ChatRequest.model_validate({**body, "session": session, "tool_format": tool_format})
     except ValidationError as error:
         raise _first_error(error) from error
     if request.model not in (None, served):
