@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ def current_agent() -> str:
     )
 
 
+@cache
 def follow_agent_names() -> None:
     """From now on, spans know the name of the agent around them."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # without one, spans have no attributes
@@ -38,7 +39,8 @@ def follow_agent_names() -> None:
         provider.add_span_processor(_AgentNames())
     register_post_import_hook(lambda module: module.Agent.instrument_all(), "pydantic_ai")
     for module, function, attribute in _WITHOUT_SPANS:
-        register_post_import_hook(partial(_name_in_context, function=function, attribute=attribute), module)
+        wrapper = partial(_run_named, attribute)
+        register_post_import_hook(partial(wrap_function_wrapper, name=function, wrapper=wrapper), module)
 
 
 def _sdk_agent() -> str:
@@ -68,18 +70,14 @@ _WITHOUT_SPANS = (
 """Frameworks that make no spans: module and method that runs an agent, and the attribute with the agent's name."""
 
 
-def _name_in_context(module: Any, *, function: str, attribute: str) -> None:
-    """Put the name of the agent into the context while ``function`` runs it."""
-
-    def run(wrapped: Any, agent: Any, args: Any, kwargs: Any) -> Any:
-        name = getattr(agent, attribute, None) or type(agent).__name__
-        token = context.attach(context.set_value(_RUNNING, name))
-        try:
-            return wrapped(*args, **kwargs)
-        finally:
-            context.detach(token)
-
-    wrap_function_wrapper(module, function, run)
+def _run_named(attribute: str, wrapped: Any, agent: Any, args: Any, kwargs: Any) -> Any:
+    """Run an agent with its name in the context."""
+    name = getattr(agent, attribute, None) or type(agent).__name__
+    token = context.attach(context.set_value(_RUNNING, name))
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        context.detach(token)
 
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

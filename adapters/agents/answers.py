@@ -31,14 +31,16 @@ def check_done(result: Any) -> None:
             )
 
 
-def judged_answer(result: Any, answers: AnswerKind, steps: Sequence[AgentStep], given: Mapping[str, Any]) -> Candidate:
+def judged_answer(
+    result: Any, answers: AnswerKind, steps: Sequence[AgentStep], agent_input: Mapping[str, Any]
+) -> Candidate:
     """The text to be judged in an agent's result, and the name of the field that holds it.
 
     It is a framework's final output, else the last message, else the first of the usual fields. What is as in
-    ``given``, the agent's input, is no answer. The kind of ``answers`` may know better (an answer in SQL is a query).
+    ``agent_input`` is no answer. The kind of ``answers`` may know better (an answer in SQL is a query).
     Raises :class:`adapters.AgentSetupError` if no field is known to be the answer.
     """
-    candidates = [Candidate(*each) for each in _candidates(result, answers, "what it returned", given)]
+    candidates = [Candidate(*pair) for pair in _candidates(result, answers, "what it returned", agent_input)]
     if (answer := answers.read(AgentResult(candidates, steps))) is not None:
         return answer
     names = _names(result)
@@ -74,40 +76,48 @@ def field_names(kind: Any) -> list[str]:
 
 
 def _candidates(
-    value: Any, answers: AnswerKind, field: str, given: Mapping[str, Any] = MappingProxyType({})
+    value: Any, answers: AnswerKind, field: str, agent_input: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[str, str]]:
     """The texts in ``value`` that may be its answer, the likeliest first, each with its field."""
     if (text := _plain(value)) is not None:
         yield text, field
     elif isinstance(value, Sequence | Set) and not hasattr(value, "_fields"):
-        pairs = [{"role": each[0], "content": each[1]} if _is_pair(each) else each for each in value]
-        messages = [each for each in pairs if _is_message(each)]
+        items = [{"role": item[0], "content": item[1]} if _is_pair(item) else item for item in value]
+        messages = [item for item in items if _is_message(item)]
         if messages:
-            asked = _read(messages[-1], "role") in ("user", None) and _read(messages[-1], "type") in ("human", None)
-            for text, _ in _candidates(messages[-1], answers, ""):
-                if not asked or text not in _given_texts(given):
+            last = messages[-1]
+            may_be_input = _read(last, "role") in ("user", None) and _read(last, "type") in ("human", None)
+            for text, _ in _candidates(last, answers, ""):
+                if not may_be_input or text not in _input_texts(agent_input):
                     yield text, "the last message"
         elif (text := _joined(list(value))) is not None:
             yield text, field
     else:
-        yield from _of_fields(value, answers, field, given)
+        yield from _of_fields(value, answers, field, agent_input)
 
 
-def _of_fields(value: Any, answers: AnswerKind, field: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names, known, found = _names(value), _known_fields(answers), False
+def _of_fields(
+    value: Any, answers: AnswerKind, field: str, agent_input: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    names, known, has_text = _names(value), _known_fields(answers), False
     for name in known if len(names) != 1 else names:
-        each = _read(value, name, _MISSING)
-        if each is _MISSING or (callable(each) and _plain(each) is None) or _is_same(each, given.get(name, _MISSING)):
+        content = _read(value, name, _MISSING)
+        is_structure = _plain(content) is None
+        if (
+            content is _MISSING
+            or (callable(content) and is_structure)
+            or _is_same(content, agent_input.get(name, _MISSING))
+        ):
             continue
-        if name not in known and isinstance(each, Sequence | Set) and _plain(each) is None:
+        if name not in known and isinstance(content, Sequence | Set) and is_structure:
             continue  # the one field of a result, which may be its documents
-        each = each[0] if name == "choices" and each else each
-        texts = list(_candidates(each, answers, name, given if name == "messages" else {}))
+        content = content[0] if name == "choices" and content else content
+        texts = list(_candidates(content, answers, name, agent_input if name == "messages" else {}))
         if not texts and name in _USUAL:
-            texts = [(json.dumps(each, ensure_ascii=False, default=_jsonable), name)]
-        found = found or bool(texts)
+            texts = [(json.dumps(content, ensure_ascii=False, default=_jsonable), name)]
+        has_text = has_text or bool(texts)
         yield from texts
-    if not found and not names and type(value).__str__ is not object.__str__:
+    if not has_text and not names and type(value).__str__ is not object.__str__:
         yield str(value), field
 
 
@@ -120,16 +130,16 @@ def _plain(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int | float) else None
 
 
-def _joined(parts: Sequence[Any]) -> str | None:
+def _joined(items: Sequence[Any]) -> str | None:
     """The text of a list: of the parts of a message, of scalars, of rows; None if it has anything else."""
-    texts = [_plain(each) for each in parts]
+    texts = [_plain(item) for item in items]
     if None not in texts:
         return "\n".join(map(str, texts))
-    if all(isinstance(each, list | tuple) for each in parts):
-        return json.dumps(parts, ensure_ascii=False, default=str)
-    parts = [each for each in parts if _read(each, "type") not in ("reasoning", "thinking", "redacted_thinking")]
-    texts = [each if isinstance(each, str) else _read(each, "text") for each in parts]
-    return "".join(map(str, texts)) if all(isinstance(each, str) for each in texts) else None
+    if all(isinstance(item, list | tuple) for item in items):
+        return json.dumps(items, ensure_ascii=False, default=str)
+    items = [item for item in items if _read(item, "type") not in ("reasoning", "thinking", "redacted_thinking")]
+    texts = [item if isinstance(item, str) else _read(item, "text") for item in items]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 
 def _is_message(value: Any) -> bool:
@@ -142,9 +152,9 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and value[0] in roles
 
 
-def _given_texts(given: Mapping[str, Any]) -> set[str]:
-    messages = [_read(each, "content") for each in given.get("messages") or ()]
-    return {each for each in (*given.values(), *messages) if isinstance(each, str)}
+def _input_texts(agent_input: Mapping[str, Any]) -> set[str]:
+    messages = [_read(message, "content") for message in agent_input.get("messages") or ()]
+    return {text for text in (*agent_input.values(), *messages) if isinstance(text, str)}
 
 
 def _read(value: Any, name: str, default: Any = None) -> Any:

@@ -21,7 +21,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -32,16 +32,14 @@ from groundwire.adapters._types import (
     AgentSetupError,
     Answer,
     Backend,
-    BackendError,
     Endpoint,
-    EndpointError,
     Question,
     as_backend,
     is_backend,
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
 from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, takes_a_task
-from groundwire.adapters.agents.failures import agent_failure, failure_at, known_failure, refused_call, typed_failures
+from groundwire.adapters.agents.failures import no_call, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
@@ -87,10 +85,12 @@ def agent_backend(
     _set_environment()
     if isinstance(agent, str):
         agent = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
-    given = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
-    given = {setting: value for setting, value in given.items() if value is not None}
+    settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
+    settings = {setting: value for setting, value in settings.items() if value is not None}
     if is_lit_agent(agent):
-        _reject([*given, *options], f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
+        _reject(
+            [*settings, *options], f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward"
+        )
         return LitAgentBackend(agent)
     if is_backend(agent):
         return as_backend(agent)
@@ -103,7 +103,7 @@ def agent_backend(
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return AgentBackend(made, name=name if maker is None else f"{name}()", settings=given, maker=maker)
+    return AgentBackend(made, name=name if maker is None else f"{name}()", settings=settings, maker=maker)
 
 
 def _set_environment() -> None:
@@ -112,8 +112,8 @@ def _set_environment() -> None:
 
 
 def _name(agent: Any) -> str:
-    names = (getattr(getattr(agent, "func", agent), each, None) for each in ("name", "__name__"))
-    return next((each for each in names if isinstance(each, str)), type(agent).__name__)
+    names = (getattr(getattr(agent, "func", agent), attribute, None) for attribute in ("name", "__name__"))
+    return next((name for name in names if isinstance(name, str)), type(agent).__name__)
 
 
 def _reject(options: Collection[str], reason: str) -> None:
@@ -173,27 +173,27 @@ class AgentBackend(Backend):
         """Answer one question. Raises a :class:`adapters.BackendError`."""
         from groundwire.adapters.agents.redirection import AttemptCalls, redirected
 
-        calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model)
         task, called = agent_task(question), ""
         async with AsyncExitStack() as made:
             driver = await self._made(made, question, endpoint)
-            with nullcontext() if driver.own_calls else redirected(calls):
+            calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model, redirects=not driver.own_calls)
+            with redirected(calls):
                 try:
                     source = task if self._make_input is None else self._make_input(task)
                     try:
-                        given = driver.arguments(source, question, endpoint)
+                        arguments = driver.arguments(source, question, endpoint)
                     except (ValueError, TypeError) as error:
                         raise AgentSetupError(str(error)) from error
-                    called = driver.show(given)
-                    known = _copy(given if isinstance(given, Mapping) else source)  # before the agent changes it
-                    result = await driver.run(given, task)
-                    answer = self._answer(result, known, question, calls)
+                    called = driver.show(arguments)
+                    before = _copy(arguments if isinstance(arguments, Mapping) else source)  # the agent may change it
+                    result = await driver.run(arguments, task)
+                    answer = self._answer(result, before, question, calls)
                 except Exception as error:
-                    failure = failure_at(error, endpoint) if driver.own_calls else _typed(error, calls)
+                    failure = rollout_failure(error, calls)
                     failure.steps = failure.steps or calls.conversation.steps()
                     failure.input = called
                     raise failure from (None if failure is error else error)
-        untraced = "" if calls.traced or driver.own_calls else _no_call(self._name, calls)
+        untraced = "" if calls.traced or driver.own_calls else no_call(self._name, calls)
         return replace(answer, input=called, no_call=untraced)
 
     async def stop(self) -> None:
@@ -210,13 +210,13 @@ class AgentBackend(Backend):
         except Exception as error:
             raise AgentSetupError(f"agent {self._name!r} takes no task, so it makes the agent: {error!r}") from error
 
-    def _answer(self, result: Any, known: Mapping[str, Any], question: Question, calls: AttemptCalls) -> Answer:
+    def _answer(self, result: Any, agent_input: Mapping[str, Any], question: Question, calls: AttemptCalls) -> Answer:
         if isinstance(result, Answer):
             return result
         check_done(result)
         steps = own_steps(result) or calls.conversation.steps()
         if self._read_output is None:
-            text, name = judged_answer(result, question.answers, steps, known)
+            text, name = judged_answer(result, question.answers, steps, agent_input)
             return Answer(text=text, judged_field=name, steps=steps)
         text = self._read_output(result)
         if not isinstance(text, str):
@@ -251,22 +251,29 @@ class LitAgentBackend(Backend):
 
         Raises a :class:`adapters.BackendError`.
         """
+        from groundwire.adapters.agents.redirection import AttemptCalls, redirected
+
         prefix = "training" if rollout.mode == "train" else "validation"
-        with typed_failures(endpoint):
-            if self.agent.is_async():
-                return await getattr(self.agent, f"{prefix}_rollout_async")(task, resources, rollout)
-            call = partial(getattr(self.agent, f"{prefix}_rollout"), task, resources, rollout)
-            return await asyncio.wrap_future(in_thread(call, name=f"agent {rollout.rollout_id}"))
+        calls = AttemptCalls(endpoint=endpoint, redirects=False)
+        with redirected(calls):
+            try:
+                if self.agent.is_async():
+                    return await getattr(self.agent, f"{prefix}_rollout_async")(task, resources, rollout)
+                call = partial(getattr(self.agent, f"{prefix}_rollout"), task, resources, rollout)
+                return await asyncio.wrap_future(in_thread(call, name=f"agent {rollout.rollout_id}"))
+            except Exception as error:
+                failure = rollout_failure(error, calls)
+                raise failure from (None if failure is error else error)
 
 
 def is_lit_agent(agent: Any) -> bool:
     """Whether ``agent`` is a ``LitAgent`` or a class of them. Imports nothing."""
     classes = agent.__mro__ if inspect.isclass(agent) else type(agent).__mro__
-    return any(f"{each.__module__}.{each.__qualname__}" == _LIT_AGENT for each in classes)
+    return any(f"{kind.__module__}.{kind.__qualname__}" == _LIT_AGENT for kind in classes)
 
 
-def _copy(given: Any) -> dict[str, Any]:
-    values = given.items() if isinstance(given, Mapping) else ()
+def _copy(agent_input: Any) -> dict[str, Any]:
+    values = agent_input.items() if isinstance(agent_input, Mapping) else ()
     return {name: list(value) if isinstance(value, list) else value for name, value in values}
 
 
@@ -282,36 +289,8 @@ def _is_agent_object(value: Any) -> bool:
     """Whether a value is surely an agent. LangChain's models, prompts and tools could be run, but are none."""
     if is_lit_agent(value):
         return value.__module__ != "agentlightning.litagent.litagent"
-    return framework_of(value) == "openai-agents" or any(each.__name__ == "Pregel" for each in type(value).__mro__)
+    return framework_of(value) == "openai-agents" or any(kind.__name__ == "Pregel" for kind in type(value).__mro__)
 
 
 def _is_agent_function(value: Any) -> bool:
     return framework_of(value) == "function" and takes_a_task(value)
-
-
-def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
-    """The failure of a rollout whose agent raised ``error``."""
-    if (known := known_failure(error)) is not None:
-        return known
-    if calls.error is not None:
-        status, code, message = calls.error
-        if status is None:
-            return EndpointError(f"the model's endpoint gave no answer: {message}")
-        return refused_call(status, code, message)
-    failure = agent_failure(error)
-    if calls.traced:
-        return failure
-    elsewhere = f"; {_no_call('the agent', calls)}" if calls.models or calls.hosts else " (before any LLM call)"
-    return type(failure)(f"{failure}{elsewhere}")
-
-
-def _no_call(name: str, calls: AttemptCalls) -> str:
-    message = f"{name} made no LLM call that can be traced"
-    if calls.models:
-        return f"{message}: none of its models ({', '.join(calls.models)}) matches --train-model"
-    if calls.hosts:
-        return (
-            f"{message}; it called {', '.join(calls.hosts)}: the policy serves OpenAI's chat completions and "
-            "Responses, and Anthropic's Messages, through httpx, aiohttp or requests"
-        )
-    return f"{message}, and no HTTP request at all: a call in another process needs --backend command"

@@ -75,8 +75,8 @@ class CommandBackend(Backend):
             raise failure
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
         answer, field = judged_answer(text, question.answers, (), {})
-        shown = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"
-        return Answer(text=answer, judged_field=field if answer != text else "standard output", input=shown)
+        called = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"
+        return Answer(text=answer, judged_field=field if answer != text else "standard output", input=called)
 
 
 def _environment(endpoint: Endpoint) -> dict[str, str]:

@@ -62,7 +62,7 @@ def agent_task(question: Question) -> AgentTask:
 
 def framework_of(agent: Any) -> Literal["langgraph", "openai-agents", "function"] | None:
     """The framework that an object belongs to, by its classes, so that no framework need be imported."""
-    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(agent).__mro__}
+    classes = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(agent).__mro__}
     if {"langgraph.pregel.main.Pregel", "langchain_core.runnables.base.Runnable"} & classes:
         return "langgraph"
     if "agents.agent.AgentBase" in classes:
@@ -97,24 +97,25 @@ class _Graph(_Driver):
     def _input(self, task: AgentTask) -> Mapping[str, Any]:
         """The fields of the input schema that the task has. ``messages`` has the question if no other field has it."""
         names = field_names(getattr(getattr(self.agent, "builder", None), "input_schema", None))
-        given = {name: task[name] for name in names if name in task} if names else task
-        if not given.keys() & {"question", "messages"} and (others := [each for each in _ASKED if each in names]):
-            message = [{"role": "user", "content": task["question"]}]
-            given = {**given, others[0]: message if others[0] == "messages" else task["question"]}
-        if not given:
+        fields = {name: task[name] for name in names if name in task} if names else task
+        asked = next((name for name in _ASKED if name in names), None)
+        if asked is not None and not fields.keys() & {"question", "messages"}:
+            question = task["question"]
+            fields = {**fields, asked: [{"role": "user", "content": question}] if asked == "messages" else question}
+        if not fields:
             raise ValueError(
                 f"the graph's input has the fields {', '.join(sorted(names))}, and the task has {', '.join(task)}: "
                 "make the input with --agent-input module:function"
             )
-        return given
+        return fields
 
-    def show(self, given: Any) -> str:
-        return f"{self.name}.ainvoke({given!r:.{_SHOWN}})"
+    def show(self, arguments: Any) -> str:
+        return f"{self.name}.ainvoke({arguments!r:.{_SHOWN}})"
 
-    async def run(self, given: Any, task: AgentTask) -> Any:
+    async def run(self, arguments: Any, task: AgentTask) -> Any:
         config = {"configurable": {"thread_id": uuid4().hex}}  # of this rollout alone, for a graph with a checkpointer
-        result = await self.agent.ainvoke(given, config)
-        stops = [each for when in ("before", "after") for each in getattr(self.agent, f"interrupt_{when}_nodes", ())]
+        result = await self.agent.ainvoke(arguments, config)
+        stops = [node for when in ("before", "after") for node in getattr(self.agent, f"interrupt_{when}_nodes", ())]
         if stops and hasattr(getattr(self.agent, "checkpointer", None), "aget_tuple"):
             stops = (await self.agent.aget_state(config)).next  # those at which it stands
         if stops:
@@ -130,7 +131,7 @@ class _Graph(_Driver):
 
 class _SdkAgent(_Driver):
     def describe(self, task: AgentTask) -> str:
-        if any(getattr(each, "session", self) is None for each in getattr(self.agent, "mcp_servers", ())):
+        if any(getattr(server, "session", self) is None for server in getattr(self.agent, "mcp_servers", ())):
             raise ValueError(
                 f"agent {self.name!r} has mcp_servers that are not connected: give the name of a function without "
                 "parameters, an asynccontextmanager that connects them with `async with` and yields the agent"
@@ -140,18 +141,18 @@ class _SdkAgent(_Driver):
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         return source["question"] if isinstance(source, AgentTask) else source
 
-    def show(self, given: Any) -> str:
-        return f"Runner.run({self.name}, {given!r:.{_SHOWN}})"
+    def show(self, arguments: Any) -> str:
+        return f"Runner.run({self.name}, {arguments!r:.{_SHOWN}})"
 
-    async def run(self, given: Any, task: AgentTask) -> Any:
+    async def run(self, arguments: Any, task: AgentTask) -> Any:
         from agents import RunConfig, Runner
 
         # Traces would be sent to OpenAI.
-        return await Runner.run(self.agent, given, context=task, run_config=RunConfig(tracing_disabled=True))
+        return await Runner.run(self.agent, arguments, context=task, run_config=RunConfig(tracing_disabled=True))
 
     def result_types(self) -> Iterator[Any]:
-        for each in (self.agent, *getattr(self.agent, "handoffs", ())):
-            kind = getattr(each, "output_type", None)
+        for agent in (self.agent, *getattr(self.agent, "handoffs", ())):
+            kind = getattr(agent, "output_type", None)
             yield getattr(kind, "output_type", kind)  # an AgentOutputSchema, or the class itself
 
 
@@ -169,21 +170,30 @@ class _Function(_Driver):
             return self._binder.signature.bind(source)
         task = source if isinstance(source, AgentTask) else AgentTask(source)
         text = task.get("question", question.text)
-        messages = [{"role": "user", "content": text}]
-        values = {"task": task, "text": text, "question": question, "messages": messages, "endpoint": endpoint}
-        values["database"] = task.get("database", question.database)
+        values = {
+            "task": task,
+            "text": text,
+            "question": question,
+            "messages": [{"role": "user", "content": text}],
+            "endpoint": endpoint,
+            "database": task.get("database", question.database),
+        }
         return self._binder.arguments(values, task)
 
-    def show(self, given: inspect.BoundArguments) -> str:
-        parts = [f"{name}={value!r:.{_SHOWN}}" for name, value in given.arguments.items()]
-        return f"{self.name}({', '.join(parts)})"
+    def show(self, arguments: inspect.BoundArguments) -> str:
+        pairs = [f"{name}={value!r:.{_SHOWN}}" for name, value in arguments.arguments.items()]
+        return f"{self.name}({', '.join(pairs)})"
 
-    async def run(self, given: inspect.BoundArguments, task: AgentTask) -> Any:
+    async def run(self, arguments: inspect.BoundArguments, task: AgentTask) -> Any:
         """The result. What the function yields is read to the end."""
-        call = partial(self.agent, *given.args, **given.kwargs)
+        call = partial(self.agent, *arguments.args, **arguments.kwargs)
+
+        def read(work: Callable[[], Any]) -> Any:
+            result = work()
+            return _whole(list(result)) if isinstance(result, Iterator) else result
 
         def in_own_thread(work: Callable[[], Any]) -> Awaitable[Any]:
-            return asyncio.wrap_future(in_thread(lambda: _drained(work()), name=f"agent {task['id']}"))
+            return asyncio.wrap_future(in_thread(lambda: read(work), name=f"agent {task['id']}"))
 
         result = await in_own_thread(call) if self.threaded else call()
         while inspect.isawaitable(result):
@@ -236,10 +246,6 @@ def takes_a_task(function: Any) -> bool:
     return True
 
 
-def _drained(result: Any) -> Any:
-    return _whole(list(result)) if isinstance(result, Iterator) else result
-
-
 def _whole(items: list[Any]) -> Any:
     """Pieces of text as one text; of anything else, such as the updates of a state, the last."""
     texts = [_piece(item) for item in items]
@@ -254,5 +260,5 @@ def _piece(item: Any) -> str | None:
         return item if isinstance(item, str) else item.decode("utf-8", "replace")
     if choices := getattr(item, "choices", None):
         item = getattr(choices[0], "delta", None)
-    found = getattr(item, "content", None) if "Chunk" in type(item).__name__ or choices else None
-    return found if isinstance(found, str) else "" if choices else None
+    text = getattr(item, "content", None) if "Chunk" in type(item).__name__ or choices else None
+    return text if isinstance(text, str) else "" if choices else None

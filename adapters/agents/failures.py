@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from groundwire.adapters._types import (
     AgentError,
@@ -19,6 +16,9 @@ from groundwire.adapters._types import (
 )
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
+
+if TYPE_CHECKING:
+    from groundwire.adapters.agents.redirection import AttemptCalls
 
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
@@ -55,71 +55,47 @@ def agent_failure(error: BaseException) -> BackendError:
     return kind(message)
 
 
-def known_failure(error: BaseException) -> BackendError | None:
-    """The failure that ``error`` or one of its causes already is, whatever the agent made of it."""
-    for each in causes(error):
-        if isinstance(each, BackendError):
-            return each
-        if isinstance(each, BrokenResourceError):
-            return ToolError(str(each))
-    return None
+def rollout_failure(error: Exception, calls: AttemptCalls) -> BackendError:
+    """The failure of a rollout whose agent raised ``error``, whatever it made of the failure of a call or a tool."""
+    for cause in causes(error):
+        if isinstance(cause, BackendError):
+            return cause
+        if isinstance(cause, BrokenResourceError):
+            return ToolError(str(cause))
+    broke_off = any(_is_sent_to(calls.endpoint, cause) for cause in causes(error))  # a stream, after its status
+    if calls.error is not None or broke_off:
+        status, code, message = calls.error or (None, "", str(error))
+        if status is None:
+            return EndpointError(f"the model's endpoint gave no answer: {message}")
+        kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
+        return kind(f"the model's endpoint answered {status}: {message}", status=status)
+    failure = agent_failure(error)
+    if calls.traced or not (calls.redirects or calls.elsewhere):
+        return failure
+    is_known = calls.models or calls.hosts or calls.elsewhere
+    note = f"; {no_call('the agent', calls)}" if is_known else " (before any LLM call)"
+    return type(failure)(f"{failure}{note}")
 
 
-def refused_call(status: int, code: object, message: str) -> EndpointError:
-    """The failure of an LLM call that the model's endpoint answered with an error."""
-    kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
-    return kind(f"the model's endpoint answered {status}: {message}", status=status)
-
-
-def failure_at(error: BaseException, endpoint: Endpoint) -> BackendError:
-    """The failure of an agent that raised ``error`` and sends its calls to ``endpoint`` by itself."""
-    calls = (_call_failure(each, endpoint) for each in causes(error))
-    return known_failure(error) or next(filter(None, calls), None) or agent_failure(error)
-
-
-@contextmanager
-def typed_failures(endpoint: Endpoint) -> Iterator[None]:
-    """Raise every error of an agent as its :func:`failure_at` ``endpoint``."""
+def _is_sent_to(endpoint: Endpoint, error: BaseException) -> bool:
+    """Whether it is an error of httpx about a request to the endpoint."""
     try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:
-        raise failure_at(error, endpoint) from error
+        return str(getattr(getattr(error, "request", None), "url", "")).startswith(endpoint.base_url)
+    except RuntimeError:  # before the request is sent
+        return False
 
 
-def _call_failure(error: BaseException, endpoint: Endpoint) -> BackendError | None:
-    """The failure of an LLM call, if ``error`` is one of its client."""
-    openai: Any = sys.modules.get("openai")  # an agent of another client need not have it
-    if openai is not None and type(error) is openai.OpenAIError and "api_key" in str(error):
-        return AgentError(
-            f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
-            "here) and api_key=endpoint.api_key"
+def no_call(name: str, calls: AttemptCalls) -> str:
+    """Why an agent made no LLM call that was traced, as far as it is known."""
+    if calls.elsewhere:
+        remedy = f"give it base_url=endpoint.base_url, which is {calls.endpoint.base_url} here"
+        return f"the agent's client asked {calls.elsewhere}, not its endpoint: {remedy}"
+    message = f"{name} made no LLM call that can be traced"
+    if calls.models:
+        return f"{message}: none of its models ({', '.join(calls.models)}) matches --train-model"
+    if calls.hosts:
+        return (
+            f"{message}; it called {', '.join(calls.hosts)}: the policy serves OpenAI's chat completions and "
+            "Responses, and Anthropic's Messages, through httpx, aiohttp or requests"
         )
-    of_openai = openai is not None and isinstance(error, openai.APIError)
-    if not of_openai and "TransportError" not in {each.__name__ for each in type(error).__mro__}:
-        return None  # a TransportError is httpx's own: a stream that broke off
-    try:
-        request = getattr(error, "request", None)
-    except RuntimeError:  # of httpx's errors before the request is sent
-        request = None
-    status = getattr(error, "status_code", None) if of_openai else None
-    if request is not None and not _is_sent_to(request, endpoint):
-        if not of_openai:  # of a tool
-            return None
-        outcome = f"no answer: {error}" if status is None else f"it answered {status}: {error}"
-        address = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
-        return (ToolError if infrastructure_errors(error) else AgentError)(
-            f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, "
-            f"which is {endpoint.base_url} here"
-        )
-    if status is None:
-        return EndpointError(f"no answer from {endpoint.base_url}: {error}")
-    return refused_call(status, getattr(error, "code", None), str(error))
-
-
-def _is_sent_to(request: Any, endpoint: Endpoint) -> bool:
-    sent = request.url
-    expected = type(sent)(endpoint.base_url)
-    same = (sent.scheme, sent.host, sent.port) == (expected.scheme, expected.host, expected.port)
-    return bool(same and sent.path.startswith(expected.path.rstrip("/")))
+    return f"{message}, and no HTTP request at all: a call in another process needs --backend command"

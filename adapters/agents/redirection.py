@@ -1,11 +1,10 @@
 """Sends the LLM calls of an agent, which stays as it is, to the URL of its attempt.
 
 OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads and jobs of thread pools
-get it when they are started, as with OpenTelemetry's own instrumentation of ``threading``, which would need the same
-version as the SDK that an application has. Hooks on httpx, aiohttp and requests look for it. An LLM call in such
-a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an agent
-keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and no
-other host sees the URL.
+get a copy of all context variables when they are started. Hooks on httpx, aiohttp and requests look for it. An LLM call
+in such a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an
+agent keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and
+no other host sees the URL.
 
 A request is an LLM call if it is a POST to the path of a known API and its body names a model.
 """
@@ -16,10 +15,11 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -97,7 +97,11 @@ class AttemptCalls:
 
     endpoint: Endpoint
     train_model: re.Pattern[str] | None = None
+    redirects: bool = True
+    """Whether calls are sent to the endpoint. If not, the agent does it by itself, and its calls are only watched."""
     traced: int = 0
+    elsewhere: str = ""
+    """The address of the last call that an agent with ``endpoint`` sent to another one."""
     models: Counter[str] = field(default_factory=Counter)
     """The model names of calls that were left to their own provider."""
     hosts: Counter[str] = field(default_factory=Counter)
@@ -113,35 +117,41 @@ class AttemptCalls:
 
         Raises :class:`AttemptEndedError` for an LLM call after the end of the attempt.
         """
-        parts = urlsplit(url)
-        if method.upper() == "POST" and (found := _read_call(parts.path, body)) is not None:
-            path, model, request = found
-            if self.train_model is None or self.train_model.search(model):
-                if self.ended:
-                    raise AttemptEndedError(
-                        f"a call to model {model!r} comes from a thread or task of a rollout that has ended, so it "
-                        "belongs to no rollout: start threads and tasks in the rollout that they work for, or hand "
-                        "jobs over as contextvars.copy_context().run"
-                    )
-                if path == _COUNT_TOKENS:
-                    self.hosts[parts.hostname or url] += 1
-                else:
-                    self.traced += 1
-                    self.error = None
-                    self.conversation.add(path, request)
-                return f"{self.endpoint.base_url.rstrip('/')}{path}"
+        address = urlsplit(url)
+        if not self.redirects and url.startswith(self.endpoint.base_url):
+            self.traced, self.error = self.traced + 1, None
+            return url
+        host = address.hostname or url
+        call = _read_call(address.path, body) if method.upper() == "POST" else None
+        if call is None:
+            if len(self.hosts) < _MAX_HOSTS or host in self.hosts:
+                self.hosts[host] += 1
+            return None
+        path, model, request = call
+        if not self.redirects:
+            self.elsewhere = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+            return None
+        if self.train_model is not None and not self.train_model.search(model):
             self.models[model] += 1
             return None
-        if len(self.hosts) < _MAX_HOSTS or parts.netloc in self.hosts:
-            self.hosts[parts.hostname or url] += 1
-        return None
+        if self.ended:
+            raise AttemptEndedError(
+                f"a call to model {model!r} comes from a thread or task of a rollout that has ended, so it belongs to "
+                "no rollout: start threads and tasks in the rollout that they work for, or hand jobs over as "
+                "contextvars.copy_context().run"
+            )
+        if path == _COUNT_TOKENS:
+            self.hosts[host] += 1
+        else:
+            self.traced, self.error = self.traced + 1, None
+            self.conversation.add(path, request)
+        return f"{self.endpoint.base_url.rstrip('/')}{path}"
 
     def headers(self) -> dict[str, str]:
         """The headers of a traced call that replace the agent's own. To be called once for each."""
-        name = current_agent()
-        host = urlsplit(self.endpoint.base_url).netloc
+        host, name = urlsplit(self.endpoint.base_url).netloc, current_agent()
         headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **call_headers()}
-        return {**headers, **({AGENT_HEADER: quoted_name(name)} if name else {})}
+        return headers | ({AGENT_HEADER: quoted_name(name)} if name else {})
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -177,15 +187,12 @@ def _read_call(path: str, body: bytes | str | None) -> tuple[str, str, Mapping[s
     return (api, request["model"], request) if any(name in request for name in _APIS[api]) else None
 
 
-def _current() -> AttemptCalls | None:
-    found: Any = context.get_value(_KEY)
-    return found
-
-
 @contextmanager
 def redirected(calls: AttemptCalls) -> Iterator[None]:
-    """Send the LLM calls that are made in this block to the endpoint of ``calls``."""
+    """Send the LLM calls that are made in this block to the endpoint of ``calls``, or watch them."""
     _install()
+    if calls.redirects:
+        follow_agent_names()
     token = context.attach(context.set_value(_KEY, calls))
     try:
         yield
@@ -197,40 +204,35 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
 @cache
 def _install() -> None:
     """Install the hooks, once; each package is hooked when it is imported."""
-
-    def hook(package: str, **wrappers: Any) -> None:
-        def wrap(module: Any) -> None:
-            for name, wrapper in wrappers.items():
-                wrap_function_wrapper(module, name.replace("__", "."), wrapper)
-
-        register_post_import_hook(wrap, package)
-
     wrap_function_wrapper("threading", "Thread.start", _start_thread)
     wrap_function_wrapper("concurrent.futures", "ThreadPoolExecutor.submit", _submit_job)
-    follow_agent_names()
-    for package in ("httpx", "httpx2"):
-        hook(package, Client__send=_send, AsyncClient__send=_send_async)
-    hook("aiohttp", ClientSession___request=_request_aiohttp)
-    hook("requests", Session__send=_send)
+    for package, method, wrapper in (
+        *((name, "Client.send", _send) for name in ("httpx", "httpx2")),
+        *((name, "AsyncClient.send", _send_async) for name in ("httpx", "httpx2")),
+        ("aiohttp", "ClientSession._request", _request_aiohttp),
+        ("requests", "Session.send", _send),
+    ):
+        register_post_import_hook(partial(wrap_function_wrapper, name=method, wrapper=wrapper), package)
 
 
-def _redirect(request: Any, body: Any) -> AttemptCalls | None:
+def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
     """Change a request of httpx or requests that is an LLM call; None if it is left as it is."""
-    calls = _current()
+    request = args[0] if args else kwargs["request"]
+    body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
+    calls: Any = context.get_value(_KEY)
     target = calls and calls.target(request.method, str(request.url), body)
-    if calls is None or target is None:
+    if target is None:
         return None
-    request.url = type(request.url)(target)
-    for name in _CREDENTIALS:
-        request.headers.pop(name, None)
-    request.headers.update(calls.headers())
+    if calls.redirects:
+        request.url = type(request.url)(target)
+        for name in _CREDENTIALS:
+            request.headers.pop(name, None)
+        request.headers.update(calls.headers())
     return calls
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = args[0] if args else kwargs["request"]
-    body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
-    calls = _redirect(request, body)
+    calls = _redirect(args, kwargs)
     if calls is None:
         return wrapped(*args, **kwargs)
     with calls.sending():
@@ -241,8 +243,7 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 
 async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = args[0] if args else kwargs["request"]
-    calls = _redirect(request, getattr(request, "_content", None))
+    calls = _redirect(args, kwargs)
     if calls is None:
         return await wrapped(*args, **kwargs)
     _forget_other_loop(client)
@@ -268,8 +269,9 @@ def _forget_other_loop(client: Any) -> None:
 
 
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
-    calls, (method, url, *rest) = _current(), args
-    if calls is None or str(url).startswith(calls.endpoint.base_url):  # by a client of httpx on top: redirected already
+    calls: Any = context.get_value(_KEY)
+    method, url, *rest = args
+    if calls is None or not calls.redirects or str(url).startswith(calls.endpoint.base_url):  # by httpx on top of it
         return await wrapped(*args, **kwargs)
     body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
@@ -286,30 +288,17 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
 
 
 def _start_thread(start: Any, thread: Any, args: Any, kwargs: Any) -> Any:
-    thread.run = _in_present_context(thread.run)
+    thread.run = partial(copy_context().run, thread.run)
     return start(*args, **kwargs)
 
 
 def _submit_job(submit: Any, executor: Any, args: Any, kwargs: Any) -> Any:
     function, *rest = args
-    return submit(_in_present_context(function), *rest, **kwargs)
-
-
-def _in_present_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    captured = context.get_current()
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        token = context.attach(captured)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            context.detach(token)
-
-    return run
+    return submit(copy_context().run, function, *rest, **kwargs)
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _messages(path: str, request: Mapping[str, Any]) -> list[Any]:
@@ -335,6 +324,6 @@ def _query_argument(arguments: Any) -> str:
 
 
 def _to_text(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
-        return "".join(str(part["text"]) for part in value)
+    if isinstance(value, list) and all(isinstance(block, Mapping) and "text" in block for block in value):
+        return "".join(str(block["text"]) for block in value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

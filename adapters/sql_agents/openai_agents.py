@@ -64,8 +64,8 @@ def build_sql_agent(
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
         run, sql = context.context, _sql_argument(arguments)
         text, ok = (_NOT_A_QUERY, False) if sql is None else await run_query(run.database, sql)
-        shown = arguments if sql is None else sql
-        run.steps.append(AgentStep(agent=AGENTS[0], kind="tool", input=shown, output=text, ok=ok))
+        asked = arguments if sql is None else sql
+        run.steps.append(AgentStep(agent=AGENTS[0], kind="tool", input=asked, output=text, ok=ok))
         return text
 
     tool = FunctionTool(

@@ -16,7 +16,6 @@ from clients import Clients
 from no_data import NoData
 
 from groundwire.adapters import Answer, Backend, Endpoint, Question, agent_backend
-from groundwire.adapters.agents.failures import typed_failures
 from groundwire.adapters.conformance import load_backend, play, sampled_ids
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -83,11 +82,15 @@ class _Backend(Backend):
     agents = ("solo",)
 
     def __init__(self, calls: Callable[[openai.AsyncOpenAI, Endpoint], Awaitable[str]]) -> None:
-        self._calls, self._clients = calls, Clients(timeout_s=20.0)
+        self._clients = Clients(timeout_s=20.0)
+
+        async def answer(question: Question, endpoint: Endpoint) -> str:
+            return await calls(self._clients.at(endpoint), endpoint)
+
+        self._agent = agent_backend(answer)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        with typed_failures(endpoint):
-            return Answer(text=await self._calls(self._clients.at(endpoint), endpoint))
+        return await self._agent.run(question, endpoint)
 
     async def stop(self) -> None:
         await self._clients.close()
