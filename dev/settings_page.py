@@ -30,7 +30,7 @@ def tables() -> str:
 
 
 def _row(settings: type[Settings], name: str, presets: str) -> str:
-    field, old = settings.model_fields[name], settings.option(name)["old_name"]
+    field, old = settings.model_fields[name], {new: old for old, new in settings.renamed.items()}.get(name)
     default = field.get_default(call_default_factory=True)
     shown = "" if default in (None, [], {}, "") else f"`{_text(default)}`"
     named = f"`{name}`" + (f" (was `{old}`)" if old else "")

@@ -46,7 +46,7 @@ class Value:
     """
 
     name: str
-    about: str
+    words: str
     kind: Literal["text", "mapping", "list", "object"]
     names: tuple[str, ...]
     aliases: tuple[str, ...] = ()
@@ -118,23 +118,22 @@ class Binder:
 
     def means(self, name: str) -> bool:
         """Whether a parameter has a name or the class of the value ``name``, and no annotation of another kind."""
-        [value] = [each for each in self.values if each.name == name]
-        parameters = self.signature.parameters.values()
+        [value] = [value for value in self.values if value.name == name]
         return any(
-            (each.name in value.names and _kind(each) in (None, value.kind))
-            or _annotation(each) == value.annotation != ""
-            for each in parameters
+            (parameter.name in value.names and _kind(parameter) in (None, value.kind))
+            or _annotation(parameter) == value.annotation != ""
+            for parameter in self.signature.parameters.values()
         )
 
     def describe(self, columns: Collection[str]) -> str:
         """The call in words. Raises :class:`BindingError`."""
-        bound, about = self.bind(columns), {value.name: value.about for value in self.values}
-        parts = [about[value] for value in bound.positional]
+        bound, words = self.bind(columns), {value.name: value.words for value in self.values}
+        arguments = [words[value] for value in bound.positional]
         for name, (kind, source) in bound.sources.items():
-            parts.append(f"{name}={about[source] if kind == 'value' else f'the column {source}'}")
+            arguments.append(f"{name}={words[source] if kind == 'value' else f'the column {source}'}")
         if bound.rest:
-            parts.append(f"**{bound.rest}=the other columns")
-        return f"({', '.join(parts)}){', each in a list of one' if bound.batched else ''}"
+            arguments.append(f"**{bound.rest}=the other columns")
+        return f"({', '.join(arguments)}){', each in a list of one' if bound.batched else ''}"
 
 
 class _Call:

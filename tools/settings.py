@@ -38,15 +38,14 @@ def setting(
     panel: str = "",
     metavar: str | None = None,
     flags: tuple[str, ...] = (),
-    old_name: str | None = None,
     **field: Any,
 ) -> Any:
     """A field of :class:`Settings`. ``help`` describes it in ``--help`` and in the documentation.
 
-    ``panel`` groups options in ``--help``, ``metavar`` and ``flags`` are those of the option, ``old_name`` is accepted
-    as well. Everything else (``ge``, ``gt``, ``le``, ``strict``) goes to pydantic's ``Field``.
+    ``panel`` groups options in ``--help``, ``metavar`` and ``flags`` are those of the option. Everything else (``ge``,
+    ``gt``, ``le``, ``strict``) goes to pydantic's ``Field``.
     """
-    extra: dict[str, Any] = {"panel": panel, "metavar": metavar, "flags": flags, "old_name": old_name}
+    extra: dict[str, Any] = {"panel": panel, "metavar": metavar, "flags": flags}
     field["default_factory" if callable(default) else "default"] = default
     return Field(description=help, json_schema_extra=extra, **field)
 
@@ -58,6 +57,8 @@ class Settings(BaseModel):
     error: ClassVar[type[UserError]] = UserError
     label: ClassVar[str] = ""
     """Text before a setting's name in messages, with a space at its end."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Names of earlier versions that are accepted, and the settings that they are now."""
     gone: ClassVar[Mapping[str, str]] = {}
     """Names of earlier versions that are no setting any more, each with a sentence on what takes its place."""
 
@@ -81,12 +82,11 @@ class Settings(BaseModel):
     @cache
     def names(cls) -> dict[str, str]:
         """Every accepted name, old ones included, and the field that it stands for."""
-        old_names = {cls.option(name)["old_name"]: name for name in cls.model_fields}
-        return {name: name for name in cls.model_fields} | {old: name for old, name in old_names.items() if old}
+        return {**{name: name for name in cls.model_fields}, **cls.renamed}
 
     @classmethod
     def option(cls, name: str) -> dict[str, Any]:
-        """The ``panel``, ``metavar``, ``flags`` and ``old_name`` of a field."""
+        """The ``panel``, ``metavar`` and ``flags`` of a field."""
         extra: Any = cls.model_fields[name].json_schema_extra
         return dict(extra)
 

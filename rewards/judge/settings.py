@@ -31,6 +31,7 @@ class JudgeSettings(Settings):
 
     error = JudgeSettingsError
     label = "judge "
+    renamed = {"swap": "swap_order"}
     gone = {
         **dict.fromkeys(CRITERIA, "give all four as weights=0.4,0.3,0.15,0.15"),
         **dict.fromkeys(("input_usd", "output_usd"), "give both as prices=0.25,2"),
@@ -56,9 +57,7 @@ class JudgeSettings(Settings):
     temperature: float = setting(0.0, "Sampling temperature of the judge", ge=0)
     max_tokens: int = setting(512, "Tokens of one verdict, reasoning included", ge=1)
     samples: int = setting(1, "Verdicts per answer; their mean counts", ge=1)
-    swap_order: bool = setting(
-        False, "Ask again with reference and answer in the other order, and take the mean", old_name="swap"
-    )
+    swap_order: bool = setting(False, "Ask again with reference and answer in the other order, and take the mean")
 
     deadline_s: float = setting(
         30.0,

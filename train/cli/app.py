@@ -46,8 +46,8 @@ class _Commands(TyperGroup):
         if args and args[0] in _RENAMED:
             with exit_on_user_error():
                 raise CommandError(f"groundwire {args[0]} has another name: groundwire {_RENAMED[args[0]]}")
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, found and _load(str(name)), rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _load(str(name)), rest
 
 
 def _load(name: str) -> Any:

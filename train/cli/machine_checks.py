@@ -17,9 +17,8 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.terminal import installed_version
 from groundwire.train.cli.options import with_preset
 from groundwire.train.config.overrides import merge_overrides, parse_overrides
-from groundwire.train.config.resolve import PRESETS, resolve, with_file
-from groundwire.train.config.verl_presets import VERL_PRESETS
-from groundwire.train.job.trainer import trainer_of
+from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.job.trainer import default_trainer, trainer_of
 from groundwire.train.verl.hydra_config import INSTALL
 from groundwire.train.verl.launch import peft_problem
 
@@ -63,6 +62,11 @@ class Check:
     text: str
     remedy: str = ""
 
+    @classmethod
+    def that(cls, fine: bool, text: str, remedy: str = "", *, level: str = "warning") -> Check:
+        """ok if it is ``fine``, else ``level`` with the remedy."""
+        return cls("ok", text) if fine else cls(level, text, remedy)
+
 
 def check_python() -> Iterator[Check]:
     """The version of Python."""
@@ -81,10 +85,9 @@ def check_packages() -> Iterator[Check]:
         yield Check("failure", "torch is not installed, so nothing can be trained", "pip install 'groundwire[train]'")
         return
     if (lightning := installed_version("agentlightning")) is not None:
-        level = "ok" if lightning == _AGENTLIGHTNING else "warning"
-        yield Check(level, f"agentlightning {lightning} (known good: {_AGENTLIGHTNING})")
+        yield Check.that(lightning == _AGENTLIGHTNING, f"agentlightning {lightning} (known good: {_AGENTLIGHTNING})")
         tracing = installed_version("opentelemetry-sdk")
-        if tracing is not None and tuple(int(part) for part in tracing.split(".")[:2]) >= _OTEL_LIMIT:
+        if tracing is not None and tuple(map(int, tracing.split(".")[:2])) >= _OTEL_LIMIT:
             remedy = "pip install 'opentelemetry-sdk<1.45'"
             yield Check("failure", f"opentelemetry-sdk {tracing} loses the spans of agentlightning", remedy)
     if installed_version("verl") is not None:
@@ -112,16 +115,16 @@ def check_trainer(wanted: bool) -> Iterator[Check]:
     bad = "failure" if wanted else "warning"
     for package, good in VERSION_SETS["verl"].items():
         if package not in missing:
-            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
-            yield Check(level, f"{package} {installed_version(package)} (known good: {good})", remedy)
+            text = f"{package} {installed_version(package)} (known good: {good})"
+            yield Check.that(not _differs(package, good), text, INSTALL)
     if missing:
         yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
-    yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
+    yield Check.that(cuda, devices, "install a driver and a torch built for it", level=bad)
     yield from check_imports(bad)
     if "verl" not in missing and (problem := peft_problem()):
         yield Check("warning", f"LoRA: {problem[0]}", problem[1])
-    found = installed_version("flash-attn")
-    yield Check("ok", f"flash-attn {found}" if found else "flash-attn is not installed: torch's own attention is used")
+    attention = installed_version("flash-attn")
+    yield Check("ok", f"flash-attn {attention or 'is not installed: torch has its own attention'}")
     if cuda and not missing:
         yield Check("ok", "trainer: verl")
     elif wanted:
@@ -151,8 +154,8 @@ def check_imports(level: str) -> Iterator[Check]:
             yield Check(level, f"import {name} takes more than {_IMPORT_S:g} s")
             continue
         last = errors.strip().rpartition("\n")[2].strip() or f"the process ended with {program.returncode}"
-        failed = Check(level, f"import {name} fails: {last}", INSTALL)
-        yield failed if program.returncode else Check("ok", f"import {name}")
+        failed = f" fails: {last}" if program.returncode else ""
+        yield Check.that(not failed, f"import {name}{failed}", INSTALL, level=level)
 
 
 def cuda_devices() -> tuple[bool, str]:
@@ -201,11 +204,8 @@ def check_shared_memory() -> Iterator[Check]:
     if not _SHARED_MEMORY.exists():
         return
     usage = shutil.disk_usage(_SHARED_MEMORY)
-    text = f"{_SHARED_MEMORY}: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
-    too_small = Check(
-        "warning", f"{text}, and Ray keeps its objects there", "in a container: docker run --shm-size=16g"
-    )
-    yield too_small if usage.total < 1e9 else Check("ok", text)
+    text = f"{_SHARED_MEMORY}: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free for objects of Ray"
+    yield Check.that(usage.total >= 1e9, text, "in a container: docker run --shm-size=16g")
 
 
 def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
@@ -217,10 +217,8 @@ def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
         yield Check("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
         return
     free_gb = shutil.disk_usage(folder).free / 1e9
-    advice = (
-        "" if free_gb >= wanted_gb else f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
-    )
-    yield Check("warning" if advice else "ok", f"{free_gb:.0f} GB free in {folder}", advice)
+    remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
+    yield Check.that(free_gb >= wanted_gb, f"{free_gb:.0f} GB free in {folder}", remedy)
     if not os.access(folder, os.W_OK):
         yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
 
@@ -228,13 +226,13 @@ def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
 def planned_settings(config: str | None, model: str | None, trainer: str | None, settings: list[str]) -> dict[str, Any]:
     """The settings of the run to be planned, as ``groundwire run`` reads them. Raises :class:`ConfigError`."""
     options, pairs = with_preset({"config": config, "model": model}, settings)
-    given = with_file(merge_overrides(options, parse_overrides(pairs)))
-    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for groundwire run
-    default = "verl" if preset in VERL_PRESETS.keys() - PRESETS.keys() else "local"
-    return {**given, "config": preset, "trainer": given.get("trainer") or trainer or default, "device": "cuda"}
+    planned = with_file(merge_overrides(options, parse_overrides(pairs)))
+    preset = planned.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for groundwire run
+    trainer = planned.get("trainer") or trainer or default_trainer(preset, device=None, dev=True)
+    return {**planned, "config": preset, "trainer": trainer, "device": "cuda"}
 
 
-def check_memory(given: Mapping[str, Any], gigabytes: float | None) -> Iterator[Check]:
+def check_memory(planned: Mapping[str, Any], gigabytes: float | None) -> Iterator[Check]:
     """The predicted memory of a run on a GPU."""
     import torch
 
@@ -244,13 +242,13 @@ def check_memory(given: Mapping[str, Any], gigabytes: float | None) -> Iterator[
             return
         gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
     try:
-        config = resolve(given["config"], **given)
+        config = resolve(planned["config"], **planned)
         plan, unchecked = trainer_of(config.trainer).plan_memory(config, int(gigabytes * 1e9))
     except UserError as error:
         yield Check("failure", f"memory: {error}")
         return
     if unchecked:
-        shown = ", ".join(f"{name}={value}" for name, value in unchecked.items())
+        pairs = ", ".join(f"{name}={value}" for name, value in unchecked.items())
         remedy = "run this where verl is installed: it refuses settings that verl does not have"
-        yield Check("warning", f"memory: without verl, its settings were not checked: {shown}", remedy)
+        yield Check("warning", f"memory: without verl, its settings were not checked: {pairs}", remedy)
     yield Check("ok", f"memory: predicted {plan}")

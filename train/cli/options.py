@@ -43,16 +43,16 @@ def parse_judge(
 ) -> dict[str, Any]:
     """The judge's settings that the three options give, by name, each checked alone."""
     options = (("model", judge_model), ("base_url", judge_base_url))
-    given: dict[str, Any] = {name: value for name, value in options if value is not None}
+    settings: dict[str, Any] = {name: value for name, value in options if value is not None}
     for pair in judge or ():
-        name, equals, value = (part.strip() for part in pair.partition("="))
+        name, equals, value = (text.strip() for text in pair.partition("="))
         if not equals:
             raise JudgeSettingsError(f"--judge {pair!r} is not a setting: write it as NAME=VALUE")
         name = JudgeSettings.names().get(name, name)
-        if name in given:
-            raise JudgeSettingsError(f"judge {name} is given twice: {given[name]!r} and {value!r}")
-        given[name] = JudgeSettings.check_value(name, value)
-    return given
+        if name in settings:
+            raise JudgeSettingsError(f"judge {name} is given twice: {settings[name]!r} and {value!r}")
+        settings[name] = JudgeSettings.check_value(name, value)
+    return settings
 
 
 def get_reward(
@@ -101,16 +101,11 @@ def takes_settings(
         own = inspect.signature(function, eval_str=True).parameters.values()
         annotations = {option: _option(record, name, option, defaults) for name, option in names.items()}
         annotations |= {"agent_option": AgentOptions, **judge}
-        parameters = [
-            *(
-                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for parameter in own
-                if parameter.name != "settings"
-            ),
-            *(
-                inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-                for option, annotation in annotations.items()
-            ),
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=keyword) for parameter in own if parameter.name != "settings"]
+        parameters += [
+            inspect.Parameter(option, keyword, default=None, annotation=annotation)
+            for option, annotation in annotations.items()
         ]
 
         @wraps(function)
@@ -146,7 +141,7 @@ class SettingsCommand(TyperCommand):
 
 
 def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:
-    field, shown = record.model_fields[name], record.option(name)
+    field, declared = record.model_fields[name], record.option(name)
     make: Any = field.default_factory
     default: Any = make() if make else field.default  # get_default() inspects the factory for milliseconds
     default = ",".join(default) if isinstance(default, list) else default
@@ -155,10 +150,10 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
     kind = _option_type(field.annotation)
     info = typer.Option(
         f"{flag(option)}/{flag(f'no_{option}')}" if kind is bool else flag(option),
-        *shown["flags"],
+        *declared["flags"],
         help=field.description,
-        metavar=shown["metavar"],
-        rich_help_panel=shown["panel"],
+        metavar=declared["metavar"],
+        rich_help_panel=declared["panel"],
         show_default=str(default) if default not in (None, False, "") else False,
     )
     return Annotated[kind | None, info]
@@ -198,8 +193,8 @@ def given_settings(
             if key not in (*names, *renamed, *RunConfig.gone) and key.partition(".")[0] not in TABLES[:2]:
                 raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key, [*names, *renamed])}")
         for option, name in renamed.items():  # merged under the settings' names, which the user may not have written
-            for shown, value in ((flag(option), settings[name]), (option, overrides.get(option))):
+            for written, value in ((flag(option), settings[name]), (option, overrides.get(option))):
                 if value is not None:
-                    RunConfig.check_value(name, value, shown_as=shown)
+                    RunConfig.check_value(name, value, shown_as=written)
         overrides = {renamed.get(key, key): value for key, value in overrides.items()}
     return merge_overrides(options, overrides)

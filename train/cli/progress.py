@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,9 +98,9 @@ def show_summary(
         text = _before_after(before, after, result.get("before_first_query"), gain)
         console.print(f"[bold]{way}[/bold]: {text} on {result['n']} validation questions")
         for column, labels in breakdowns.items():
-            after_parts = result.get(f"after_by_{column}", {})
-            for value, part in result.get(f"before_by_{column}", {}).items():
-                text = f"    {labels.get(value, value)}: {_before_after(part, after_parts.get(value))}"
+            after_by_value = result.get(f"after_by_{column}", {})
+            for value, before in result.get(f"before_by_{column}", {}).items():
+                text = f"    {labels.get(value, value)}: {_before_after(before, after_by_value.get(value))}"
                 console.print(text, markup=False)  # the value comes from the data
     silent = f" ({summary['without_calls']} without an LLM call)" if summary.get("without_calls") else ""
     console.print(
@@ -135,7 +134,7 @@ def show_rollouts(console: Console, results: Sequence[Rollout], view: AgentView,
         task, outcome = result.task, result.outcome
         console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
         show("input", outcome.input or task["question"])
-        shown: list[Mapping[str, Any]] = []
+        printed: list[Mapping[str, Any]] = []
         for call in result.calls:
             console.print(
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
@@ -145,7 +144,7 @@ def show_rollouts(console: Console, results: Sequence[Rollout], view: AgentView,
                 style="bold",
                 markup=False,
             )
-            _show_call(show, call, shown)
+            _show_call(show, call, printed)
         for call in calls_of_agents(result.trainable_calls, agent_match):
             emitted = "" if call.reward is None else f", emitted for this call {call.reward}"
             show("triplet", f"{call.sequence}: {call.agent or 'agent'}, reward {outcome.reward}{emitted}")
@@ -159,14 +158,14 @@ def show_rollouts(console: Console, results: Sequence[Rollout], view: AgentView,
     console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
 
-def _show_call(show: Any, call: LLMCall, shown: list[Mapping[str, Any]]) -> None:
+def _show_call(show: Any, call: LLMCall, printed: list[Mapping[str, Any]]) -> None:
     """The offered tools, the messages that no call before has shown, and the reply."""
     if call.tools:
         show("  tools", ", ".join(str((tool.get("function") or tool).get("name")) for tool in call.tools))
     for message in [*call.messages, call.reply]:
-        if message in shown:
+        if message in printed:
             continue
-        shown.append(message)
+        printed.append(message)
         role = f"  {message.get('role', 'assistant')}"
         if message.get("content") or not message.get("tool_calls"):
             show(role, message.get("content"))
@@ -191,6 +190,6 @@ def _show_reward(show: Any, result: Rollout, view: AgentView) -> None:
 
 def _shorten(ids: Sequence[int]) -> str:
     if len(ids) <= 2 * _SHOWN_IDS:
-        return json.dumps(list(ids))
-    first, last = (", ".join(map(str, part)) for part in (ids[:_SHOWN_IDS], ids[-_SHOWN_IDS:]))
-    return f"[{first}, ... {last}] ({len(ids)})"
+        return str([*ids])
+    first, last = str([*ids[:_SHOWN_IDS]]), str([*ids[-_SHOWN_IDS:]])
+    return f"{first[:-1]}, ... {last[1:]} ({len(ids)})"

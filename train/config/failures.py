@@ -27,7 +27,7 @@ def failure_changes(value: Any) -> str:
     text = ",".join(f"{kind}={score}" for kind, score in value.items()) if isinstance(value, Mapping) else value
     if not isinstance(text, str):
         raise ConfigError(f"failures is {shorten_repr(value)}; it must be text such as agent=drop,timeout=zero")
-    pairs = [(kind.strip(), score.strip()) for kind, _, score in (pair.partition("=") for pair in _parts(text))]
+    pairs = [(kind.strip(), score.strip()) for kind, _, score in (pair.partition("=") for pair in _pairs(text))]
     for kind, score in pairs:
         if kind not in FAILURE_TYPES:
             types = ", ".join(FAILURE_TYPES)
@@ -44,7 +44,7 @@ def failure_scores(failures: str) -> dict[str, float | None]:
     """The reward of each type that scores, None for the least of the run; ``failures`` is the setting, the changes of
     the defaults.
     """
-    scores = dict.fromkeys(POLICY_FAILURES, "zero") | dict(pair.split("=") for pair in _parts(failures))
+    scores = dict.fromkeys(POLICY_FAILURES, "zero") | dict(pair.split("=") for pair in _pairs(failures))
     return {kind: None if score == "zero" else float(score) for kind, score in scores.items() if score != "drop"}
 
 
@@ -55,5 +55,5 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _parts(failures: str) -> list[str]:
-    return [part for part in failures.split(",") if part.strip()]
+def _pairs(failures: str) -> list[str]:
+    return [pair for pair in failures.split(",") if pair.strip()]

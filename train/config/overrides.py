@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     """
     options = {name: value for name, value in options.items() if value is not None and name not in WITHOUT_EFFECT}
     agent_options, judge = dict(options.pop("agent_options", {})), dict(options.pop("judge", {}))
-    given = {name: RunConfig.check_value(name, value) for name, value in options.items()}
+    settings = {name: RunConfig.check_value(name, value) for name, value in options.items()}
     verl: dict[str, Any] = {}
     for key, written in overrides.items():
         table, dot, name = key.partition(".")
@@ -77,13 +76,13 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             name, value = JudgeSettings.names().get(name, name), JudgeSettings.check_value(name, written, shown_as=key)
             target, option = judge, f"--judge {name}="
         elif key in NAMES or key in RunConfig.gone:
-            target, option, name, value = given, f"{flag(key)} ", key, RunConfig.check_value(key, written)
+            target, option, name, value = settings, f"{flag(key)} ", key, RunConfig.check_value(key, written)
         else:
             target, option, name, value = verl, "", key, written
         if target.setdefault(name, value) != value:
             raise ConfigError(f"{key}={value} but {option}{target[name]}: they are one setting, give it once")
     tables = {"agent_options": agent_options, "judge": judge, "verl": verl}
-    return given | {name: table for name, table in tables.items() if table}
+    return settings | {name: table for name, table in tables.items() if table}
 
 
 def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def flag(name: str) -> str:
 
 
 SUFFIXES = (".toml", ".yaml", ".yml")
-_MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 1 << 20, 10_000, 20
+_MAX_BYTES = 1 << 20
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -108,16 +107,16 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     try:
         values = _parse(file)
-        _check_size(values)
+        by_name = dict(flat(values)) if isinstance(values, dict) else None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # yaml raises all of them
         reason = "too many nested values" if isinstance(error, RecursionError) else " ".join(str(error).split())[:300]
         raise ConfigError(f"{file} is not valid {file.suffix[1:].upper()}: {reason}") from error
-    if not isinstance(values, dict):
+    if by_name is None:
         raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
     overrides = {}
-    for key, value in flat(values):
+    for key, value in by_name.items():
         if "." not in key and key not in (*NAMES, *RunConfig.gone, *WITHOUT_EFFECT):
             raise ConfigError(f"{file}: unknown setting {key[:100]}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
@@ -138,7 +137,12 @@ def _parse(file: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """YAML 1.1 takes 1e-5 for text."""
+        """YAML 1.1 takes 1e-5 for text, and a table can contain itself, or one many times."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError(f"aliases such as *{self.peek_event().anchor} are not read: write the value")
+            return super().compose_node(parent, index)
 
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, "-+0123456789")
@@ -149,18 +153,6 @@ def _parse(file: Path) -> Any:
         raise ValueError(f"{error.problem}{line}") from error
     except yaml.YAMLError as error:
         raise ValueError(error) from error
-
-
-def _check_size(values: Any) -> None:
-    """Raise ``ValueError`` for values without end: in YAML a table can contain itself, or one many times."""
-    level, depth = [values], 0
-    while level:
-        depth += 1
-        tables = [value for value in level if isinstance(value, dict | list)]
-        inner = (table.values() if isinstance(table, dict) else table for table in tables)
-        level = list(islice(chain.from_iterable(inner), _MAX_VALUES + 1))
-        if len(level) > _MAX_VALUES or depth > _MAX_DEPTH:
-            raise ValueError(f"it has more than {_MAX_VALUES} settings, or nests them more than {_MAX_DEPTH} times")
 
 
 def flat(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -54,9 +54,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The defaults of :class:`RunConfig` that each preset changes."""
 
 
-def resolve(preset: str, **given: Any) -> RunConfig:
-    """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
-    chosen = {name: value for name, value in given.items() if value is not None}
+def resolve(preset: str, **changes: Any) -> RunConfig:
+    """The defaults, then the preset, then the ``changes`` (``None`` is none). Raises :class:`ConfigError`."""
+    chosen = {name: value for name, value in changes.items() if value is not None}
     verl = chosen.get("trainer") == "verl"
     settings = preset_settings(preset, "verl" if verl else "local")
     if chosen.get("agent") is not None:
@@ -90,13 +90,13 @@ def preset_settings(preset: str, trainer: str) -> dict[str, Any]:
     return {name: value for name, value in presets[preset].items() if "." not in name}
 
 
-def with_file(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with the settings of the file that its ``config`` names, if it names one; the given ones win."""
-    file = Path(given.get("config") or "")
+def with_file(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with those of the file that its ``config`` names, if it names one; its own win."""
+    file = Path(settings.get("config") or "")
     if file.suffix not in SUFFIXES:
-        return given
-    settings = read_settings(file)
-    return {**with_changes(settings, given), "config": settings.get("config")}
+        return settings
+    of_file = read_settings(file)
+    return {**with_changes(of_file, settings), "config": of_file.get("config")}
 
 
 _MODEL = "actor_rollout_ref.model"

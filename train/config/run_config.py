@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from groundwire.rewards import JudgeSettings
-from groundwire.tools.files import read_json, shorten_repr
+from groundwire.tools.files import first_error, read_json
 from groundwire.tools.http.access_token import is_loopback
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
@@ -26,7 +26,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
 from groundwire.train.config.gone import OF_RUN, OF_SQL_AGENTS
 
-_MAX_CHARS = 200_000
+_PROMPTS = TypeAdapter(Annotated[dict[str, Annotated[str, Field(max_length=200_000)]], Field(min_length=1)])
 
 
 def read_prompts(value: Any) -> Any:
@@ -39,15 +39,9 @@ def read_prompts(value: Any) -> Any:
         raise ConfigError(f"prompts: {value} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"prompts: {value} is not valid JSON: {error}") from error
-    if not isinstance(prompts, Mapping) or not prompts:
-        raise ConfigError(f'prompts: {value} must hold texts by their names, e.g. {{"system": "..."}}')
-    for name, text in prompts.items():
-        if not isinstance(text, str) or len(text) > _MAX_CHARS:
-            raise ConfigError(
-                f"prompts: {value}: {name[:60]} is {shorten_repr(text)}; it must be a text of at most {_MAX_CHARS:,} "
-                "characters"
-            )
-    return dict(prompts)
+    if problem := first_error(_PROMPTS, prompts):
+        raise ConfigError(f'prompts: {value} must hold texts by their names, e.g. {{"system": "..."}}, but {problem}')
+    return prompts
 
 
 _HOST_PORT = re.compile(r"([^:]+|\[.*\]):(\d+)")  # not an IPv6 address without brackets
@@ -78,7 +72,7 @@ def _regular_expression(name: str, value: str | None) -> str | None:
 
 
 def _check_port(host: str) -> str:
-    if (found := _HOST_PORT.fullmatch(host)) and int(found[2]) > 65535:
+    if (address := _HOST_PORT.fullmatch(host)) and int(address[2]) > 65535:
         raise ConfigError(f"proxy_host is {host!r}; its port must be at most 65535")
     return host
 
@@ -369,9 +363,8 @@ class RunConfig(AgentSettings):
     @property
     def proxy_address(self) -> tuple[str, int]:
         """The host and the port of the LLM proxy; port 0 takes a free one."""
-        if found := _HOST_PORT.fullmatch(self.proxy_host):
-            return found[1], int(found[2])
-        return self.proxy_host, 0
+        address = _HOST_PORT.fullmatch(self.proxy_host)
+        return (address[1], int(address[2])) if address else (self.proxy_host, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values."""

@@ -74,29 +74,29 @@ def loss_keys(config: RunConfig) -> dict[str, tuple[Any, str]]:
     return keys
 
 
-def with_run_names(given: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
-    """The given settings, with those in ``given["verl"]`` that the run has too under the run's names.
+def with_run_names(chosen: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
+    """The settings ``chosen``, with those in its ``verl`` that the run has too under the run's names.
 
     Without ``verl``, for another trainer, nothing else may be left: GRPO and its loggers mean what they mean for verl.
     Raises :class:`ConfigError` for other keys, for files with tasks, which a domain reads, and if the two names of a
     setting are given with different values.
     """
-    settings, keys = dict(given), dict(given.get("verl") or {})
+    settings, keys = dict(chosen), dict(chosen.get("verl") or {})
     if files := keys.keys() & {"data.train_files", "data.val_files"}:
         raise ConfigError(
             f"{max(files)} cannot be set: give the folder of its files with --data-dir (or SPIDER_DATA_DIR); training "
             "reads train_spider.parquet there, and validation test_dev_500.parquet or test_dev.parquet"
         )
     if (port := keys.pop(PORT, None)) is not None:
-        host = given.get("proxy_host") or RunConfig.model_fields["proxy_host"].default
+        host = chosen.get("proxy_host") or RunConfig.model_fields["proxy_host"].default
         if ":" in host and host.rpartition(":")[2] != str(port):
             raise ConfigError(f"{PORT}={port} but proxy_host is {host}: they are one setting")
         settings["proxy_host"] = RunConfig.check_value("proxy_host", f"{host.partition(':')[0]}:{port}", shown_as=PORT)
     if (logger := keys.get(LOGGER)) is not None:
         names = [logger] if isinstance(logger, str) else logger
         settings["track"] = [name for name in names if name in TRACKERS]
-        if given.get("track") and {*given["track"]} != {*settings["track"]}:
-            track = ",".join(given["track"])
+        if chosen.get("track") and {*chosen["track"]} != {*settings["track"]}:
+            track = ",".join(chosen["track"])
             raise ConfigError(f"{LOGGER}={logger} but --track {track}: they are one setting, give it once")
     if not verl:
         keys.pop(LOGGER, None)
@@ -111,6 +111,6 @@ def with_run_names(given: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
             value = keys.pop(key)
             unset = value in _UNSET.get(name, ())
             settings[name] = RunConfig.check_value(name, 0 if unset else value, shown_as=key)
-            if given.get(name) not in (None, settings[name]):
-                raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
+            if chosen.get(name) not in (None, settings[name]):
+                raise ConfigError(f"{key}={value} but {name} is {chosen[name]}: they are one setting, give it once")
     return {**settings, "verl": keys}

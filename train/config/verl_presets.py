@@ -165,5 +165,5 @@ def removed_preset(name: str) -> str:
         return ""
     turns, characters, check = variant.groups()
     options = {"max_turns": turns, "table_info_truncate": characters, "execution_truncate": characters}
-    shown = " ".join(f"--agent-option {option}={value}" for option, value in options.items())
-    return f"the preset {name} is now qwen3b {shown}{' --agent-match ' + repr('write|check') if check else ''}"
+    pairs = " ".join(f"--agent-option {option}={value}" for option, value in options.items())
+    return f"the preset {name} is now qwen3b {pairs}{' --agent-match ' + repr('write|check') if check else ''}"
