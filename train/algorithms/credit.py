@@ -34,7 +34,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
 
 import numpy as np
 
@@ -42,7 +41,6 @@ from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_re
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 
-Credit = Literal["broadcast", "last", "discount", "turns"]
 Credits = Mapping[tuple[int, int | None], CallCredit]
 """The credit of a rollout's calls by their sequence and choice."""
 
@@ -118,14 +116,7 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, c
     cut_off = [config.truncated == "zero" and any(call.truncated for call in calls) for calls in trained]
     rewards = [least if cut else rollout.outcome.reward or 0.0 for rollout, cut in zip(group, cut_off, strict=True)]
     scored = list(zip(rewards, trained, strict=True))
-    assigned = assign_credit(
-        scored,
-        credit=config.credit,
-        discount=config.credit_discount,
-        scale=config.scale_rewards,
-        mask_truncated=config.truncated == "mask",
-        call_cost=config.call_cost,
-    )
+    assigned = assign_credit(scored, config)
     members = []
     for rollout, calls, (reward, its_trained), call_credits in zip(group, in_context, scored, assigned, strict=True):
         places = ((call.sequence, call.choice) for call in its_trained)
@@ -138,32 +129,24 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, c
     return replace(made, teaches=bool(_deviation(_sums(_rewards(scored, config.credit)))) and made.has_gradient)
 
 
-def assign_credit(
-    rollouts: Sequence[tuple[float, Sequence[LLMCall]]],
-    *,
-    credit: Credit = "broadcast",
-    discount: float = 1.0,
-    scale: bool = True,
-    mask_truncated: bool = False,
-    call_cost: float = 0.0,
-) -> list[list[CallCredit]]:
+def assign_credit(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], config: RunConfig) -> list[list[CallCredit]]:
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
-    and every advantage is 0. Without ``scale`` they are not divided by the standard deviation (Liu et al. 2025, "Dr.
-    GRPO", arXiv:2503.20783).
+    and every advantage is 0. Without ``scale_rewards`` they are not divided by the standard deviation (Liu et al. 2025,
+    "Dr. GRPO", arXiv:2503.20783).
     """
     calls = [trained for _, trained in rollouts]
-    rewards = _rewards(rollouts, credit)
-    returns = [_returns(of_requests, credit, discount, call_cost) for of_requests in rewards]
+    rewards = _rewards(rollouts, config.credit)
+    returns = [_returns(of_requests, config) for of_requests in rewards]
     # Of the rewards of whole rollouts: that of returns would shrink to the costs where all rewards are equal.
     deviation = _deviation(_sums(rewards))
     compared = returns
     if not deviation:  # only costs differ, and the discount of equal rewards is no merit of the shorter rollout
-        compared = [_returns([0.0] * len(of_requests), credit, discount, call_cost) for of_requests in rewards]
-    divisor = deviation + np.float32(1e-6) if scale and deviation else np.float32(1)
+        compared = [_returns([0.0] * len(of_requests), config) for of_requests in rewards]
+    divisor = deviation + np.float32(1e-6) if config.scale_rewards and deviation else np.float32(1)
     steps = list(map(_steps, calls))
-    if credit == "turns":
+    if config.credit == "turns":
         advantages = _call_advantages(calls, steps, compared, divisor)
     else:
         # One return for each rollout: with one for each call, a rollout of many calls would pull the mean to itself.
@@ -171,7 +154,7 @@ def assign_credit(
         advantages = [[next(of_rollouts)] * len(trained) if trained else [] for trained in calls]
     return [
         [
-            CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, credit, discount, mask_truncated))
+            CallCredit(of_requests[step], advantage, _weight(call, places[-1] - step, config))
             for call, step, advantage in zip(of_rollout, places, of_calls, strict=True)
         ]
         for of_rollout, places, of_requests, of_calls in zip(calls, steps, returns, advantages, strict=True)
@@ -200,7 +183,7 @@ def _steps(calls: Sequence[LLMCall]) -> list[int]:
     return [begun - 1 for begun in accumulate(begins)]
 
 
-def _rewards(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: Credit) -> list[list[float]]:
+def _rewards(rollouts: Sequence[tuple[float, Sequence[LLMCall]]], credit: str) -> list[list[float]]:
     """The reward of each request of each rollout; empty without calls."""
     of_rollouts = []
     for reward, calls in rollouts:
@@ -216,22 +199,22 @@ def _sums(rewards: Sequence[Sequence[float]]) -> list[float]:
     return [sum(of_requests) for of_requests in rewards if of_requests]
 
 
-def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cost: float) -> list[float]:
+def _returns(rewards: Sequence[float], config: RunConfig) -> list[float]:
     """The return of each request of a rollout."""
-    if credit != "turns":
-        return [sum(rewards) - call_cost * len(rewards)] * len(rewards)
-    returns = [reward - call_cost for reward in rewards]
+    if config.credit != "turns":
+        return [sum(rewards) - config.call_cost * len(rewards)] * len(rewards)
+    returns = [reward - config.call_cost for reward in rewards]
     for step in range(len(returns) - 2, -1, -1):
-        returns[step] += discount * returns[step + 1]
+        returns[step] += config.credit_discount * returns[step + 1]
     return returns
 
 
-def _weight(call: LLMCall, requests_after: int, credit: Credit, discount: float, mask_truncated: bool) -> float:
-    if mask_truncated and call.truncated:
+def _weight(call: LLMCall, requests_after: int, config: RunConfig) -> float:
+    if config.truncated == "mask" and call.truncated:
         return 0.0
-    if credit == "last":
+    if config.credit == "last":
         return float(requests_after == 0)
-    return discount**requests_after if credit == "discount" else 1.0
+    return config.credit_discount**requests_after if config.credit == "discount" else 1.0
 
 
 def _deviation(values: Sequence[float]) -> np.float32:

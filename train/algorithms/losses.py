@@ -56,57 +56,42 @@ def clipped_policy_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
+    weights: Tensor,
     *,
-    weights: Tensor | None = None,
     sequences: Tensor | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.3,
     clip_dual: float = 3.0,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The sum of the tokens' clipped losses times ``weights``; by default their mean.
+    """The sum of the trained tokens' clipped losses times ``weights``. All tensors are [M], of M > 0 tokens.
 
-    All tensors have the same shape (any). ``mask`` (bool or 0/1) selects the trained tokens; the others have weight 0.
     ``sequences`` (int64) numbers each token's sequence: with it, every token has the ratio of its sequence, the
     geometric mean of its tokens' ratios (GSPO), and the gradient of its own log-probability. The dual clip is not used
     then, as in verl.
 
     Returns the scalar loss and the metrics ``clip_fraction``, ``kl`` (the estimate ``mean(old - new)``), ``ratio_max``
-    and ``ratio_min``, over the trained tokens.
+    and ``ratio_min``.
     """
-    mask = mask.to(logprobs.dtype)
-    count = mask.sum().clamp(min=1)
-    weights = mask / count if weights is None else weights * mask
     log_ratio = (logprobs - old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     if sequences is None:
         ratio = log_ratio.exp()
     else:
-        mean = _sequence_means(log_ratio.detach(), mask, sequences)
-        ratio = (mean + logprobs - logprobs.detach()).exp()
+        lengths = sequences.bincount()
+        sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequences, log_ratio.detach())
+        ratio = ((sums / lengths)[sequences] + logprobs - logprobs.detach()).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = torch.maximum(unclipped, clipped)
     if sequences is None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * clip_dual), losses)
-    loss = (losses * weights).sum()
     with torch.no_grad():
-        picked = ratio[mask.bool()]
         metrics = {
-            "clip_fraction": float(((clipped > unclipped).to(mask.dtype) * mask).sum() / count),
-            "kl": float((-log_ratio * mask).sum() / count),
-            "ratio_max": float(picked.max()) if len(picked) else 1.0,
-            "ratio_min": float(picked.min()) if len(picked) else 1.0,
+            "clip_fraction": float((clipped > unclipped).to(ratio.dtype).mean()),
+            "kl": float(-log_ratio.mean()),
+            "ratio_max": float(ratio.max()),
+            "ratio_min": float(ratio.min()),
         }
-    return loss, metrics
-
-
-def _sequence_means(values: Tensor, mask: Tensor, sequences: Tensor) -> Tensor:
-    """The mean of ``values`` over the trained tokens of each token's sequence, in the shape of ``values``."""
-    index = sequences.flatten()
-    size = int(index.max()) + 1 if len(index) else 0
-    sums = values.new_zeros(size).index_add(0, index, (values * mask).flatten())
-    counts = values.new_zeros(size).index_add(0, index, mask.flatten())
-    return (sums / counts.clamp(min=1))[sequences]
+    return (losses * weights).sum(), metrics
 
 
 def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:

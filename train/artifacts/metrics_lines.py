@@ -1,4 +1,4 @@
-"""The keys of the two files of metrics that a run writes, declared once: ``metrics.jsonl`` and ``rollouts.jsonl``.
+"""The keys of the lines of metrics that a run writes, declared once.
 
 The local trainer, verl's rollout service, GEPA's trainer and the evaluator write them; :class:`.run_dir.RunDir` refuses
 a key that is not declared here, and checks the values of what it reads, since disks and people err.
@@ -6,9 +6,8 @@ a key that is not declared here, and checks the values of what it reads, since d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
@@ -50,8 +49,11 @@ def _key(meaning: str, default: Any = None) -> Any:
     return Field(default=default, description=meaning)
 
 
-class _StepLine(BaseModel):
-    """The keys that both files have."""
+class MetricsLine(BaseModel):
+    """A line of ``metrics.jsonl``: a training step, or at step 0 the validation before it. Only ``step`` must be there.
+
+    docs/health.md has these keys and sentences.
+    """
 
     step: Count = Field(description="the training step; 0 is before training")
     reward_components: dict[str, Number] = _key("the mean of each component of the reward", {})
@@ -67,14 +69,6 @@ class _StepLine(BaseModel):
     entropy: Number | None = _key("mean entropy of the policy at the trained tokens, in nats")
     validation: _Validation = _key("the greedy validation at this step")
     validation_sampled: _Validation = _key("the sampled validation at this step")
-
-
-class MetricsLine(_StepLine):
-    """A line of ``metrics.jsonl``: a training step, or at step 0 the validation before it. Only ``step`` must be there.
-
-    docs/health.md has these keys and sentences.
-    """
-
     reward: Number | None = _key("mean reward of the step's rollouts that have one")
     rollouts: Count = _key("rollouts that were sampled", 0)
     failures: Counts = _key("failed rollouts by type, whether they score or are left out", {})
@@ -107,42 +101,13 @@ class MetricsLine(_StepLine):
     verl: dict[str, Any] = _key("everything that verl logged for the step", {})
 
 
-class RolloutsLine(_StepLine):
-    """A line of ``rollouts.jsonl``: the rollouts of a step or validation with verl, as far as they have ended.
-
-    Beside these keys it has ``dropped_TYPE`` and ``zero_TYPE``: the failures of each type that are left out, or score.
-    """
-
-    partition: Literal["train", "val"] = Field(description="training or validation")
-    ended: Count = _key("rollouts that ended", 0)
-    dropped: Count = _key("rollouts that are left out", 0)
-    dropped_unused: Count = _key("those of them that have a reward, and no call that is trained", 0)
-    zero: Count = _key("failed rollouts that score", 0)
-    tokens_sampled: Count = _key("sampled tokens of the calls that can be trained on", 0)
-    replies: Count = _key("replies of the trained agents", 0)
-    replies_truncated: Count = _key("those of them that ended at ``max_tokens``", 0)
-    right: Count = _key("right answers of a reward with variants of databases", 0)
-    right_unchecked: Count = _key("those of them without such a variant", 0)
-    same_prompt_pairs: Count = _key("pairs of replies of one group to the same prompt", 0)
-    same_prompt_equal: Count = _key("those of them that are equal", 0)
-    same_prompt_expected: Number = _key("how many would be equal if each were sampled", 0.0)
-    batch_tokens: Count = _key("trained tokens of the batch that verl was given", 0)
-    batch_logprobs: Number = _key("the sum of their log-probabilities under the sampler, which gives the entropy", 0.0)
-    reward_mean: Number = _key("mean reward")
-    seconds_mean: Number = _key("mean time of a rollout")
-    seconds_max: Number = _key("longest time of a rollout")
-    seconds: dict[str, Number] = _key("time by phase", {})
-
-
-_BY_TYPE = re.compile(r"(dropped|zero)_\w+")
 _METRICS_LINE = TypeAdapter(MetricsLine)
 
 
-def check_names(model: type[BaseModel], line: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if a line has a key that its ``model`` does not declare."""
-    by_type = model is RolloutsLine
-    if unknown := [key for key in line.keys() - model.model_fields if not (by_type and _BY_TYPE.fullmatch(key))]:
-        raise ValueError(f"{', '.join(sorted(unknown))}: no key of a {model.__name__}; declare it in {__name__}")
+def check_names(line: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if a line has a key that is not declared."""
+    if unknown := line.keys() - MetricsLine.model_fields:
+        raise ValueError(f"{', '.join(sorted(unknown))}: no key of a MetricsLine; declare it in {__name__}")
 
 
 def line_error(line: Any) -> str:

@@ -33,7 +33,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_repr
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write, step_number
-from groundwire.train.artifacts.metrics_lines import MetricsLine, RolloutsLine, check_names, line_error
+from groundwire.train.artifacts.metrics_lines import check_names, line_error
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import COLUMNS, from_row, missing_column, row_error, to_row
@@ -196,7 +196,7 @@ class RunDir:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``. Raises ``ValueError`` for a key that is not declared."""
-        check_names(MetricsLine, line)
+        check_names(line)
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(_json_line(line))
             file.flush()
@@ -205,7 +205,7 @@ class RunDir:
     def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write ``metrics.jsonl`` anew. Raises ``ValueError`` for a key that is not declared."""
         for line in lines:
-            check_names(MetricsLine, line)
+            check_names(line)
         self.write_json_lines("metrics.jsonl", lines)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -234,8 +234,8 @@ class RunDir:
         return lines
 
     def append_rollout_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add one line to ``rollouts.jsonl``: our metrics of a step's rollouts when verl writes the other metrics."""
-        check_names(RolloutsLine, line)
+        """Add one line to ``rollouts.jsonl``: our part of a step's metrics, and the ``partition`` of its rollouts."""
+        check_names({name: value for name, value in line.items() if name != "partition"})
         with open(self.path / "rollouts.jsonl", "a") as file:
             file.write(_json_line(line))
 

@@ -295,8 +295,7 @@ class GRPO:
             tokens.logprobs,
             tokens.old,
             tokens.advantages,
-            torch.ones_like(tokens.old),
-            weights=tokens.weights,
+            tokens.weights,
             sequences=tokens.sequences if config.loss == "gspo" else None,
             clip_low=config.clip_low,
             clip_high=config.clip_high,
@@ -313,7 +312,7 @@ class GRPO:
             metrics["difference"] = float((tokens.logprobs.exp() - tokens.old.exp()).abs().mean())
         return loss, metrics
 
-    def _evaluate(self, rows: list[Row[WeightedItem]]) -> _Tokens:
+    def _evaluate(self, rows: list[Row]) -> _Tokens:
         """One forward pass."""
         device = self.parameters[0].device
         one_row = self.model.config._attn_implementation == TREE

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +18,6 @@ from transformers import LlamaForCausalLM
 
 from groundwire.train.algorithms.credit import TrainingItem
 from groundwire.train.policy.attention import TREE, tree_block_mask
-
-
-class _Packable(Protocol):
-    """A prompt and what follows it; ``mask`` is 1 for a token of ``response_ids`` that is trained."""
-
-    @property
-    def prompt_ids(self) -> list[int]: ...
-    @property
-    def response_ids(self) -> list[int]: ...
-    @property
-    def mask(self) -> list[int]: ...
-
-
-Item = TypeVar("Item", bound=_Packable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +41,14 @@ class WeightedItem(TrainingItem):
 
 
 @dataclass(frozen=True)
-class Row(Generic[Item]):
-    """Items that are packed after a shared prefix of their prompts."""
+class Row:
+    """Items that are packed after a shared prefix of their prompts: a :class:`WeightedItem`, or an example to imitate.
+
+    Each has ``prompt_ids``, ``response_ids``, and a ``mask``: 1 for a token of ``response_ids`` that is trained.
+    """
 
     prefix: list[int]
-    items: list[Item]
+    items: list[Any]
 
     @property
     def branches(self) -> list[Branch]:
@@ -82,12 +71,12 @@ class Row(Generic[Item]):
         return sum(sum(item.mask) for item in self.items)
 
 
-def make_rows(items: Sequence[Item], *, tokens: int, branches: int = sys.maxsize) -> list[Row[Item]]:
+def make_rows(items: Sequence[Any], *, tokens: int, branches: int = sys.maxsize) -> list[Row]:
     """Rows of at most ``branches`` items and ``tokens`` tokens; a longer item has a row of its own.
 
     Sorting puts items with long common prefixes next to each other.
     """
-    rows: list[Row[Item]] = []
+    rows: list[Row] = []
     for item in sorted(items, key=lambda item: item.prompt_ids):
         prompt = item.prompt_ids
         if rows and len(rows[-1].items) < branches:
@@ -101,14 +90,14 @@ def make_rows(items: Sequence[Item], *, tokens: int, branches: int = sys.maxsize
     return rows
 
 
-def forward_batches(rows: Sequence[Row[Item]], tokens: int, *, padded: bool = True) -> Iterator[list[Row[Item]]]:
+def forward_batches(rows: Sequence[Row], tokens: int, *, padded: bool = True) -> Iterator[list[Row]]:
     """Batches of at most ``tokens`` ids; a longer row is a batch by itself.
 
     ``padded`` rows are as long as the longest of their batch, so rows of similar length are put together.
     """
-    batch: list[Row[Item]] = []
+    batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length) if padded else rows:
-        size = row.length * (len(batch) + 1) if padded else sum(each.length for each in [*batch, row])
+        size = row.length * (len(batch) + 1) if padded else sum(packed.length for packed in [*batch, row])
         if batch and size > tokens:
             yield batch
             batch = []

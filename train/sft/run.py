@@ -24,7 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_path
-from groundwire.train.local.packing import make_rows
+from groundwire.train.local.packing import Row, make_rows
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.engine import LocalEngine
@@ -38,7 +38,7 @@ from groundwire.train.sft.data.golds import GoldQuestion, write_turns
 from groundwire.train.sft.data.load import Data, MakeExamples, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
-from groundwire.train.sft.trainer import VAL_EVERY, Examples, SFTTrainer, Step, make_steps
+from groundwire.train.sft.trainer import VAL_EVERY, SFTTrainer, Step, make_steps
 
 _MAX_TOKENS = 96
 """Of a first query, for the accuracy."""
@@ -100,9 +100,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
 
 
-def _finish(
-    trainer: SFTTrainer, data: Data, val_rows: Sequence[Examples], folder: Path, left_out: int
-) -> Iterator[str]:
+def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
     """Write the model, its loss and accuracy, and the summary."""
     settings = trainer.settings
     save_policy(trainer.model, trainer.tokenizer, folder / "model")
@@ -122,7 +120,7 @@ def _finish(
         yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Examples], report: Report) -> None:
+def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], report: Report) -> None:
     def on_step(metrics: dict[str, Any]) -> None:
         if metrics["step"] % VAL_EVERY == 0 and val_rows:
             metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)

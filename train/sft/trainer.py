@@ -18,10 +18,6 @@ from groundwire.train.local.packing import Row, forward_batches, pack, packed_lo
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.sft.data.examples import Example
-
-Examples = Row[Example]
-"""A row of packed examples."""
 
 MIN_RATE = 0.05
 """The learning rate at the end, as a share of the highest one."""
@@ -35,13 +31,13 @@ CHECKPOINT_EVERY = 200
 """Steps between checkpoints."""
 
 
-Step = tuple[list[Examples], int]
+Step = tuple[list[Row], int]
 """The rows of one optimizer step, and the groups of turns up to its end, since the start of the training."""
 
 
-def make_steps(groups: Iterable[list[Examples]], tokens_per_step: int, *, first: int) -> Iterator[Step]:
+def make_steps(groups: Iterable[list[Row]], tokens_per_step: int, *, first: int) -> Iterator[Step]:
     """Steps of about ``tokens_per_step`` tokens; a group of rows is never divided. The first group has this number."""
-    rows: list[Examples] = []
+    rows: list[Row] = []
     end = first
     for group in groups:
         if rows and sum(row.length for row in (*rows, *group)) > tokens_per_step:
@@ -93,7 +89,7 @@ class SFTTrainer:
         self.model.eval()
 
     @torch.no_grad()
-    def loss(self, rows: Sequence[Examples]) -> float:
+    def loss(self, rows: Sequence[Row]) -> float:
         """The mean loss of a token of ``rows``."""
         self.model.eval()
         total = sum(row.targets for row in rows)
@@ -114,7 +110,7 @@ class SFTTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.groups, self.seconds = state["step"], state["groups"], state["seconds"]
 
-    def _update(self, rows: list[Examples], progress: float) -> dict[str, float]:
+    def _update(self, rows: list[Row], progress: float) -> dict[str, float]:
         targets = sum(row.targets for row in rows)
         rate = self.learning_rate * min(1.0, (self.step + 1) / WARMUP_STEPS)
         rate *= MIN_RATE + (1 - MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -136,10 +132,10 @@ class SFTTrainer:
             "targets": targets,
         }
 
-    def _batches(self, rows: Sequence[Examples]) -> Iterator[list[Examples]]:
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
-    def _loss(self, rows: list[Examples]) -> torch.Tensor:
+    def _loss(self, rows: list[Row]) -> torch.Tensor:
         """The summed loss of the rows' targets."""
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):

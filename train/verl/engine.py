@@ -119,12 +119,16 @@ class VerlEngine:
             "stop": list(sampling.stop) or None,
             "stop_token_ids": list(sampling.stop_token_ids) or None,
         }
+        if sampling.grammar:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            # vLLM's choice of a library falls on llguidance, which alone has JSON schemas in Lark.
+            parameters["structured_outputs"] = StructuredOutputsParams(grammar=to_lark(sampling.grammar))
         if self.server == "vllm":  # SGLang refuses a seed
             parameters |= {
                 # Making text is more than half of vLLM's CPU work per token, and only stop strings need it.
                 "detokenize": bool(sampling.stop),
                 "seed": sampling.seed,
-                "structured_outputs": _structured_outputs(sampling.grammar) if sampling.grammar else None,
                 "output_kind": None if self.interrupted else _FinalOnly(),
             }
         return {name: value for name, value in parameters.items() if value is not None}
@@ -145,10 +149,3 @@ class _FinalOnly:
     def __reduce__(self) -> Any:
         """Unpickled, in the server's process, it is the value of this name."""
         return pkgutil.resolve_name, ("vllm.sampling_params:RequestOutputKind.FINAL_ONLY",)
-
-
-def _structured_outputs(grammar: str) -> Any:
-    """The grammar for vLLM. Its choice of a library falls on llguidance, which alone has JSON schemas in Lark."""
-    from vllm.sampling_params import StructuredOutputsParams
-
-    return StructuredOutputsParams(grammar=to_lark(grammar))

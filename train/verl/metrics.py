@@ -22,6 +22,7 @@ from typing import Any
 from groundwire import domains
 from groundwire.tools.files import parse_json, read_bytes
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
+from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -45,8 +46,6 @@ from groundwire.train.store.rows import to_row
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 30
-
-
 _COUNTS = ("groups", "groups_used", "groups_replaced", "without_calls", "rollouts_trained", "tokens_trained")
 _FIGURES = {
     "entropy": "actor/entropy",
@@ -81,6 +80,23 @@ class _Metrics:
         if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
             metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
         return metrics
+
+    def line(self) -> dict[str, Any]:
+        """What the rollouts of a training step say of its line of ``metrics.jsonl``."""
+        counts, means, components = self.counts, self.means(), component_means(self.rollouts)
+        failures = {name: count for name, count in counts.items() if name.startswith(("dropped_", "zero_"))}
+        return {
+            "reward": means.get("reward_mean"),
+            **({"reward_components": components} if components else {}),
+            "rollouts": counts["ended"],
+            "failures": {name.partition("_")[2]: count for name, count in failures.items()},
+            **{name: counts[name] for name in ("dropped", "groups_skipped", "retried", "calls")},
+            **{name: counts[name] for name in _COUNTS if name in counts},
+            **({"entropy": means["entropy"]} if "entropy" in means else {}),
+            **step_figures(counts, counts),
+            "tokens_generated": counts["tokens_sampled"],
+            "seconds": {phase: round(float(self.seconds[phase]), 4) for phase in PHASES},
+        }
 
 
 class SampledSteps:
@@ -122,15 +138,18 @@ class SampledSteps:
         if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
             raise RolloutsFailedError(reason)
         self._notes.show(rollouts)
-        line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
-        line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
-        if components := component_means(total.rollouts):
-            line["reward_components"] = components
-        if partition == "val":
+        line: dict[str, Any] = {"step": step, "partition": partition}
+        if partition == "train":
+            line |= total.line()
+        else:
+            domain = domains.get(self._config.domain)
             if not self._agent_checked:
-                self._show_agent_notes(rollouts)
-            breakdowns = domains.get(self._config.domain).breakdowns
-            line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, breakdowns)
+                self._agent_checked = True
+                few = few_questions(len({rollout.task["id"] for rollout in rollouts}))
+                view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
+                for note in filter(None, [*agent_notes(rollouts, served=MODEL_NAME, view=view), few]):
+                    _log.warning("%s", note)
+            line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, domain.breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
@@ -141,15 +160,6 @@ class SampledSteps:
     def finish_writing(self) -> None:
         """Wait until the rollouts of the last :meth:`add` are written. Raises why they could not be."""
         self._written.result()
-
-    def _show_agent_notes(self, rollouts: Sequence[Rollout]) -> None:
-        """After the first validation."""
-        self._agent_checked = True
-        domain = domains.get(self._config.domain)
-        few = few_questions(len({rollout.task["id"] for rollout in rollouts}))
-        view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
-        for note in filter(None, [*agent_notes(rollouts, served=MODEL_NAME, view=view), few]):
-            _log.warning("%s", note)
 
 
 def _metrics_of(
@@ -180,16 +190,26 @@ def write_metrics(run: RunDir) -> None:
     """Write ``metrics.jsonl`` anew, one line per step: verl's log after what an interrupted run has not repeated."""
     log, logged = _read_lines(run.path / _LOG, "data", dict), defaultdict[int, dict[str, Any]](dict)
     first = min((line["step"] for line in log if "timing_s/step" in line["data"]), default=math.inf)
-    earlier = ({"step": line["step"], "data": line.get("verl", {})} for line in run.metrics() if line["step"] < first)
-    for line in (*earlier, *log):
+    earlier = {line["step"]: line for line in run.metrics() if line["step"] < first}
+    for line in log:
         logged[line["step"]].update(line["data"])
     sampled = defaultdict[str, dict[int, Any]](dict)
     for line in _read_lines(run.path / "rollouts.jsonl", "partition", str):
-        sampled[line["partition"]][line["step"]] = line
+        sampled[line["partition"]][line["step"]] = {
+            name: line[name] for name in line if name in MetricsLine.model_fields
+        }
     lines, wall_time_s = [], 0.0
-    for step, data in sorted(logged.items()):
-        wall_time_s += float(data.get("timing_s/step", 0.0)) + float(data.get("timing_s/testing", 0.0))
-        line = _metrics_line(step, data, *(sampled[partition].get(step, {}) for partition in ("train", "val")))
+    for step in sorted(earlier.keys() | logged.keys()):
+        data = {**earlier.get(step, {}).get("verl", {}), **logged[step]}
+        step_s = float(data.get("timing_s/step", 0.0))
+        wall_time_s += step_s + float(data.get("timing_s/testing", 0.0))
+        line = {"step": step}
+        if step > 0:  # zeros where the run was killed between both files
+            line |= {**_Metrics(step).line(), **earlier.get(step, {}), **sampled["train"].get(step, {})}
+            line |= {name: data[key] for name, key in _FIGURES.items() if _is_finite(data.get(key))}
+            line |= {} if _is_finite(data.get(_FIGURES["grad_norm"], 0.0)) else {"updates_skipped": 1}
+            line["tokens_per_s"] = round(line["tokens_generated"] / step_s, 1) if step_s else 0.0
+        line |= sampled["val"].get(step, {})
         lines.append({**line, "wall_time_s": round(wall_time_s, 2), "verl": data})
     run.write_metrics(lines)
 
@@ -232,32 +252,6 @@ def archive_verl_log(run: RunDir) -> None:
     if (run.path / _LOG).exists():
         write_metrics(run)
         (run.path / _LOG).unlink()
-
-
-def _metrics_line(
-    step: int, logged: Mapping[str, Any], trained: Mapping[str, Any], validated: Mapping[str, Any]
-) -> dict[str, Any]:
-    line: dict[str, Any] = {"step": step}
-    if step > 0:
-        sampled, step_s = trained.get("tokens_sampled", 0), float(logged.get("timing_s/step", 0.0))
-        failed = {name: count for name, count in trained.items() if name.startswith(("dropped_", "zero_"))}
-        line |= {
-            "reward": trained.get("reward_mean"),
-            "rollouts": trained.get("ended", 0),
-            "failures": {name.partition("_")[2]: count for name, count in failed.items()},
-            "dropped": trained.get("dropped", 0),
-            "groups_skipped": trained.get("groups_skipped", 0),
-            **{name: trained[name] for name in (*_COUNTS, "reward_components", "entropy") if name in trained},
-            **{name: logged[key] for name, key in _FIGURES.items() if _is_finite(logged.get(key))},
-            **({"updates_skipped": 1} if not _is_finite(logged.get(_FIGURES["grad_norm"], 0.0)) else {}),
-            **step_figures(trained, trained),
-            "retried": trained.get("retried", 0),
-            "calls": trained.get("calls", 0),
-            "tokens_generated": sampled,
-            "tokens_per_s": round(sampled / step_s, 1) if step_s else 0.0,
-            "seconds": dict(trained.get("seconds") or dict.fromkeys(PHASES, 0.0)),
-        }
-    return line | {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
 
 
 def _is_finite(value: Any) -> bool:

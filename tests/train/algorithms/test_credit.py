@@ -27,10 +27,12 @@ def _call(
 
 
 Group = list[tuple[float, list[LLMCall]]]
+CONFIG = resolve("fast", credit="broadcast")
 
 
 def assign_credit(group: Group, **settings: Any) -> list[list[CallCredit]]:
-    return credit_module.assign_credit([(reward, calls) for reward, calls in group], **settings)
+    config = CONFIG.model_copy(update=settings)
+    return credit_module.assign_credit([(reward, calls) for reward, calls in group], config)
 
 
 def _group(group: Group, **settings: Any) -> TrainingGroup:
@@ -68,7 +70,7 @@ def test_a_lone_rollout_has_nothing_to_be_compared_with() -> None:
 def test_last_and_discount_weight_the_calls() -> None:
     group = [(1.0, [_call(1), _call(2), _call(3)]), (0.0, [_call(4)])]
     weights = {
-        credit: [call.weight for call in assign_credit(group, credit=credit, discount=0.5)[0]]
+        credit: [call.weight for call in assign_credit(group, credit=credit, credit_discount=0.5)[0]]
         for credit in ("broadcast", "last", "discount", "turns")
     }
     assert weights == {
@@ -105,13 +107,13 @@ def test_every_mode_leaves_truncated_replies_out(credit: str) -> None:
 
 def test_a_turns_return_is_its_reward_and_the_discounted_rest() -> None:
     calls = [_call(1, reward=0.5), _call(2), _call(3, reward=0.25)]
-    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", discount=0.5)
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", credit_discount=0.5)
     assert [call.returns for call in credits] == [0.5 + 0.5 * 0.625, 0.5 * 1.25, 1.25]
 
 
 def test_the_choices_of_a_request_share_its_return() -> None:
     calls = [_call(1, choice=0, reward=0.5), _call(1, choice=1, reward=0.5), _call(2)]
-    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", discount=0.5)
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", credit_discount=0.5)
     assert [call.returns for call in credits] == [1.0, 1.0, 1.0]
 
 
@@ -146,7 +148,7 @@ def _chain(number: int, length: int, **changes: Any) -> list[LLMCall]:
 @pytest.mark.parametrize("scale", [True, False])
 def test_equal_rewards_teach_nothing_however_many_calls_they_took(scale: bool) -> None:
     group = [(1.0, _chain(number, 2 + number % 2)) for number in range(4)]
-    credits = assign_credit(group, credit="turns", discount=0.9, scale=scale)
+    credits = assign_credit(group, credit="turns", credit_discount=0.9, loss="token-mean" if scale else "dr-grpo")
     assert {call.advantage for calls in credits for call in calls} == {0.0}
     assert not _group(group, credit="turns", credit_discount=0.9, loss="token-mean" if scale else "dr-grpo").teaches
 
@@ -156,7 +158,7 @@ def test_a_discount_does_not_outweigh_right_against_wrong() -> None:
     group = [
         (reward, _chain(number, length)) for number, (reward, length) in enumerate([(1, 1), (1, 2), (1, 2), (0, 1)])
     ]
-    [short], [long, _], _, [wrong] = assign_credit(group, credit="turns", discount=0.9)
+    [short], [long, _], _, [wrong] = assign_credit(group, credit="turns", credit_discount=0.9)
     assert short.advantage - long.advantage == pytest.approx(0.1 / 0.5, abs=1e-4)
     assert short.advantage - wrong.advantage == pytest.approx(1.0 / 0.5, abs=1e-4)
 
@@ -175,7 +177,7 @@ def test_a_call_cost_is_compared_in_units_of_the_reward(credit: Any) -> None:
 def test_with_equal_rewards_a_call_cost_prefers_fewer_calls_and_is_no_teaching(credit: Any) -> None:
     group = [(1.0, _chain(0, 1)), (1.0, _chain(1, 3))]
     [[short], [long, *_]] = assign_credit(
-        group, credit=credit, call_cost=0.05, discount=0.9 if credit == "turns" else 1
+        group, credit=credit, call_cost=0.05, credit_discount=0.9 if credit == "turns" else 1
     )
     costs = 0.05 * (0.9 + 0.81) if credit == "turns" else 0.1
     assert short.advantage - long.advantage == pytest.approx(costs, abs=1e-6)  # undivided
@@ -185,7 +187,7 @@ def test_with_equal_rewards_a_call_cost_prefers_fewer_calls_and_is_no_teaching(c
 @pytest.mark.parametrize("credit", ["last", "discount"])
 def test_the_choices_of_a_request_have_one_weight(credit: Any) -> None:
     calls = [_call(1), *[_call(2 + choice, choice=choice) for choice in range(3)]]
-    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(9)])], credit=credit, discount=0.5)
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(9)])], credit=credit, credit_discount=0.5)
     assert [call.weight for call in credits] == [0.0 if credit == "last" else 0.5, 1.0, 1.0, 1.0]
 
 
@@ -214,7 +216,7 @@ def _check_bandit(accuracy: tuple[float, float], settings: Mapping[str, Any]) ->
 
 def test_the_presets_credit_learns_a_call_that_raises_the_accuracy_and_not_one_that_changes_nothing() -> None:
     config = resolve("fast")
-    settings = {"credit": config.credit, "discount": config.credit_discount, "call_cost": config.call_cost}
+    settings = {"credit": config.credit, "credit_discount": config.credit_discount, "call_cost": config.call_cost}
     assert (config.credit, config.credit_discount, config.call_cost) == ("turns", 1.0, 0.0)
     assert _check_bandit((0.80, 0.95), settings) > 0.95
     assert _check_bandit((1.0, 1.0), settings) == 0.5

@@ -25,7 +25,7 @@ def test_a_key_that_is_not_declared_is_not_written(tmp_path: Path) -> None:
         run.append_metrics({"step": 1, "tokens_per_second": 3.0})
     with pytest.raises(ValueError, match="no key of a MetricsLine"):
         run.write_metrics([{"step": 1, "reward_mean": 0.5}])
-    with pytest.raises(ValueError, match="failed_timeout: no key of a RolloutsLine"):
+    with pytest.raises(ValueError, match="failed_timeout: no key of a MetricsLine"):
         run.append_rollout_metrics({"step": 1, "partition": "train", "failed_timeout": 3})
-    run.append_rollout_metrics({"step": 1, "partition": "train", "dropped_timeout": 3})
+    run.append_rollout_metrics({"step": 1, "partition": "train", "dropped": 3})
     assert not run.metrics()

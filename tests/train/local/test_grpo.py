@@ -34,9 +34,9 @@ def test_advantages_equal_verls(case: dict) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_equal_verls(case: dict) -> None:
     new = torch.tensor(case["new"], requires_grad=True)
-    loss, metrics = clipped_policy_loss(
-        new, torch.tensor(case["old"]), torch.tensor(case["advantages"]), torch.tensor(case["mask"])
-    )
+    trained = torch.tensor(case["mask"]).bool()
+    old, advantages = (torch.tensor(case[name])[trained] for name in ("old", "advantages"))
+    loss, metrics = clipped_policy_loss(new[trained], old, advantages, torch.full_like(old, 1 / len(old)))
     loss.backward()
     assert loss.item() == pytest.approx(case["loss"], abs=1e-6)
     assert torch.allclose(new.grad, torch.tensor(case["grad"]), atol=1e-6, rtol=0)

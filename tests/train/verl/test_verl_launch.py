@@ -36,7 +36,7 @@ def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_p
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     (run.path / "verl.jsonl").write_text(_step(1, 2.0))
     archive_verl_log(run)
-    rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
+    rewards = {"step": 2, "partition": "train", "reward": 0.25, "rollouts": 8, "failures": {"timeout": 1}}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
     with follow_verl_log(run, print, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
         file.write(_step(2, 3.0))
@@ -55,8 +55,8 @@ def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_p
 def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(tmp_path: Path) -> None:
     run, notes = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={}), list[str]()
     counts = {"groups": 8, "groups_used": 6, "groups_replaced": 2, "rollouts_trained": 24, "tokens_trained": 900}
-    replies = {"replies": 40.0, "replies_truncated": 1.0}
-    pairs = {"same_prompt_pairs": 28.0, "same_prompt_equal": 3.0, "same_prompt_expected": 3.5}
+    shares = {"gradient_share": 0.75, "truncated_share": 0.025}
+    shares |= {"same_prompt": {"pairs": 28.0, "equal": 3.0, "expected": 3.5}}
     logged = {
         "timing_s/step": 1.0,
         "actor/entropy": 0.31,
@@ -69,7 +69,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     }
     steps = range(1, 6)
     counts["reward_components"] = {"match": 0.25}
-    lines = [{"step": step, "partition": "train", "ended": 32, **counts, **replies, **pairs} for step in steps]
+    lines = [{"step": step, "partition": "train", "rollouts": 32, **counts, **shares} for step in steps]
     (run.path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with follow_verl_log(run, notes.append, interval_s=0.05):
         for last in (2, 4, 5):
@@ -80,10 +80,8 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     figures = {"entropy": 0.31, "kl": 0.001, "clip_fraction": 0.02, "grad_norm": 0.7, "probability_difference": 0.06}
     assert figures.items() <= line.items()
     assert line["kl_reference"] == 0.003
-    assert counts.items() <= line.items()
+    assert {**counts, **shares}.items() <= line.items()
     assert "sampler_kl" not in line  # verl had no number
-    assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
-    assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
     of_the_local_trainer = {"initial_ratio_error", "ratio_min", "ratio_max", "loss", "learning_rate", "candidates"}
     of_other_runs = {"sampler_kl", "updates_skipped", "unchecked_share", "without_calls"}
     of_other_runs |= {"validation", "validation_sampled"}

@@ -258,7 +258,7 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
         assert bool(row["advantages"][0] > 0) == bool(row["rm_scores"][-1])
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 3  # 3 * n = 12
     [line] = [json.loads(text) for text in (run.path / "rollouts.jsonl").read_text().splitlines()]
-    assert (line["step"], line["ended"], line["calls"]) == (3, 8, 8)
+    assert (line["step"], line["rollouts"], line["calls"]) == (3, 8, 8)
 
 
 @pytest.mark.parametrize(
