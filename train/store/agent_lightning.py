@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
@@ -25,6 +25,7 @@ from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, s
 from groundwire.adapters.tracing.calls import order_calls, to_json
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
+from groundwire.train.store.limits import AnyJson, Attributes, Count, Id, Items, Seconds, Table, Time
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
 
 _VLLM = "llm.hosted_vllm."
@@ -60,20 +61,20 @@ ATTEMPT_FIELDS: Mapping[str, str] = {
 class Config(BaseModel):
     """How often a rollout is tried, and for how long."""
 
-    timeout_seconds: float | None = None
-    unresponsive_seconds: float | None = None
-    max_attempts: int = Field(default=1, ge=1)
-    retry_condition: list[AttemptStatus] = []
+    timeout_seconds: Seconds | None = None
+    unresponsive_seconds: Seconds | None = None
+    max_attempts: Annotated[Count, Field(ge=1)] = 1
+    retry_condition: Items[AttemptStatus] = []
 
 
 class Request(BaseModel):
     """A rollout that a client enqueues."""
 
-    input: Any
-    mode: str | None = Field(default=None, pattern="^(train|val|test)$")
-    resources_id: str | None = None
+    input: AnyJson
+    mode: Literal["train", "val", "test"] | None = None
+    resources_id: Id | None = None
     config: Config | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Table | None = None
 
 
 class RolloutFields(Request):
@@ -86,37 +87,37 @@ class RolloutFields(Request):
     attempt: dict[str, Any] | None = None
 
 
-class _Open(BaseModel):
+class Open(BaseModel):
     """Fields that we do not read are kept."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AnyJson]
 
 
-_Json, _model = dict[str, Any], cast(Any, create_model)
+_model = cast(Any, create_model)
 _Context = _model(
-    "_Context", __base__=_Open, trace_id=(str, ...), span_id=(str, ...), is_remote=(bool, ...), trace_state=(_Json, ...)
+    "_Context", __base__=Open, trace_id=(Id, ...), span_id=(Id, ...), is_remote=(bool, ...), trace_state=(Table, ...)
 )
 _Status = _model(
-    "_Status", __base__=_Open, status_code=(Literal["UNSET", "OK", "ERROR"], ...), description=(str | None, None)
+    "_Status", __base__=Open, status_code=(Literal["UNSET", "OK", "ERROR"], ...), description=(str | None, None)
 )
-_Event = _model("_Event", __base__=_Open, name=(str, ...), attributes=(_Json, ...), timestamp=(float | None, None))
-_Link = _model("_Link", __base__=_Open, context=(_Context, ...), attributes=(_Json | None, None))
-_OtelResource = _model("_OtelResource", attributes=(_Json, ...), schema_url=(str, ...))
-_ResourcesUpdate = _model("_ResourcesUpdate", resources=(_Json, ...))
+_Event = _model("_Event", __base__=Open, name=(str, ...), attributes=(Attributes, ...), timestamp=(Time | None, None))
+_Link = _model("_Link", __base__=Open, context=(_Context, ...), attributes=(Attributes | None, None))
+_OtelResource = _model("_OtelResource", attributes=(Attributes, ...), schema_url=(str, ...))
+_ResourcesUpdate = _model("_ResourcesUpdate", resources=(dict[str, Any], ...))
 SpanFields = _model(
     "SpanFields",
-    __base__=_Open,
-    **dict.fromkeys(("rollout_id", "attempt_id", "trace_id", "span_id", "name"), (str, ...)),
-    sequence_id=(int, ...),
-    parent_id=(str | None, ...),
+    __base__=Open,
+    **dict.fromkeys(("rollout_id", "attempt_id", "trace_id", "span_id"), (Id, ...)),
+    name=(str, ...),
+    sequence_id=(Count, ...),
+    parent_id=(Id | None, ...),
     status=(_Status, ...),
-    # For a union of eight types, as Agent Lightning declares them, pydantic would try one after the other, and keep an
-    # error for each token id: limits.py checks them.
-    attributes=(_Json, ...),
-    events=(list[_Event], ...),  # type: ignore[valid-type]
-    links=(list[_Link], ...),  # type: ignore[valid-type]
-    start_time=(float | None, ...),
-    end_time=(float | None, ...),
+    attributes=(Attributes, ...),
+    events=(Items[_Event], ...),  # type: ignore[valid-type]
+    links=(Items[_Link], ...),  # type: ignore[valid-type]
+    start_time=(Time | None, ...),
+    end_time=(Time | None, ...),
     context=(_Context | None, ...),
     parent=(_Context | None, ...),
     resource=(_OtelResource, ...),
@@ -140,10 +141,9 @@ def read_request(request: Request) -> Rollout:
     """The rollout that a client enqueues."""
     config, metadata = request.config or Config(), dict(request.metadata or {})
     own = {name: metadata.pop(name) for name in _METADATA if name in metadata}
-    mode: Any = request.mode
     return Rollout(
         task=request.input,
-        mode=mode,
+        mode=request.mode,
         resources_id=request.resources_id,
         metadata=metadata,
         **{ours: getattr(config, theirs) for ours, theirs in _CONFIG.items()},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
 import re
 import socket
@@ -31,16 +30,9 @@ from groundwire.tools.http.guard import Guard, middleware
 from groundwire.tools.http.server import Runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API
-from groundwire.train.store.intake import SpanIntake
-from groundwire.train.store.limits import (
-    MAX_REQUEST_BYTES,
-    RefusedValueError,
-    check_json_size,
-    check_request,
-    decompress,
-    first_problem,
-)
-from groundwire.train.store.routes import CHECKS_ITEMS, NOT_BATCHED, ROUTES, PathParameters
+from groundwire.train.store.intake import spans_of, store_spans
+from groundwire.train.store.limits import MAX_REQUEST_BYTES, Id, RefusedError, check_json_size, decompress, problem
+from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters
 
 _log = logging.getLogger(__name__)
 _SHUTDOWN_S = 2.0
@@ -48,36 +40,23 @@ _MAX_BATCH = 64  # requests in one; our client sends 32
 _BACKLOG = 1024  # a hundred runners connect at the same moment
 _TRACES = "/v1/traces"
 _PROTOBUF = "application/x-protobuf"
-_ENCODING, _ENCODINGS = "Content-Encoding", ("identity", "gzip", "deflate")
+_ENCODING = "Content-Encoding"
 _BODY_S = 60.0
-_LARGE_BYTES = 256 << 10
 _LIST_PARAMETERS = ("status_in", "rollout_id_in")
 
 _Endpoint = Callable[[PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
 
 
-class _UnreadableError(web.HTTPException):
-    """The body cannot be read."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        self.status_code = status
-        super().__init__(text=_error_body(reason).decode(), content_type="application/json")
-
-
 def bind(host: str, port: int) -> socket.socket:
-    """Reserve an address for :func:`serve`; port 0 takes any free port. Raises :class:`StoreAddressError`."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Listen at an address, for :func:`serve`; port 0 takes any free port. Raises :class:`StoreAddressError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        listener.close()
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+        message = f"cannot listen on {host}, port {port}: {error}"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             message = f"port {port} on {host} is in use: stop the server there, or give another --port"
-        else:
-            message = f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
         raise StoreAddressError(message) from error
-    return listener
 
 
 @asynccontextmanager
@@ -100,7 +79,7 @@ def application(store: Any, token: str) -> web.Application:
     ``store`` is a :class:`.lightning_store.LightningStore`, or has its methods, as Agent Lightning's stores have.
     """
     guard = Guard(token=token, public=[f"{API}/health"], protobuf=[_TRACES])
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard)])
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard), _answer_errors])
     app.router.add_post(_TRACES, _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in ROUTES}
     for route, endpoint in endpoints.items():
@@ -111,30 +90,59 @@ def application(store: Any, token: str) -> web.Application:
     return app
 
 
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Any) -> Any:
+    try:
+        return await handler(request)
+    except (web.HTTPException, web.RequestPayloadError, ConnectionError):
+        raise
+    except Exception as error:
+        return _json(*_failure(f"{request.method} {request.path}", error))
+
+
+def _failure(request: str, error: Exception) -> tuple[int, bytes]:
+    """The status and the body of the response to a request that failed.
+
+    The client may repeat it after an error of the disk, but not after one of a damaged file.
+    """
+    status, detail, fields = 500, problem(error), {}
+    if isinstance(error, pydantic.ValidationError):
+        status = 422
+    elif isinstance(error, RefusedError):
+        status = error.status
+    elif isinstance(error, ValueError):  # raised by the stores for an unknown rollout or attempt
+        status = 404
+    elif isinstance(error, sqlite3.Error):
+        _log.error("%s: %s", request, error)
+        status, detail = 503, f"the store's file: {error!s:.200}"
+        if not isinstance(error, sqlite3.OperationalError) or detail.startswith("the store's file: Could not decode"):
+            detail += "; start the store with a copy of the file, or with a new one"
+            fields = {"error_type": DAMAGED}
+    else:
+        _log.error("%s", request, exc_info=error)
+        detail = f"the store failed: {error!r}"
+    return status, pydantic_core.to_json({"detail": detail, **fields})
+
+
+def _json(status: int, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
 def _endpoint(store: Any, route: str) -> _Endpoint:
     """A function from a request's path parameters, query and body to the status and JSON body of the response."""
     success, model, call = ROUTES[route]
     adapter = None if model is None else pydantic.TypeAdapter(model)
+    ids = pydantic.TypeAdapter(dict[str, Id])
 
     async def respond(path: PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
-        try:
-            # The thread leaves the event loop to other clients, for most of the time.
-            parse = functools.partial(_parse_request, adapter, path, query, body, check=route != CHECKS_ITEMS)
-            request = await asyncio.to_thread(parse) if len(body) > _LARGE_BYTES else parse()
-            return success, pydantic_core.to_json(await call(store, path, request))
-        except pydantic.ValidationError as error:
-            status, detail = 422, first_problem(error)
-        except RefusedValueError as error:
-            status, detail = 400, str(error)
-        except ValueError as error:  # raised by the stores for an unknown rollout or attempt
-            status, detail = 404, str(error)
-        except sqlite3.Error as error:
-            _log.error("%s: %s", route, error)
-            return 503, _file_error_body(error)
-        except Exception as error:  # it must not affect the other requests of a batch
-            _log.exception(route)
-            status, detail = 500, f"the store failed: {error!r}"
-        return status, _error_body(detail)
+        path, request = ids.validate_python({**path}), None
+        if adapter is not None and query is not None:
+            lists = {name: query.getall(name) for name in _LIST_PARAMETERS if name in query}
+            request = adapter.validate_python({**query, **lists})
+        elif adapter is not None:
+            check_json_size(body)
+            request = adapter.validate_json(b"{}" if body in (b"", b"null") else body)
+        return success, pydantic_core.to_json(await call(store, path, request))
 
     return respond
 
@@ -142,7 +150,7 @@ def _endpoint(store: Any, route: str) -> _Endpoint:
 def _handler(endpoint: _Endpoint) -> Any:
     async def handle(request: web.Request) -> web.Response:
         query, body = request.query if request.method == "GET" else None, await _read(request)
-        return _json_response(*await endpoint(request.match_info, query, body))
+        return _json(*await endpoint(request.match_info, query, body))
 
     return handle
 
@@ -156,70 +164,33 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
         if route not in NOT_BATCHED
     ]
 
-    async def respond(method: str, path: str, body: str) -> tuple[int, str]:
-        status, response = 404, _error_body(_no_route(method, path))
+    async def respond(method: str, path: str, body: str) -> tuple[int, bytes]:
         for pattern, endpoint in routes:
-            if found := pattern.fullmatch(f"{method} {path}"):
+            if match := pattern.fullmatch(f"{method} {path}"):
                 query: Any = {} if method == "GET" else None
-                status, response = await endpoint(found.groupdict(), query, body.encode())
-                break
-        return status, response.decode()
+                return await endpoint(match.groupdict(), query, body.encode())
+        raise _no_route(method, path)
 
     async def handle(request: web.Request) -> web.Response:
-        try:
-            requests = adapter.validate_json(await _read(request))
-        except pydantic.ValidationError as error:
-            return _error_response(422, first_problem(error))
         responses = []
-        for request_of_batch in requests:
-            responses.append(await respond(*request_of_batch))
+        for method, path, body in adapter.validate_json(await _read(request)):
+            try:
+                status, response = await respond(method, path, body)
+            except Exception as error:  # it must not affect the other requests
+                status, response = _failure(f"{method} {path}", error)
+            responses.append((status, response.decode()))
             await asyncio.sleep(0)  # other clients are served in between
-        return _json_response(200, pydantic_core.to_json(responses))
+        return _json(200, pydantic_core.to_json(responses))
 
     return handle
 
 
-def _parse_request(
-    adapter: pydantic.TypeAdapter[Any] | None, path: PathParameters, query: Any, body: bytes, *, check: bool
-) -> Any:
-    request = None
-    if adapter is not None and query is not None:
-        lists = {name: query.getall(name) for name in _LIST_PARAMETERS if name in query}
-        request = adapter.validate_python({**query, **lists})
-    elif adapter is not None:
-        check_json_size(body)
-        request = adapter.validate_json(b"{}" if body in (b"", b"null") else body)
-    if check:  # the spans of a list are checked one by one
-        check_request(path, request)
-    return request
-
-
-def _json_response(status: int, body: bytes) -> web.Response:
-    return web.Response(status=status, body=body, content_type="application/json")
-
-
-def _error_body(detail: str, **fields: str) -> bytes:
-    return pydantic_core.to_json({"detail": detail, **fields})
-
-
-def _file_error_body(error: sqlite3.Error) -> bytes:
-    """The client may repeat the request after an error of the disk, but not after one of a damaged file."""
-    detail = f"the store's file: {error!s:.200}"
-    if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("Could not decode"):
-        return _error_body(detail)
-    return _error_body(f"{detail}; start the store with a copy of the file, or with a new one", error_type=DAMAGED)
-
-
-def _error_response(status: int, detail: str) -> web.Response:
-    return _json_response(status, _error_body(detail))
-
-
 async def _not_found(request: web.Request) -> web.Response:
-    return _error_response(404, _no_route(request.method, request.path))
+    raise _no_route(request.method, request.path)
 
 
-def _no_route(method: str, path: str) -> str:
-    return f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3"
+def _no_route(method: str, path: str) -> RefusedError:
+    return RefusedError(f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3", 404)
 
 
 def _otlp_handler(store: Any) -> Any:
@@ -227,37 +198,31 @@ def _otlp_handler(store: Any) -> Any:
 
     async def handle(request: web.Request) -> web.Response:
         if request.content_type != _PROTOBUF:
-            return _error_response(400, f"the body is {request.content_type}; it must be {_PROTOBUF}")
-        body, message, intake = await _read(request, _ENCODINGS), ExportTraceServiceRequest(), SpanIntake(store)
+            raise RefusedError(f"the body is {request.content_type}; it must be {_PROTOBUF}")
+        body, message = await _read(request, ("identity", "gzip", "deflate")), ExportTraceServiceRequest()
         try:
             message.ParseFromString(decompress(body) if _ENCODING in request.headers else body)
-            await intake.add_otlp(message)
+            refused, reason = await store_spans(store, spans_of(message))
         except (ValueError, zlib.error, DecodeError) as error:
-            return _error_response(400, f"the spans were refused: {error}")
-        except sqlite3.Error as error:
-            _log.error("%s: %s", _TRACES, error)
-            return _json_response(503, _file_error_body(error))
-        if intake.refused and not intake.stored:
-            return _error_response(400, intake.message())
+            raise RefusedError(f"the spans were refused: {error}") from error
         response = ExportTraceServiceResponse()
-        if intake.refused:  # the exporter must not repeat the request
-            response.partial_success.rejected_spans = intake.refused
-            response.partial_success.error_message = intake.message()
+        if refused:  # the exporter must not repeat the request
+            response.partial_success.rejected_spans = refused
+            response.partial_success.error_message = reason
         return web.Response(body=response.SerializeToString(), content_type=_PROTOBUF)
 
     return handle
 
 
 async def _read(request: web.Request, encodings: Sequence[str] = ("identity",)) -> bytes:
-    """The body, still compressed. Raises :class:`_UnreadableError`."""
+    """The body, still compressed."""
     encoding = request.headers.get(_ENCODING, "identity").lower()
-    status, reason = 415, f"{_ENCODING} is {encoding!r:.60}; supported: {', '.join(encodings)}"
-    if encoding in encodings:
-        try:
-            read = request.read()
-            return await (read if request.content.is_eof() else asyncio.wait_for(read, _BODY_S))
-        except web.HTTPRequestEntityTooLarge:
-            status, reason = 413, f"the request has more than {MAX_REQUEST_BYTES >> 20} MiB"
-        except asyncio.TimeoutError:
-            status, reason = 408, f"the request was not complete after {_BODY_S:g} s"
-    raise _UnreadableError(status, reason)
+    if encoding not in encodings:
+        raise RefusedError(f"{_ENCODING} is {encoding!r:.60}; supported: {', '.join(encodings)}", 415)
+    try:
+        read = request.read()
+        return await (read if request.content.is_eof() else asyncio.wait_for(read, _BODY_S))
+    except web.HTTPRequestEntityTooLarge:
+        raise RefusedError(f"the request has more than {MAX_REQUEST_BYTES >> 20} MiB", 413) from None
+    except asyncio.TimeoutError:
+        raise RefusedError(f"the request was not complete after {_BODY_S:g} s", 408) from None

@@ -97,16 +97,20 @@ async def _serving() -> AsyncIterator[_Server]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sequence_id": 2**63 - 1}, f"sequence_id is {2**63 - 1}; it must be from 0 to {2**53}"),
-        ({"sequence_id": -1}, "sequence_id is -1; it must be from 0"),
-        ({"span_id": "s" * 257}, "span_id has 257 characters; at most 256 are allowed"),
-        ({"attempt_id": "a\nforged log line"}, r"attempt_id is 'a\nforged log line'; only printable characters"),
-        ({"trace_id": "\x00"}, r"trace_id is '\x00'; only printable characters"),
-        ({"start_time": float("inf")}, "start_time is inf; it must be in seconds since 1970"),
-        ({"end_time": -1.0}, "end_time is -1.0; it must be in seconds since 1970"),
-        ({"events": [{"name": "e", "attributes": {}, "timestamp": 1e300}]}, "timestamp is 1e+300"),
-        ({"more": _DEEP}, "the JSON of the request is nested more than 64 levels deep"),
+        ({"sequence_id": 2**63 - 1}, f"sequence_id: Input should be less than or equal to {2**53}"),
+        ({"sequence_id": -1}, "sequence_id: Input should be greater than or equal to 0"),
+        ({"span_id": "s" * 257}, "span_id: String should have at most 256 characters"),
+        (
+            {"attempt_id": "a\nforged log line"},
+            r"attempt_id: 'a\nforged log line' has characters that cannot be printed",
+        ),
+        ({"trace_id": "\x00"}, r"trace_id: '\x00' has characters that cannot be printed"),
+        ({"start_time": float("inf")}, "start_time: Input should be less than 253402300800"),
+        ({"end_time": -1.0}, "end_time: Input should be greater than or equal to 0"),
+        ({"events": [{"name": "e", "attributes": {}, "timestamp": 1e300}]}, "events.0.timestamp: Input should be less"),
+        ({"more": _DEEP}, "the JSON is nested more than 64 levels deep"),
         ({"links": [{"context": None}]}, "does not fit agentlightning 0.3: links.0.context: "),
+        ({"rollout_id": "ro-gone"}, "Rollout ro-gone not found"),
     ],
 )
 async def test_a_span_that_cannot_be_stored_is_refused_and_the_others_are_stored(
@@ -122,18 +126,8 @@ async def test_a_span_that_cannot_be_stored_is_refused_and_the_others_are_stored
             assert await _numbers(server.store, attempted) == [number]
             assert await _next_number(server.store, attempted) == number + 1
         status, reply = await server.post("/spans", _span(bad, **changes))
-        assert status in (400, 422)
+        assert status in (404, 422)
         assert reason in reply["detail"]
-
-
-async def test_spans_of_an_unknown_rollout_do_not_affect_those_of_others() -> None:
-    async with _serving() as server:
-        attempted = await server.store.start_rollout(input={})
-        body = [_span(attempted, 1, rollout_id="ro-gone"), _span(attempted, 2)]
-        status, reply = await server.post("/spans/batch", body)
-        assert status == 400
-        assert "Rollout ro-gone not found" in reply["detail"]
-        assert await _numbers(server.store, attempted) == [2]
 
 
 async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_stored() -> None:
@@ -158,26 +152,38 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
         assert await _numbers(server.store, good) == [1]
         status, reply = await server.export(_otlp({**ids(bad), "span_sequence_id": 2**63 - 1}).SerializeToString())
         assert status == 400
-        assert b"sequence_id is 9223372036854775807" in reply
+        assert b"sequence_id: Input should be less than" in reply
 
 
 @pytest.mark.parametrize(
     ("path", "body", "reason"),
     [
-        ("/queues/rollouts/dequeue", {"limit": 10**30}, "limit is 1000000000000000000000000000000; it must be from"),
-        ("/queues/rollouts/dequeue", {"worker_id": "w\n"}, r"worker_id is 'w\n'; only printable characters"),
-        ("/rollouts/search", {"offset": 10**30}, "offset is 10000"),
-        ("/rollouts/search", {"rollout_id_in": ["r"] * 10_001}, "rollout_id_in has 10001 items; at most 10000"),
-        ("/waits/rollouts", {"rollout_ids": ["r" * 300], "timeout": 0}, "rollout_ids has 300 characters"),
+        ("/queues/rollouts/dequeue", {"limit": 10**30}, "limit: Input should be less than"),
+        ("/queues/rollouts/dequeue", {"worker_id": "w\n"}, r"worker_id: 'w\n' has characters"),
+        ("/rollouts/search", {"offset": 10**30}, "offset: Input should be less than"),
+        ("/rollouts/search", {"rollout_id_in": ["r"] * 10_001}, "rollout_id_in: List should have at most 10000 items"),
+        (
+            "/waits/rollouts",
+            {"rollout_ids": ["r" * 300], "timeout": 0},
+            "rollout_ids.0: String should have at most 256 characters",
+        ),
         ("/spans/next/batch", [["r", "a"]] * 10_001, "List should have at most 10000 items"),
-        ("/spans/next", {"rollout_id": "r\r", "attempt_id": "a"}, r"rollout_id is 'r\r'"),
-        ("/rollouts", {"input": {}, "config": {"max_attempts": 10**30}}, "max_attempts is 10000"),
-        ("/rollouts", {"input": {}, "config": {"timeout_seconds": float("nan")}}, "timeout_seconds is not a number"),
+        ("/spans/next", {"rollout_id": "r\r", "attempt_id": "a"}, r"rollout_id: 'r\r' has characters"),
+        (
+            "/rollouts",
+            {"input": {}, "config": {"max_attempts": 10**30}},
+            "config.max_attempts: Input should be less than",
+        ),
+        (
+            "/rollouts",
+            {"input": {}, "config": {"timeout_seconds": float("nan")}},
+            "config.timeout_seconds: Input should be a finite number",
+        ),
         ("/rollouts", {"input": {}, "metadata": {"a": _DEEP}}, "nested more than 64 levels deep"),
         ("/queues/rollouts/enqueue", {"rollouts": [{"input": _DEEP}]}, "nested more than 64 levels deep"),
         ("/workers/w", {"heartbeat_stats": {"a": _DEEP}}, "nested more than 64 levels deep"),
-        ("/workers/w%0A", {}, r"worker_id is 'w\n'"),
-        ("/rollouts/r/attempts/a", {"last_heartbeat_time": 1e300}, "last_heartbeat_time is 1e+300"),
+        ("/workers/w%0A", {}, r"worker_id: 'w\n' has characters"),
+        ("/rollouts/r/attempts/a", {"last_heartbeat_time": 1e300}, "last_heartbeat_time: Input should be less than"),
     ],
 )
 async def test_values_out_of_range_are_refused_with_a_reason(path: str, body: Any, reason: str) -> None:
@@ -297,8 +303,8 @@ async def test_attributes_of_spans_are_checked(value: Any, accepted: bool) -> No
             [span] = (await server.store.query_spans(attempted["rollout_id"]))["items"]
             assert SpanFields.model_validate(span).attributes["key"] == value
         else:
-            assert status == 400
-            assert reply["detail"].startswith("attribute 'key' ")
+            assert status == 422
+            assert "attributes: attribute 'key' " in reply["detail"]
 
 
 async def test_lists_come_in_pages_which_the_client_puts_together() -> None:
@@ -482,12 +488,13 @@ async def test_spans_that_meet_a_full_disk_may_be_sent_again(monkeypatch: pytest
 async def test_a_large_request_leaves_the_store_to_other_clients() -> None:
     async with _serving() as server:
         taken = await server.store.start_rollout(input={})
-        spans = [_span(taken, number, span_id=f"{number:016x}") for number in range(1, 3001)]
-        stored, sizes = asyncio.create_task(server.post("/spans/batch", spans)), set()
+        ids = {"rollout_id": taken["rollout_id"], "attempt_id": taken["attempt"]["attempt_id"]}
+        export = _otlp(*[ids] * 1000).SerializeToString()
+        stored, sizes = asyncio.create_task(server.export(export)), set()
         while not stored.done():
             await asyncio.sleep(0)
             sizes.add((await server.store.statistics())["total_spans"])
-        assert (await stored)[0] == 201
+        assert (await stored)[0] == 200
         assert len(sizes) > 10
 
 

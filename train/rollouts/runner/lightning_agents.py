@@ -25,7 +25,7 @@ from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM
 from groundwire.train.store.agent_lightning import rollout_json
 from groundwire.train.store.base import RolloutStore
-from groundwire.train.store.limits import check_request
+from groundwire.train.store.limits import check_attributes
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import ProxyLLM as PolicyAddress
 from groundwire.train.store.rollout import Rollout
@@ -86,7 +86,7 @@ def _check(span: SpanCoreFields) -> None:
         if name.startswith(_RESERVED):
             raise ValueError(f"{name!r:.60} cannot be emitted: names that begin with {_RESERVED!r} are reserved")
     try:
-        check_request({}, span)
+        check_attributes(span.attributes or {})
         to_json(span.attributes)
     except ValueError as error:
         raise ValueError(f"{span.name!r:.60} cannot be emitted: {error}") from error
@@ -103,7 +103,7 @@ class LitAgents:
         self._backend = backend
         theirs: Any = InMemoryLightningStore()
         if isinstance(store, RemoteStore):
-            address, token = store.connection.address, store.connection.token
+            address, token = store.address, store.token
             theirs = LightningStoreClient(address.replace("://", f"://x:{token}@", 1) if token else address)
         # The agent has a weak reference to it.
         self._runner: LitAgentRunner[Any] = LitAgentRunner(tracer=EmissionTracer())
