@@ -210,7 +210,7 @@ def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:
     from groundwire.train.store.health import check_store
 
     try:
-        check_store(address, token=token_for(address, token_file), starting=False)
+        check_store(address, token=token_for(address, token_file), timeout_s=0)
         yield Check("ok", f"store at {address}")
     except (TokenError, StoreAddressError) as error:
         yield Check("failure", str(error), "start the store, or correct the address or the token")

@@ -13,7 +13,16 @@ from typing import Any, Protocol, TypeVar
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import CallSink, SpanRecord
 from groundwire.tools.secrets import masked_values, secret_masker
-from groundwire.train.store.rollout import ENDED, TRANSITIONS, Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
+from groundwire.train.store.rollout import (
+    ENDED,
+    TRANSITIONS,
+    UNFINISHED,
+    Attempt,
+    AttemptStatus,
+    Outcome,
+    Rollout,
+    RolloutStatus,
+)
 
 T = TypeVar("T", bound=LLMCall | SpanRecord | Outcome)
 _QUEUED, _OPEN = ("queuing", "requeuing"), ("preparing", "running")
@@ -123,6 +132,10 @@ class StateMachine(RolloutStore):
     async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
         rollouts = [rollout for rollout in map(self._find, rollout_ids) if rollout is not None]
         return sum(statuses is None or rollout.status in statuses for rollout in rollouts)
+
+    async def unfinished(self, resources_id: str) -> Sequence[str]:
+        rollouts = self._in_status(UNFINISHED)
+        return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
 
     async def cancel(self, rollout_id: str) -> None:
         with self._transaction():

@@ -16,11 +16,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import aiohttp
 import pydantic_core
@@ -48,43 +47,36 @@ Response = tuple[int, bytes]
 class StoreConnection:
     """A connection to the store at ``address``, ours or Agent Lightning's. Call :meth:`start` before use.
 
-    Without a ``token``, that of the environment or the user is sent. Any event loop may make requests.
+    Without a ``token``, that of the environment or the user is sent.
 
     A request whose response was lost is sent again. So a rollout may be enqueued twice, and one taken from the queue
     may have to wait until its runner counts as unresponsive; none is lost.
     """
 
+    batches = False
+    """Whether the store accepts batches, also of spans and of sequence ids."""
+    _session: aiohttp.ClientSession | None = None
+
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = float("inf")) -> None:
         self.address = address.rstrip("/")
         self.token = token or token_for(address)
         self._timeout_s = timeout_s
-        self._headers = {"Content-Type": "application/json"}
-        if self.token is not None:
-            self._headers["Authorization"] = f"Bearer {self.token}"
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-        self._batcher: RequestBatcher | None = None
         self._away_since: float | None = None
-        self._closed = False
 
     async def start(self) -> None:
-        """Check the store. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
+        """Check the store. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.address, token=self.token)
-        if health.get("batches"):
-            self._batcher = RequestBatcher(self._send)
+        headers = {"Content-Type": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S, connect=_CONNECT_S, sock_connect=_CONNECT_S)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        self._batcher, self.batches = RequestBatcher(self._send), bool(health.get("batches"))
 
-    @property
-    def batches(self) -> bool:
-        """Whether the store accepts batches, also of spans and of sequence ids."""
-        return self._batcher is not None
-
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Close the connections; later requests raise ``RuntimeError``."""
-        self._closed = True
-        for loop, session in list(self._sessions.items()):
-            if loop is asyncio.get_running_loop():
-                await session.close()
-            elif not loop.is_closed():
-                asyncio.run_coroutine_threadsafe(session.close(), loop)
+        if self._session is not None:
+            await self._session.close()
 
     async def request(self, method: str, path: str, *, json: Any = None) -> Any:
         """The JSON of the response.
@@ -92,78 +84,63 @@ class StoreConnection:
         Raises ``ValueError`` for a refused request, :class:`StoreGoneError` and :class:`StoreFailedError`.
         """
         body = b"" if json is None else pydantic_core.to_json(json)
-        batcher = self._batcher
-        send = batcher.send if batcher is not None and batcher.accepts(path) else self._send
+        send = self._batcher.send if self.batches and self._batcher.accepts(path) else self._send
         delay, failures, failing_since = _FIRST_DELAY_S, 0, float("inf")
         while True:
             try:
                 status, data = await send(method, path, body)
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                reason: Any = error
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as away:
+                reason = str(away) or type(away).__name__
             else:
                 if status < _CLIENT_ERROR:
                     if self._away_since is not None:
                         away_s, self._away_since = time.monotonic() - self._away_since, None
                         _log.warning("the store at %s is back after %.1f s", self.address, away_s)
                     return pydantic_core.from_json(data)
-                if (refused := _refusal(status, data)) is not None:
-                    raise ValueError(f"the store refused {method.upper()} {path}: {refused}")
-                failures += status == _SERVER_ERROR or _parse_error(data).get("error_type") == DAMAGED
+                error = _read_error(data)
+                if _is_refusal(status, error):
+                    raise ValueError(f"the store refused {method.upper()} {path}: {error['detail']}")
+                failures += status == _SERVER_ERROR or error.get("error_type") == DAMAGED
                 if failures > _MAX_FAILURES:
-                    raise StoreFailedError(f"the store fails at {method.upper()} {path}: {_error_message(data)}")
-                reason = f"status {status}: {_error_message(data)}"
+                    raise StoreFailedError(f"the store fails at {method.upper()} {path}: {error['detail']}")
+                reason = f"status {status}: {error['detail']}"
             failing_since = min(failing_since, time.monotonic())
             self._note_away(reason, failing_since)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
 
     async def _send(self, method: str, path: str, body: bytes) -> Response:
-        if self._closed:
-            raise RuntimeError(f"the client of the store at {self.address} is closed")
+        assert self._session is not None
         url = f"{self.address}{API}{path}"
-        async with self._session().request(method, url, data=body or None, headers=self._headers) as response:
+        async with self._session.request(method, url, data=body or None) as response:
             return response.status, await response.read()
 
-    def _session(self) -> aiohttp.ClientSession:
-        """The session of the running event loop: a session serves one loop."""
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S, connect=_CONNECT_S, sock_connect=_CONNECT_S)
-            session = self._sessions[loop] = aiohttp.ClientSession(timeout=timeout)
-        return session
-
-    def _note_away(self, error: Any, failing_since: float) -> None:
+    def _note_away(self, reason: str, failing_since: float) -> None:
         """Raises :class:`StoreGoneError` after ``timeout_s`` seconds, also if the store answers other requests."""
         if self._away_since is None:
             self._away_since = time.monotonic()
-            _log.warning("the store at %s does not answer (%s); waiting for it", self.address, error)
+            _log.warning("the store at %s does not answer (%s); waiting for it", self.address, reason)
         if (away_s := time.monotonic() - min(self._away_since, failing_since)) > self._timeout_s:
             message = f"the store at {self.address} has been away for {away_s:.0f} s"
-            raise StoreGoneError(f"{message}; last error: {str(error) or type(error).__name__}")
+            raise StoreGoneError(f"{message}; last error: {reason}")
 
 
-def _refusal(status: int, body: bytes) -> str | None:
-    """The reason of a permanent refusal; None if the request may succeed later."""
-    if _CLIENT_ERROR <= status < _SERVER_ERROR and status != _REQUEST_TIMEOUT:
-        return _error_message(body)
-    error = _parse_error(body)
-    if error.get("error_type") == "ValueError":  # Agent Lightning's server reports an unknown rollout as status 500
-        return str(error.get("traceback")).strip().rsplit("\n", 1)[-1]
-    return None
+def _is_refusal(status: int, error: Mapping[str, Any]) -> bool:
+    """Whether the request would fail again. Agent Lightning's server reports an unknown rollout as status 500."""
+    is_refused = _CLIENT_ERROR <= status < _SERVER_ERROR and status != _REQUEST_TIMEOUT
+    return is_refused or error.get("error_type") == "ValueError"
 
 
-def _error_message(body: bytes) -> str:
-    message = str(_parse_error(body).get("detail") or body[:200].decode(errors="replace"))
-    return " ".join(message.split())  # one line of a log
-
-
-def _parse_error(body: bytes) -> dict[str, Any]:
+def _read_error(body: bytes) -> dict[str, Any]:
+    """The fields of an error; its "detail" is one line of a log."""
     try:
         error = pydantic_core.from_json(body)
     except ValueError:
-        return {}
-    return error if isinstance(error, dict) else {}
+        error = None
+    fields = error if isinstance(error, dict) else {}
+    traceback = str(fields.get("traceback", "")).strip().rpartition("\n")[2]  # of Agent Lightning's server
+    detail = traceback or fields.get("detail") or body[:200].decode(errors="replace")
+    return {**fields, "detail": " ".join(str(detail).split())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +155,17 @@ class RequestBatcher:
     """Batches the requests of one event loop; ``send_one(method, path, body)`` sends a single request."""
 
     def __init__(self, send_one: Callable[[str, str, bytes], Awaitable[Response]]) -> None:
-        self._loop, self._send_one = asyncio.get_running_loop(), send_one
+        self._send_one = send_one
         self._waiting: list[_Request] = []
         self._senders: set[asyncio.Task[None]] = set()
 
     def accepts(self, path: str) -> bool:
-        """Whether a request may be batched: it comes from this loop, needs no escaping, and is quick."""
-        same_loop = asyncio.get_running_loop() is self._loop
-        return same_loop and bool(_PLAIN_PATH.fullmatch(path)) and not _SLOW_PATH.fullmatch(path)
+        """Whether a request may be batched: it needs no escaping, and is quick."""
+        return bool(_PLAIN_PATH.fullmatch(path)) and not _SLOW_PATH.fullmatch(path)
 
     async def send(self, method: str, path: str, body: bytes) -> Response:
         """Send a request, alone or in a batch. Raises the errors of ``send_one``."""
-        request = _Request(method, path, body, self._loop.create_future())
+        request = _Request(method, path, body, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         if len(self._senders) < _MAX_IN_FLIGHT:
             self._senders.add(asyncio.create_task(self._send_waiting()))

@@ -9,7 +9,7 @@ from typing import Any
 from groundwire.adapters.tracing.calls import LLMCall, order_calls
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
-from groundwire.train.store.rollout import ENDED, Attempt, Outcome, Rollout
+from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
 _SCAN_S = 0.1
 _Item = LLMCall | SpanRecord
@@ -31,10 +31,6 @@ class MemoryStore(StateMachine):
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         if rollout_id not in self._forgotten:  # it was cancelled at its deadline
             await super().end_attempt(rollout_id, attempt_id, outcome, failed=failed)
-
-    async def unfinished(self, resources_id: str) -> Sequence[str]:
-        rollouts = [rollout for rollout in self._rollouts.values() if rollout.status not in ENDED]
-        return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         numbers = []

@@ -27,50 +27,37 @@ from groundwire.train.store.agent_lightning import (
 from groundwire.train.store.base import RolloutStore, without_secrets
 from groundwire.train.store.connection import MAX_BATCH_BYTES, StoreConnection
 from groundwire.train.store.errors import StoreFailedError
-from groundwire.train.store.rollout import ENDED, Outcome, Rollout, RolloutStatus
+from groundwire.train.store.rollout import ENDED, UNFINISHED, Outcome, Rollout, RolloutStatus
 
 _MAX_ITEMS = 1000
-_UNFINISHED = ("queuing", "requeuing", "preparing", "running")
 
 
-class RemoteStore(RolloutStore):
+class RemoteStore(StoreConnection, RolloutStore):
     """A :class:`groundwire.train.store.base.RolloutStore` behind HTTP. Call :meth:`start` before use.
 
-    The arguments are those of :class:`StoreConnection`, and so are the errors. A reply that is no JSON of Agent
-    Lightning 0.3 is a ``ValueError``, and so is a refused request. Of a rollout's attempts only the last is known.
+    A reply that is no JSON of Agent Lightning 0.3 is a ``ValueError``, and so is a refused request. Of a rollout's
+    attempts only the last is known.
     """
-
-    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = float("inf")) -> None:
-        self.connection = StoreConnection(address, token=token, timeout_s=timeout_s)
-        self._request = self.connection.request
-
-    async def start(self) -> None:
-        """Check the store. Raises :class:`.errors.StoreAddressError`."""
-        await self.connection.start()
-
-    async def stop(self) -> None:
-        """Close the connections; later requests raise ``RuntimeError``."""
-        await self.connection.close()
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """As :meth:`RolloutStore.enqueue`, in requests of a few megabytes."""
         requests = [request_json(rollout) for rollout in rollouts]
         enqueued: list[Rollout] = []
         for part in _parts(requests):
-            reply = await self._request("post", "/queues/rollouts/enqueue", json={"rollouts": part})
+            reply = await self.request("post", "/queues/rollouts/enqueue", json={"rollouts": part})
             enqueued += map(read_rollout, reply)
         for rollout, known in zip(rollouts, enqueued, strict=True):
             rollout.rollout_id, rollout.started, rollout.status = known.rollout_id, known.started, known.status
 
     async def dequeue(self, limit: int, worker_id: str | None = None) -> Sequence[Rollout]:
         request = {"limit": limit, "worker_id": worker_id}
-        taken = [read_rollout(value) for value in await self._request("post", "/queues/rollouts/dequeue", json=request)]
+        taken = [read_rollout(value) for value in await self.request("post", "/queues/rollouts/dequeue", json=request)]
         if not all(rollout.attempts for rollout in taken):
             raise ValueError("the store gave a rollout without an attempt")
         return taken
 
     async def get(self, rollout_id: str, *, with_calls: bool = True) -> Rollout | None:
-        value = await self._request("get", f"/rollouts/{_quoted(rollout_id)}")
+        value = await self.request("get", f"/rollouts/{_quoted(rollout_id)}")
         if value is None:
             return None
         rollout = read_rollout(value)
@@ -83,7 +70,7 @@ class RemoteStore(RolloutStore):
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
         ended: list[str] = []
         for part in _parts(list(rollout_ids)):
-            reply = await self._request("post", "/waits/rollouts", json={"rollout_ids": part, "timeout": 0})
+            reply = await self.request("post", "/waits/rollouts", json={"rollout_ids": part, "timeout": 0})
             ended += [rollout["rollout_id"] for rollout in reply]
         return ended
 
@@ -93,15 +80,15 @@ class RemoteStore(RolloutStore):
             search: dict[str, Any] = {"rollout_id_in": part, "limit": 1}
             if statuses is not None:
                 search["status_in"] = list(statuses)
-            total += (await self._request("post", "/rollouts/search", json=search))["total"]
+            total += (await self.request("post", "/rollouts/search", json=search))["total"]
         return total
 
     async def unfinished(self, resources_id: str) -> Sequence[str]:
-        rollouts = self._search("/rollouts/search", {"status_in": _UNFINISHED})
+        rollouts = self._search("/rollouts/search", {"status_in": UNFINISHED})
         return [rollout["rollout_id"] async for rollout in rollouts if rollout["resources_id"] == resources_id]
 
     async def cancel(self, rollout_id: str) -> None:
-        await self._request("post", f"/rollouts/{_quoted(rollout_id)}", json={"status": "cancelled"})
+        await self.request("post", f"/rollouts/{_quoted(rollout_id)}", json={"status": "cancelled"})
 
     async def heartbeat(self, rollout_id: str, attempt_id: str, at: float) -> bool:
         rollout = await self.get(rollout_id, with_calls=False)
@@ -123,10 +110,10 @@ class RemoteStore(RolloutStore):
         await self._update_attempt(rollout_id, attempt_id, status="failed" if failed else "succeeded")
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        if self.connection.batches:
-            return await self._request("post", "/spans/next/batch", json=attempts)
+        if self.batches:
+            return await self.request("post", "/spans/next/batch", json=attempts)
         requests = [dict(zip(("rollout_id", "attempt_id"), ids, strict=True)) for ids in attempts]
-        return [(await self._request("post", "/spans/next", json=request))["sequence_id"] for request in requests]
+        return [(await self.request("post", "/spans/next", json=request))["sequence_id"] for request in requests]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
         await self._add([to_span(without_secrets(call, self._mask)) for call in calls])
@@ -135,32 +122,32 @@ class RemoteStore(RolloutStore):
         await self._add([without_secrets(span, self._mask) for span in spans])
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
-        await self._request("post", f"/resources/{_quoted(resources_id)}", json=resources_json(resources))
+        await self.request("post", f"/resources/{_quoted(resources_id)}", json=resources_json(resources))
 
     async def get_resources(self, resources_id: str | None) -> Mapping[str, Any] | None:
         path = "/resources/latest" if resources_id is None else f"/resources/{_quoted(resources_id)}"
-        update = await self._request("get", path)
+        update = await self.request("get", path)
         return None if update is None else read_resources(update)
 
     async def forget(self, rollout_id: str) -> None:
         """Nothing: the store keeps its rollouts, or has an option that deletes old ones."""
 
     async def _update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> None:
-        await self._request("post", f"/rollouts/{_quoted(rollout_id)}/attempts/{_quoted(attempt_id)}", json=changes)
+        await self.request("post", f"/rollouts/{_quoted(rollout_id)}/attempts/{_quoted(attempt_id)}", json=changes)
 
     async def _add(self, spans: Sequence[SpanRecord]) -> None:
         for part in _parts([span_json(span) for span in spans]):
-            if self.connection.batches:
-                await self._request("post", "/spans/batch", json=part)
+            if self.batches:
+                await self.request("post", "/spans/batch", json=part)
             else:
                 for span in part:
-                    await self._request("post", "/spans", json=span)
+                    await self.request("post", "/spans", json=span)
 
     async def _search(self, path: str, filters: Mapping[str, Any]) -> Any:
         """All items of a list, which a store may return in pages."""
         offset, total = 0, 1
         while offset < total:
-            page = await self._request("post", path, json={**filters, "limit": -1, "offset": offset})
+            page = await self.request("post", path, json={**filters, "limit": -1, "offset": offset})
             for item in page["items"]:
                 yield item
             offset, total = offset + len(page["items"]), page["total"] if page["items"] else 0
@@ -175,7 +162,7 @@ def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     part: list[Any] = []
     size = 0
     for item in items:
-        length = _length(item)
+        length = len(pydantic_core.to_json(item))
         if part and (size + length > MAX_BATCH_BYTES or len(part) == _MAX_ITEMS):
             yield part
             part, size = [], 0
@@ -183,12 +170,3 @@ def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         size += length
     if part:
         yield part
-
-
-def _length(item: Any) -> int:
-    """About the length of an id, a span or a rollout in JSON. Token ids are most of a span, and they are text."""
-    if isinstance(item, str):
-        return len(item)
-    if "attributes" in item:
-        return sum(len(value) for value in item["attributes"].values() if isinstance(value, str))
-    return len(pydantic_core.to_json(item))

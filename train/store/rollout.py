@@ -33,6 +33,7 @@ TRANSITIONS: Mapping[RolloutStatus, frozenset[RolloutStatus]] = {
 }
 """The statuses that may follow each one. Any other change comes too late and is ignored: a rollout that succeeded at
 the deadline is not cancelled, and a cancelled one does not return to the queue when its attempt fails."""
+UNFINISHED = tuple(status for status, following in TRANSITIONS.items() if following)
 ENDED = frozenset({"succeeded", "failed", "cancelled", "timeout"})
 """The statuses of rollouts and attempts that no runner works on any more."""
 

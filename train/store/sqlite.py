@@ -96,10 +96,6 @@ class SqliteStore(StateMachine):
                 self._cache.pop(rollout_id, None)
             return len(rows)
 
-    async def unfinished(self, resources_id: str) -> Sequence[str]:
-        rollouts = self._in_status(("queuing", "requeuing", "preparing", "running"))
-        return [rollout.rollout_id for rollout in rollouts if rollout.resources_id == resources_id]
-
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         with self._transaction():
             return [self._next_number(rollout_id) for rollout_id, _ in attempts]

@@ -310,7 +310,7 @@ async def _answering(routes: dict[str, Any]) -> Any:
     ("routes", "message"),
     [
         ({}, "is not a Lightning store: status 404 "),
-        ({"/v1/agl/health": {"status": "starting"}}, "is not a Lightning store: its health is"),
+        ({"/v1/agl/health": {"status": "starting"}}, "is not a Lightning store: status 200 "),
         ({"/v1/agl/health": {"status": "ok"}}, "does not have the API of agentlightning 0.3: status 404"),
         (
             {"/v1/agl/health": {"status": "ok"}, "/v1/agl/queues/rollouts/dequeue": None},

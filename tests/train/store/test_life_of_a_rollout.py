@@ -6,20 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning import mongo_store, their_server
 from mongo_wire import FakeMongo
-from pydantic_core import to_json
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.store.base import RolloutStore
-from groundwire.train.store.connection import StoreConnection
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.remote import RemoteStore
@@ -288,21 +285,6 @@ async def test_resources_are_those_of_a_run_or_the_newest(store: RolloutStore) -
     newest = await store.get_resources(None)
     assert newest is not None
     assert newest["policy"].get_base_url("r", "a") == "http://b/rollout/r/attempt/a/v1"
-
-
-async def test_long_calls_are_sent_to_a_store_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    async def request(self: Any, method: str, path: str, *, json: Any = None) -> Any:
-        sizes.append(len(to_json(json)))
-
-    monkeypatch.setattr(StoreConnection, "request", request)
-    store = RemoteStore("http://127.0.0.1:1")
-    monkeypatch.setattr(StoreConnection, "batches", True)
-    long = LLMCall(rollout_id="r", attempt_id="a", sequence=1, messages_json="x" * 900_000)
-    await store.add_calls([replace(long, sequence=number) for number in range(30)])
-    assert len(sizes) > 1
-    assert max(sizes) < 16 << 20
 
 
 async def test_no_store_keeps_a_secret(our_store: RolloutStore, monkeypatch: pytest.MonkeyPatch) -> None:

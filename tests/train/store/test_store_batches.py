@@ -123,8 +123,3 @@ def test_requests_are_cancelled_when_the_loop_ends() -> None:
 async def test_slow_requests_and_escaped_paths_are_not_batched(path: str, may: bool) -> None:
     batcher = RequestBatcher(_Store().send)
     assert batcher.accepts(path) is may
-
-    async def elsewhere() -> bool:
-        return batcher.accepts(path)
-
-    assert not await asyncio.to_thread(asyncio.run, elsewhere())
