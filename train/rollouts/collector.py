@@ -76,8 +76,6 @@ class RolloutCollector:
         self._max_attempts, self._timeout_s, self._unresponsive_s = 1 + retries, attempt_timeout_s, unresponsive_s
         store.on_attempt_end = self.notify
         self._is_published, self._publishing = False, asyncio.Lock()
-        self._newest = ""
-        """The rollout that was enqueued last: a store that does not have it has lost data."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
         """By rollout; each is done when the rollout has ended."""
         self._watcher: asyncio.Task[None] | None = None
@@ -115,9 +113,7 @@ class RolloutCollector:
             rollout.max_attempts = self._max_attempts
             rollout.timeout_s, rollout.unresponsive_s = self._timeout_s, self._unresponsive_s
         await self._store.enqueue(rollouts)
-        self._newest = rollouts[-1].rollout_id if rollouts else self._newest
         ends = [self._watch(rollout.rollout_id) for rollout in rollouts]
-        await self._publish_if_lost()
         self._notify_runners()
 
         async def result(index: int) -> tuple[int, Rollout]:
@@ -148,31 +144,19 @@ class RolloutCollector:
         self._notification.set()
 
     async def _publish_proxy(self) -> None:
-        """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""
+        """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left.
+
+        A store in another process gets it with each batch: it may have come back empty since the last one.
+        """
         async with self._publishing:  # or a batch would cancel the rollouts of one that began at the same moment
-            if not self._is_published or await self._lost_between_batches():
-                await self._publish()
-                self._is_published = True
-
-    async def _publish(self) -> None:
-        policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
-        await self._store.put_resources(self._resources_id, {POLICY_RESOURCE: policy, MAIN_LLM: policy})
-        for rollout_id in await self._store.unfinished(self._resources_id):
-            if rollout_id not in self._waiting:
-                await self._store.cancel(rollout_id)
-
-    async def _lost_between_batches(self) -> bool:
-        """Whether a store in another process has come back without the run's newest rollout, which has ended."""
-        if not self._external or not self._newest or await self._store.count([self._newest]):
-            return False
-        _log.warning("the store does not have the run's last rollouts any more; the run goes on: no result is lost")
-        return True
-
-    async def _publish_if_lost(self) -> None:
-        """Publish the proxy again if the store has lost it since :meth:`_publish_proxy`."""
-        if self._external and await self._store.get_resources(self._resources_id) is None:
-            async with self._publishing:
-                await self._publish()
+            if self._is_published and not self._external:
+                return
+            policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+            await self._store.put_resources(self._resources_id, {POLICY_RESOURCE: policy, MAIN_LLM: policy})
+            if not self._is_published:
+                for rollout_id in await self._store.unfinished(self._resources_id):
+                    await self._store.cancel(rollout_id)
+            self._is_published = True
 
     def _watch(self, rollout_id: str) -> asyncio.Future[None]:
         """A future that is done when the rollout has ended."""

@@ -89,18 +89,6 @@ async def test_a_store_that_comes_back_empty_between_batches_does_not_end_the_ru
             assert await collector._store.get_resources("rs-run") is not None
 
 
-async def test_a_store_that_loses_the_address_of_the_proxy_gets_it_again() -> None:
-    port = free_port()
-    async with AsyncExitStack() as started:
-        async with _store(port, ours=True):
-            collector = await started.enter_async_context(_collector(port))
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
-        async with _store(port, ours=True):
-            collector._newest = ""  # the store was emptied after the batch's first look
-            await asyncio.gather(collector.run(_jobs(), deadline_s=30), _run_rollouts(collector))
-            assert await collector._store.get_resources("rs-run") is not None
-
-
 async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
     port = free_port()
     async with _store(port, ours=True) as store, _collector(port) as collector:
