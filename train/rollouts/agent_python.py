@@ -25,9 +25,8 @@ from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import ELSEWHERE, make_backend, no_reward
 
-_TIMEOUT_S = 60.0
-_IMPORTS_S = 300.0
-"""Of an agent or a reward."""
+_TIMEOUT_S = 300.0
+"""Of the imports of an agent or a reward."""
 _PROBE = """
 import groundwire.train.store.remote
 from groundwire.tools.terminal import version
@@ -37,58 +36,45 @@ _MODULE = "groundwire.train.rollouts.agent_python"
 _MOST = 20
 
 
-def find_agent_python(given: str) -> str:
-    """The absolute path of the interpreter ``given``, whose environment has the base of this version of groundwire.
+def find_agent_python(python: str) -> str:
+    """The absolute path of the interpreter ``python``, whose environment has the base of this version of groundwire.
 
     A path keeps its symbolic links: those of a virtual environment name the environment. Raises :class:`ConfigError`.
     """
-    path = os.path.expanduser(given)
-    found = shutil.which(path) if os.sep not in path else os.path.abspath(path)
-    if not found:
-        raise ConfigError(f"runner_python is {given!r}, and there is no such command: give the path of an interpreter")
+    path = os.path.expanduser(python)
+    absolute = shutil.which(path) if os.sep not in path else os.path.abspath(path)
+    if not absolute:
+        raise ConfigError(f"runner_python is {python!r}, and there is no such command: give the path of an interpreter")
     try:
-        done = subprocess.run(  # noqa: S603
-            [found, "-c", _PROBE], check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or f"no answer within {_TIMEOUT_S:g} s"
-        raise ConfigError(f"runner_python is {given!r}, which cannot be run: {reason}") from error
-    if done.returncode:
+        theirs = _last_line(absolute, "-c", _PROBE)
+    except ConfigError as error:
         clone = PACKAGE.parents[1]
         source = clone if (clone / "pyproject.toml").is_file() else "groundwire"
         raise ConfigError(
-            f"runner_python is {given!r}, and groundwire cannot be imported there "
-            f"({(done.stderr.strip().splitlines() or ['no message'])[-1]:.300}): "
-            f"install it with {given} -m pip install {source}"
-        )
-    theirs, ours = done.stdout.strip(), version()
-    if theirs != ours:
+            f"runner_python is {python!r}, and groundwire cannot be imported there ({error}): install it with "
+            f"{python} -m pip install {source}"
+        ) from error
+    if theirs != (ours := version()):
         raise ConfigError(
-            f"runner_python is {given!r}, whose groundwire has version {theirs}, and this one {ours}: install the same "
-            "version in both environments"
+            f"runner_python is {python!r}, whose groundwire has version {theirs}, and this one {ours}: install the "
+            "same version in both environments"
         )
-    return found
+    return absolute
 
 
-def _ask(python: str, *arguments: str, given: str = "") -> Any:
-    """What this module, as a program of ``python``, prints as JSON in its last line. Raises :class:`ConfigError` with
-    its last error.
-    """
+def _last_line(python: str, *arguments: str, stdin: str = "") -> str:
+    """What a program of ``python`` prints last. Raises :class:`ConfigError` with its last error."""
     try:
         done = subprocess.run(  # noqa: S603
-            [python, "-m", _MODULE, *arguments],
-            input=given,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_IMPORTS_S,
+            [python, *arguments], input=stdin, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"in the environment of runner_python: no import within {_IMPORTS_S:g} s") from error
-    last = (done.stderr if done.returncode else done.stdout).strip().rpartition("\n")[2]
-    if done.returncode:
+        failed, printed = done.returncode, done.stderr if done.returncode else done.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed, printed = 1, getattr(error, "strerror", None) or f"no answer within {_TIMEOUT_S:g} s"
+    last = printed.strip().rpartition("\n")[2]
+    if failed:
         raise ConfigError(f"in the environment of runner_python: {last:.500}")
-    return json.loads(last)
+    return last
 
 
 def reward_elsewhere(python: str, name: str) -> rewards.Reward:
@@ -96,7 +82,7 @@ def reward_elsewhere(python: str, name: str) -> rewards.Reward:
     its code says of itself. Raises :class:`ConfigError`.
     """
     reward = no_reward(ELSEWHERE)
-    form, reads = _ask(python, name) if name else (None, [])
+    form, reads = json.loads(_last_line(python, "-m", _MODULE, name)) if name else (None, [])
     vars(reward).update(form=form, reads=reads)
     return reward
 
@@ -116,16 +102,16 @@ def call_notes(
     if not config.runner_python:
         return _describe(backend, reward, questions, examples)
     settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
-    given = json.dumps(
+    stdin = json.dumps(
         [settings, [{**asdict(question), "answers": question.form} for question in questions], examples], default=str
     )
-    return [str(note) for note in _ask(config.runner_python, given=given)]
+    return json.loads(_last_line(config.runner_python, "-m", _MODULE, stdin=stdin))
 
 
 def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
     agent = _first(backend.describe_call, questions)
     function = _first(lambda task: rewards.describe_call(reward, task), tasks)
-    return [f"{part}: called as {call}" for part, call in (("agent", agent), ("reward", function)) if call]
+    return [f"{name}: called as {call}" for name, call in (("agent", agent), ("reward", function)) if call]
 
 
 def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:
@@ -142,23 +128,21 @@ def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:
 
 
 def _main() -> None:
+    """Print as JSON what the code of a reward, the argument, says of itself; else how agent and reward are called."""
     answer: Any
     try:
         if sys.argv[1:]:
             reward = rewards.get(sys.argv[1])
             answer = [getattr(rewards.answers_of(reward), "name", None), sorted(rewards.names_read(reward))]
         else:
-            answer = _notes(*json.load(sys.stdin))
+            fields, asked, tasks = json.load(sys.stdin)
+            settings = AgentSettings(**fields)
+            function = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
+            questions = [adapters.Question(**{**entry, "answers": ANSWER_KINDS[entry["answers"]]}) for entry in asked]
+            answer = _describe(make_backend(settings), function, questions, tasks)
     except UserError as error:
         sys.exit(str(error))
     print(json.dumps(answer))
-
-
-def _notes(given: Any, asked: Any, tasks: Any) -> list[str]:
-    settings = AgentSettings(**given)
-    reward = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
-    questions = [adapters.Question(**{**question, "answers": ANSWER_KINDS[question["answers"]]}) for question in asked]
-    return _describe(make_backend(settings), reward, questions, tasks)
 
 
 if __name__ == "__main__":

@@ -43,22 +43,26 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
     try:
         factory: Callable[..., adapters.Backend] = adapters.get(settings.backend)
     except ImportError as error:
-        raise ConfigError(f"backend {settings.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
+        remedy = "is its version right?"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            module = error.name.partition(".")[0]
+            remedy = f"pip install {_PACKAGES.get(module, module.replace('_', '-'))}"
+        raise ConfigError(f"backend {settings.backend!r} cannot be imported: {error}; {remedy}") from error
     if objects.get("agent", settings.agent) is not None and settings.backend in adapters.FRAMEWORKS:
         factory = partial(adapters.agent_backend, framework=settings.backend)
     parameters = inspect.signature(factory).parameters
     if ignored := [name for name in _OPTIONS if name not in parameters and getattr(settings, name) is not None]:
         raise ConfigError(f"{flag(ignored[0])} means nothing to backend {settings.backend!r}: leave it out")
-    given = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
-    if given.get("agent", "") is None:
+    arguments = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
+    if arguments.get("agent", "") is None:
         raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
     try:
         if "options" in parameters:
             options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
-            return factory(**given, options=options)
+            return factory(**arguments, options=options)
         known = options_of(factory, without=(*_OPTIONS, *OF_THE_RUN))
         checked = checked_options(factory, settings.backend, _applicable(settings, known), known)
-        return adapters.as_backend(factory(**given, **checked))
+        return adapters.as_backend(factory(**arguments, **checked))
     except MissingPackageError as error:
         remedy = "; if the agent has an environment of its own, give --runner-python PYTHON"
         raise ConfigError(f"{error}{remedy if isinstance(settings, RunConfig) else ''}") from error
@@ -100,10 +104,3 @@ def no_reward(message: str) -> rewards.Reward:
         raise rewards.RewardError(message)
 
     return reward
-
-
-def _remedy(error: ImportError) -> str:
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return "is its version right?"
-    module = error.name.partition(".")[0]
-    return f"pip install {_PACKAGES.get(module, module.replace('_', '-'))}"

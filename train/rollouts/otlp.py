@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,7 +23,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.tools.secrets import masked_values, register_secret
 from groundwire.train.store.rollout import Rollout
 
@@ -127,20 +128,14 @@ def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator
 
 
 def _call_attributes(call: LLMCall) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "groundwire",
-        "gen_ai.request.model": call.model,
-        "gen_ai.response.finish_reasons": [call.finish_reason],
+    """Those of the call's span in the store, with its messages in the form of the conventions, without token ids."""
+    attributes = {
+        **to_span(replace(call, prompt_ids=[], response_ids=[], logprobs=[])).attributes,
         "gen_ai.usage.input_tokens": len(call.prompt_ids) or call.prompt_tokens,
         "gen_ai.usage.output_tokens": len(call.response_ids) or call.response_tokens,
         "gen_ai.input.messages": _messages(call.messages),
         "gen_ai.output.messages": _messages([call.reply] if call.reply else [], finish_reason=call.finish_reason),
-        "http.response.status_code": call.status,
-        "gen_ai.agent.name": call.agent,
-        "gen_ai.response.id": call.reply_id,
-        "gen_ai.tool.definitions": call.tools_json,
-        "groundwire.weights_version": call.weights_version,
+        "gen_ai.provider.name": "groundwire",
         "groundwire.reward": call.reward,
     }
     return {name: value for name, value in attributes.items() if value not in (None, "")}
@@ -148,7 +143,7 @@ def _call_attributes(call: LLMCall) -> dict[str, Any]:
 
 def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | None = None) -> str:
     """Chat messages in the form of the GenAI conventions, as JSON."""
-    shown = []
+    converted = []
     for message in messages:
         role, parts = str(message.get("role", "")), list[dict[str, Any]]()
         content = message.get("content")
@@ -160,8 +155,8 @@ def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | Non
             function = call.get("function") or {}
             arguments = {"name": function.get("name"), "arguments": function.get("arguments")}
             parts.append({"type": "tool_call", "id": call.get("id"), **arguments})
-        shown.append({"role": role, "parts": parts, **({"finish_reason": finish_reason} if finish_reason else {})})
-    return json.dumps(shown, ensure_ascii=False)
+        converted.append({"role": role, "parts": parts, **({"finish_reason": finish_reason} if finish_reason else {})})
+    return json.dumps(converted, ensure_ascii=False)
 
 
 class _Exporter(OTLPSpanExporter):

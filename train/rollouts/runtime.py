@@ -80,7 +80,7 @@ class RolloutRuntime:
         resources_id: str | None = None,
     ) -> None:
         self._resources_id, self._bundled = resources_id or run.resources_id, domain.bundled
-        self._server_options = dict(server or {})
+        self._server_options = server or {}
         self._engine, self._config, self._run_dir = engine, config, run
         self.scores = FailureScores(config.failures, run)
 
@@ -140,7 +140,7 @@ class RolloutRuntime:
     def run(
         self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Rollout]:
-        """As :meth:`RolloutCollector.run`. Raises :class:`EventLoopError`, :class:`RunnersEndedError`."""
+        """As :meth:`RolloutCollector.run`. Raises :class:`EventLoopError`, too."""
         return self.call(lambda collector: collector.run(rollouts, deadline_s=deadline_s, on_end=on_end))
 
     def call(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:

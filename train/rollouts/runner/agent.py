@@ -1,9 +1,7 @@
 """One attempt of a rollout: the backend answers, the reward scores, and both are its outcome.
 
-The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure has a
-type, so the trainer knows it wherever the runner is. The store tries the rollout again, unless the failure is scored
-(:mod:`groundwire.train.config.failures`) or another attempt would fail as well: a prompt that is too long, a judge that
-abstains.
+The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. The store tries
+a failed rollout again, unless the failure is scored (:mod:`groundwire.train.config.failures`) or would be the same.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters.agents.failures import agent_failure
-from groundwire.adapters.tracing.open_attempts import CallSummary, call_summary
+from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, PrivateTasks, Task
 from groundwire.tools.errors import UserError
@@ -79,7 +77,7 @@ class RolloutAgent:
         self._lit_agents: LitAgents | None = None
 
     async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
-        """Answer and score one task: the outcome, and whether the store shall try the rollout again."""
+        """The outcome of the rollout's task, and whether the store shall try it again."""
         outcome = Outcome(least_reward=self._least_reward)
         try:
             if self._check is not None:
@@ -87,7 +85,10 @@ class RolloutAgent:
             policy: ProxyLLM = resources[POLICY_RESOURCE]
             endpoint = _endpoint(policy, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
-                self._lit_agents = self._lit_agents or _lit_agents(self.backend, store)
+                if self._lit_agents is None:
+                    from groundwire.train.rollouts.runner.lightning_agents import LitAgents
+
+                    self._lit_agents = LitAgents(self.backend, store)
                 own = self._own_reward(self._lit_agents, policy, endpoint, rollout)
                 outcome.reward, outcome.reward_components = await self._within_limit(own, endpoint)
                 return outcome, False
@@ -122,7 +123,6 @@ class RolloutAgent:
             await asyncio.wait({running}, timeout=_CANCEL_S)
 
     async def _answer(self, task: Task, endpoint: adapters.Endpoint) -> adapters.Answer:
-        """The backend's answer. Raises only :class:`adapters.BackendError`."""
         async with self._private(task) as (private, database):
             try:
                 return await self.backend.run(self.view.question(private, database), endpoint)
@@ -154,7 +154,7 @@ class RolloutAgent:
     async def _own_reward(
         self, agents: LitAgents, policy: ProxyLLM, endpoint: adapters.Endpoint, rollout: Rollout
     ) -> tuple[float, dict[str, float]]:
-        """The reward that a LitAgent returns, and its components. Raises only the errors of backends and rewards."""
+        """The reward that a LitAgent returns."""
         async with self._private(rollout.task) as (private, _):
             with rewards.in_training(rollout.mode == "train"):
                 value = await agents.run(private, policy, rollout, endpoint)
@@ -182,7 +182,7 @@ class RolloutAgent:
             return []
 
     async def _score(self, rollout: Rollout, answer: adapters.Answer) -> tuple[float, dict[str, float]]:
-        """The reward and its components. Raises :class:`rewards.RewardError` or :class:`UnreadableAnswerError`."""
+        """Raises :class:`rewards.RewardError` or :class:`UnreadableAnswerError`."""
         try:
             with rewards.in_training(rollout.mode == "train"):
                 score = await self.view.score(self.reward, dict(rollout.task), answer.text, answer.steps)
@@ -203,14 +203,7 @@ def _read_reward(value: Any) -> tuple[float, dict[str, float]]:
     return rewards.total(value), {name: float(number) for name, number in named.items() if name != "total"}
 
 
-def _lit_agents(backend: adapters.LitAgentBackend, store: RolloutStore) -> LitAgents:
-    from groundwire.train.rollouts.runner.lightning_agents import LitAgents
-
-    return LitAgents(backend, store)
-
-
 def _endpoint(policy: ProxyLLM, rollout: Rollout) -> adapters.Endpoint:
-    """The endpoint of an attempt."""
     attempt = rollout.attempts[-1]
     return adapters.Endpoint(
         base_url=policy.get_base_url(rollout.rollout_id, attempt.attempt_id),
@@ -229,25 +222,24 @@ async def _attribute(error: adapters.BackendError, endpoint: adapters.Endpoint) 
     """
     if isinstance(error, adapters.PromptTooLongError):
         return error
-    attributed = _attributed(error, await call_summary(endpoint.base_url, error.resources))
+    made = await call_summary(endpoint.base_url, error.resources)
+    attributed = error
+    if made is not None and made.at_limit:
+        limit = f"it had made {made.calls} LLM calls, as many as max_calls allows"
+        attributed = adapters.TurnLimitError(str(error) if "max_calls" in str(error) else f"{error}; {limit}")
+    elif not isinstance(error, adapters.AgentError | adapters.ToolError):
+        return error
+    elif made is None:
+        attributed = adapters.EndpointError(f"{error}; the proxy does not say which calls it made")
+    elif made.failure:
+        attributed = adapters.EndpointError(f"{error}; its last call {made.failure}")
+    elif isinstance(error, adapters.ToolError) and made.made_up:
+        attributed = adapters.AgentError(f"{error}; the policy made up {made.made_up[0]!r}")
+    elif isinstance(error, adapters.AgentError) and not made.calls:
+        attributed = adapters.AgentSetupError(str(error))
     if attributed is not error:
         attributed.steps, attributed.input, attributed.__cause__ = error.steps, error.input, error
     return attributed
-
-
-def _attributed(error: adapters.BackendError, made: CallSummary | None) -> adapters.BackendError:
-    if made is not None and made.at_limit:
-        limit = f"it had made {made.calls} LLM calls, as many as max_calls allows"
-        return adapters.TurnLimitError(str(error) if "max_calls" in str(error) else f"{error}; {limit}")
-    if not isinstance(error, adapters.AgentError | adapters.ToolError):
-        return error
-    if made is None:
-        return adapters.EndpointError(f"{error}; the proxy does not say which calls it made")
-    if made.failure:
-        return adapters.EndpointError(f"{error}; its last call {made.failure}")
-    if isinstance(error, adapters.ToolError):
-        return adapters.AgentError(f"{error}; the policy made up {made.made_up[0]!r}") if made.made_up else error
-    return error if made.calls else adapters.AgentSetupError(str(error))
 
 
 async def _attribute_time_limit(timeout_s: float, endpoint: adapters.Endpoint) -> adapters.BackendError:

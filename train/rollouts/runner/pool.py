@@ -8,8 +8,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from wrapt import register_post_import_hook
@@ -29,10 +29,6 @@ _STOP_S = 5.0
 _CLOSE_S = 5.0
 _FLUSH_S = 120.0
 _MIN_HEARTBEAT_S = 0.1
-
-
-class PoolStoppedError(Exception):
-    """The runner pool stops; another runner gets the rollout."""
 
 
 class RunnerPool:
@@ -101,69 +97,47 @@ class RunnerPool:
             await asyncio.wait(self._rollouts)
 
     async def _take(self, limit: int) -> Sequence[Rollout]:
-        if not limit:
-            return []
-        worker_id = f"{socket.gethostname()}-{os.getpid()}"
         try:
-            return await self._store.dequeue(limit, worker_id)
+            return await self._store.dequeue(limit, f"{socket.gethostname()}-{os.getpid()}") if limit else []
         except Exception as error:
             _log.warning("the runners could not take rollouts: %s", error)
             return []
 
     async def _run(self, rollout: Rollout) -> None:
-        heartbeat = asyncio.create_task(self._send_heartbeats(rollout))
+        task, heartbeat = asyncio.current_task(), asyncio.create_task(self._send_heartbeats(rollout))
+        assert task is not None
+        attempt_id = rollout.attempts[-1].attempt_id  # now: a store in this process may start another one meanwhile
+        outcome: Outcome | None = None
+        failed = True
         try:
-            await self._run_attempt(rollout)
+            resources = await self._store.get_resources(rollout.resources_id)
+            if resources is None:
+                raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
+            self._in_agents.add(task)
+            try:
+                if not self._stopping.is_set():
+                    outcome, failed = await self._run_agent(rollout, resources)
+            except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
+                _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
+            finally:  # also when the pool stops, which cancels this task
+                self._in_agents.discard(task)
+                await self._store.end_attempt(rollout.rollout_id, attempt_id, outcome, failed=failed)
         except Exception as error:  # the store failed before the agent was started, or after its end
             _log.warning("rollout %.100r could not be run: %s", rollout.rollout_id, error)
         finally:
             heartbeat.cancel()
 
-    async def _run_attempt(self, rollout: Rollout) -> None:
-        attempt_id = rollout.attempts[-1].attempt_id  # now: a store in this process may start another one meanwhile
-        resources = await self._store.get_resources(rollout.resources_id)
-        if resources is None:
-            raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
-        outcome: Outcome | None = None
-        failed = True
+    async def _run_agent(self, rollout: Rollout, resources: Mapping[str, Any]) -> tuple[Outcome, bool]:
+        """Raises :class:`CallsNotStoredError` if the store refuses a span that the agent emitted."""
+        writer = self._writer = self._writer or CallWriter(self._store)
+        rollout_id = rollout.rollout_id
         try:
-            async with self._open(rollout):
-                reported, failed_as_well = await self._agent.run(rollout, resources, self._store)
-            outcome, failed = reported, failed_as_well  # the spans that the agent emitted are stored
-        except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
-            _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
+            with Emissions(writer, rollout_id=rollout_id, attempt_id=rollout.attempts[-1].attempt_id).activate():
+                return await self._agent.run(rollout, resources, self._store)
         finally:
-            await self._store.end_attempt(rollout.rollout_id, attempt_id, outcome, failed=failed)
-
-    @asynccontextmanager
-    async def _open(self, rollout: Rollout) -> AsyncIterator[None]:
-        """Encloses the run of an agent. Raises :class:`CallsNotStoredError` if the store refuses an emitted span, and
-        :class:`PoolStoppedError` when the pool stops.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_agents.add(task)
-        try:
-            if self._stopping.is_set():
-                raise PoolStoppedError
-            writer = self._writer = self._writer or CallWriter(self._store)
-            attempt_id = rollout.attempts[-1].attempt_id
-            try:
-                with Emissions(writer, rollout_id=rollout.rollout_id, attempt_id=attempt_id).activate():
-                    yield
-            except Exception:
-                await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
-                raise
-            await writer.flush(rollout.rollout_id, timeout_s=_FLUSH_S)
-        except asyncio.CancelledError:
-            if not self._stopping.is_set():
-                raise
-            raise PoolStoppedError from None
-        finally:
-            self._in_agents.discard(task)
+            await writer.flush(rollout_id, timeout_s=_FLUSH_S)
 
     async def _send_heartbeats(self, rollout: Rollout) -> None:
-        """Keep the store from giving the rollout of a slow agent to another runner."""
         if rollout.unresponsive_s is None:
             return
         attempt, began = rollout.attempts[-1], time.monotonic()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,7 +70,7 @@ class RequestCheck:
         if not isinstance(given, Mapping):
             raise RequestRefusedError(f"the rollout's settings are {given!r:.100}; they must be a table")
         settings = dict(given)
-        for name, own in self._own.items():
+        for name, own in self.settings.model_dump(mode="json").items():
             if name == "agent_options" and self.settings.agent is None and self.settings.backend in SQL_AGENTS:
                 continue  # they are numbers and names; those of a user's function may be anything
             if name in settings and name not in _PER_ROLLOUT:
@@ -81,20 +80,17 @@ class RequestCheck:
         except UserError as error:
             raise RequestRefusedError(str(error)) from error
 
-    @cached_property
-    def _own(self) -> dict[str, Any]:
-        return self.settings.model_dump(mode="json")
-
     def _compare(self, name: str, own: Any, given: Any) -> None:
         if name == "judge":
             if not isinstance(given, Mapping) or given.keys() - own.keys():
                 raise RequestRefusedError(f"the rollout's judge is {given!r:.200}; it has {', '.join(own)}")
             for part, value in given.items():
                 self._compare(f"judge {part}", own[part], value)
-        elif given != own and not (
-            (name == "reward" and given is None and own == self.domain.default_reward)
-            or (name == "domain" and _is_same_file(own, given))
-        ):
+            return
+        # Another machine may have the same file of tasks in another folder.
+        is_same_file = name == "domain" and is_file(own) and Path(str(given)).name == Path(own).name
+        is_default = name == "reward" and given is None and own == self.domain.default_reward
+        if given != own and not is_same_file and not is_default:
             raise RequestRefusedError(
                 f"this runner's {name} is {own!r}, and the rollout's is {given!r:.200}: start groundwire run and "
                 f"groundwire runner with the same {_option(name)}"
@@ -151,11 +147,6 @@ class RequestCheck:
                     f"the task's database {path!r:.300} is not in the data of this runner ({folders}): start the "
                     "runner with the trainer's --data-dir, on a machine that has it at the same path"
                 )
-
-
-def _is_same_file(own: str, given: Any) -> bool:
-    """Whether a domain is the same file of tasks, which another machine may have in another folder."""
-    return is_file(own) and isinstance(given, str) and Path(given).name == Path(own).name
 
 
 def _option(name: str) -> str:
