@@ -175,7 +175,17 @@ class RequestBatcher:
         batch: Sequence[_Request] = ()
         try:
             while batch := self._next_batch():
-                await self._send_batch(batch)
+                try:
+                    responses = await self._responses(batch)
+                except Exception as error:
+                    responses = [error] * len(batch)
+                for request, response in zip(batch, responses, strict=True):
+                    if request.response.done():
+                        continue
+                    if isinstance(response, BaseException):
+                        request.response.set_exception(response)
+                    else:
+                        request.response.set_result(response)
         finally:
             # At once, and not when the task is done: a request of the meantime would wait for a sender that has ended.
             self._senders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
@@ -190,19 +200,6 @@ class RequestBatcher:
         count = max(1, sum(size <= MAX_BATCH_BYTES for size in sizes))
         self._waiting = waiting[count:]
         return waiting[:count]
-
-    async def _send_batch(self, batch: Sequence[_Request]) -> None:
-        try:
-            responses = await self._responses(batch)
-        except Exception as error:
-            responses = [error] * len(batch)
-        for request, response in zip(batch, responses, strict=True):
-            if request.response.done():
-                continue
-            if isinstance(response, BaseException):
-                request.response.set_exception(response)
-            else:
-                request.response.set_result(response)
 
     async def _responses(self, batch: Sequence[_Request]) -> Sequence[Response | BaseException]:
         if len(batch) > 1:

@@ -38,13 +38,6 @@ def _check_limit(limit: int) -> int:
     return limit
 
 
-def _query(method: str) -> Any:
-    """The query of a list: its filters, its order and the page."""
-    limit = Annotated[int, pydantic.Field(ge=-1, le=1 << 53), pydantic.AfterValidator(_check_limit)]
-    order = {"sort_by": Literal[tuple(FIELDS[method])], "sort_order": (Literal["asc", "desc"], "asc")}
-    return _body(limit=(limit, -1), offset=(Count, 0), **order, **_FILTERS[method])
-
-
 class _Resource(Open):
     resource_type: Literal["llm", "proxy_llm", "prompt_template"]
 
@@ -62,24 +55,8 @@ _UpdateRollout = _body(
 _UpdateAttempt = _body(
     status=(AttemptStatus, None), worker_id=(Id, None), last_heartbeat_time=(Time, None), metadata=Table
 )
-_LOGIC = {"filter_logic": (Literal["and", "or"], "and")}
+_LOGIC = (Literal["and", "or"], "and")
 _SPAN_FILTERS = [f"{name}{how}" for name in ("trace_id", "span_id", "parent_id", "name") for how in ("", "_contains")]
-_FILTERS: Mapping[str, Mapping[str, Any]] = {
-    "query_rollouts": {
-        **_LOGIC,
-        "status_in": Items[RolloutStatus],
-        "rollout_id_in": Items[Id],
-        "rollout_id_contains": str,
-    },
-    "query_attempts": {},
-    "query_workers": {
-        **_LOGIC,
-        "status_in": Items[Literal["idle", "busy", "unknown"]],
-        "worker_id_contains": str,
-    },
-    "query_resources": {"resources_id": Id, "resources_id_contains": str},
-    "query_spans": {**_LOGIC, "rollout_id": (Id, ...), **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], str)},
-}
 
 
 def _with_fields(method: str) -> Call:
@@ -133,20 +110,41 @@ async def _put_resources(store: Any, path: PathParameters, body: Any) -> Any:
 
 
 _ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
+
+
+def _list(method: str, **filters: Any) -> tuple[Any, Call]:
+    """The query of a list, which has filters, an order and a page, and its call."""
+    limit = Annotated[int, pydantic.Field(ge=-1, le=1 << 53), pydantic.AfterValidator(_check_limit)]
+    order = {"sort_by": Literal[tuple(FIELDS[method])], "sort_order": (Literal["asc", "desc"], "asc")}
+    return _body(limit=(limit, -1), offset=(Count, 0), **order, **filters), _with_fields(method)
+
+
 LISTS = {
-    "/rollouts": "query_rollouts",
-    _ATTEMPTS: "query_attempts",
-    "/workers": "query_workers",
-    "/resources": "query_resources",
-    "/spans": "query_spans",
+    "/rollouts": _list(
+        "query_rollouts",
+        filter_logic=_LOGIC,
+        status_in=Items[RolloutStatus],
+        rollout_id_in=Items[Id],
+        rollout_id_contains=str,
+    ),
+    _ATTEMPTS: _list("query_attempts"),
+    "/workers": _list(
+        "query_workers",
+        filter_logic=_LOGIC,
+        status_in=Items[Literal["idle", "busy", "unknown"]],
+        worker_id_contains=str,
+    ),
+    "/resources": _list("query_resources", resources_id=Id, resources_id_contains=str),
+    "/spans": _list(
+        "query_spans",
+        filter_logic=_LOGIC,
+        rollout_id=(Id, ...),
+        **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], str),
+    ),
 }
 ROUTES: dict[str, tuple[int, Any, Call]] = {
     # Before the routes with ids, of which "search" would be one.
-    **{
-        route: (200, _query(method), _with_fields(method))
-        for path, method in LISTS.items()
-        for route in (f"POST {path}/search", f"GET {path}")
-    },
+    **{route: (200, *of_list) for path, of_list in LISTS.items() for route in (f"POST {path}/search", f"GET {path}")},
     "GET /health": (200, None, _health),
     "POST /queues/rollouts/enqueue": (201, _body(rollouts=(Items[Request], ...)), _enqueue),
     "POST /queues/rollouts/dequeue": (200, _body(_Worker, limit=(Count, 1)), _dequeue),

@@ -53,8 +53,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        message = f"cannot listen on {host}, port {port}: {error}"
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        message = f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             message = f"port {port} on {host} is in use: stop the server there, or give another --port"
         raise StoreAddressError(message) from error
 

@@ -272,11 +272,9 @@ def _attempts_json(rollout: Rollout) -> str:
 
 
 def _open(path: str) -> sqlite3.Connection:
+    conn = None
     try:
         conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=256)
-    except sqlite3.Error as error:
-        raise StoreFileError(f"{path} cannot be opened ({error}): give a file in a writable folder") from error
-    try:
         # One owner: the lock is taken at the first access and held until the process ends.
         conn.execute("PRAGMA locking_mode=EXCLUSIVE")
         conn.execute("BEGIN IMMEDIATE")
@@ -296,12 +294,13 @@ def _open(path: str) -> sqlite3.Connection:
         conn.execute("PRAGMA synchronous=NORMAL")
         conn.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KIB}")
     except (sqlite3.Error, UnicodeDecodeError, StoreFileError) as error:  # SQLite's message may repeat damaged text
-        conn.close()
+        if conn is not None:
+            conn.close()
         if isinstance(error, StoreFileError):
             raise
         if "locked" in str(error):
             raise StoreFileError(f"{path} is in use by another store: stop it, or give another file") from error
         if isinstance(error, sqlite3.OperationalError):
-            raise StoreFileError(f"{path} cannot be written: {error}") from error
+            raise StoreFileError(f"{path} cannot be written ({error}): give a file in a writable folder") from error
         raise StoreFileError(f"{path} is not a SQLite database ({error}): give another file") from error
     return conn
