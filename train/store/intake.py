@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from groundwire.train.store.agent_lightning import SpanFields
 from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, RefusedError, problem
 
-_PART = 200
+_CHUNK = 200
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")
 _NANO = 1_000_000_000
 
@@ -38,14 +38,14 @@ async def store_spans(store: Any, items: Iterable[Mapping[str, Any]]) -> tuple[i
         except ValueError as error:
             reasons.append(problem(error))
     for spans in by_attempt.values():
-        for start in range(0, len(spans), _PART):  # each in a transaction of its own
-            part = spans[start : start + _PART]
+        for start in range(0, len(spans), _CHUNK):  # each in a transaction of its own
+            chunk = spans[start : start + _CHUNK]
             await asyncio.sleep(0)
             try:
-                await store.add_many_spans(part)
-                stored += len(part)
+                await store.add_many_spans(chunk)
+                stored += len(chunk)
             except ValueError as error:  # raised by the stores for an unknown rollout or attempt
-                reasons += [problem(error)] * len(part)
+                reasons += [problem(error)] * len(chunk)
     others = ", the others are stored" if stored else ""
     count = f"{len(reasons)} of {len(reasons) + stored} spans were refused{others}"
     return len(reasons), f"{count}: {reasons[0]}" if reasons else ""

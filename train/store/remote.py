@@ -43,8 +43,8 @@ class RemoteStore(StoreConnection, RolloutStore):
         """As :meth:`RolloutStore.enqueue`, in requests of a few megabytes."""
         requests = [request_json(rollout) for rollout in rollouts]
         enqueued: list[Rollout] = []
-        for part in _parts(requests):
-            reply = await self.request("post", "/queues/rollouts/enqueue", json={"rollouts": part})
+        for chunk in _chunks(requests):
+            reply = await self.request("post", "/queues/rollouts/enqueue", json={"rollouts": chunk})
             enqueued += map(read_rollout, reply)
         for rollout, known in zip(rollouts, enqueued, strict=True):
             rollout.rollout_id, rollout.started, rollout.status = known.rollout_id, known.started, known.status
@@ -69,15 +69,15 @@ class RemoteStore(StoreConnection, RolloutStore):
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
         ended: list[str] = []
-        for part in _parts(list(rollout_ids)):
-            reply = await self.request("post", "/waits/rollouts", json={"rollout_ids": part, "timeout": 0})
+        for chunk in _chunks(list(rollout_ids)):
+            reply = await self.request("post", "/waits/rollouts", json={"rollout_ids": chunk, "timeout": 0})
             ended += [rollout["rollout_id"] for rollout in reply]
         return ended
 
     async def count(self, rollout_ids: Collection[str], statuses: Collection[RolloutStatus] | None = None) -> int:
         total = 0
-        for part in _parts(list(rollout_ids)):
-            search: dict[str, Any] = {"rollout_id_in": part, "limit": 1}
+        for chunk in _chunks(list(rollout_ids)):
+            search: dict[str, Any] = {"rollout_id_in": chunk, "limit": 1}
             if statuses is not None:
                 search["status_in"] = list(statuses)
             total += (await self.request("post", "/rollouts/search", json=search))["total"]
@@ -136,11 +136,11 @@ class RemoteStore(StoreConnection, RolloutStore):
         await self.request("post", f"/rollouts/{_quoted(rollout_id)}/attempts/{_quoted(attempt_id)}", json=changes)
 
     async def _add(self, spans: Sequence[SpanRecord]) -> None:
-        for part in _parts([span_json(span) for span in spans]):
+        for chunk in _chunks([span_json(span) for span in spans]):
             if self.batches:
-                await self.request("post", "/spans/batch", json=part)
+                await self.request("post", "/spans/batch", json=chunk)
             else:
-                for span in part:
+                for span in chunk:
                     await self.request("post", "/spans", json=span)
 
     async def _search(self, path: str, filters: Mapping[str, Any]) -> Any:
@@ -157,16 +157,16 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """``items`` in parts of a size that a store accepts in one request."""
-    part: list[Any] = []
+def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """``items`` in chunks of a size that a store accepts in one request."""
+    chunk: list[Any] = []
     size = 0
     for item in items:
         length = len(pydantic_core.to_json(item))
-        if part and (size + length > MAX_BATCH_BYTES or len(part) == _MAX_ITEMS):
-            yield part
-            part, size = [], 0
-        part.append(item)
+        if chunk and (size + length > MAX_BATCH_BYTES or len(chunk) == _MAX_ITEMS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
         size += length
-    if part:
-        yield part
+    if chunk:
+        yield chunk

@@ -252,15 +252,15 @@ class SqliteStore(StateMachine):
         return row[1]
 
     def _with_calls(self, rollout: Rollout) -> Rollout:
-        found = replace(rollout, attempts=[replace(attempt) for attempt in rollout.attempts])
+        copy = replace(rollout, attempts=[replace(attempt) for attempt in rollout.attempts])
         if rollout.attempts:
             rows = self._conn.execute(
                 "SELECT body FROM spans WHERE rollout_id = ? AND attempt_id = ? ORDER BY sequence_id, id",
                 (rollout.rollout_id, rollout.attempts[-1].attempt_id),
             ).fetchall()
             spans = [self._parsed("spans", body, lambda text: read_span(from_json(text))) for (body,) in rows]
-            found.calls, found.annotations, found.outcome = read_record(spans)
-        return found
+            copy.calls, copy.annotations, copy.outcome = read_record(spans)
+        return copy
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
         outcome, number = without_secrets(outcome, self._mask), self._next_number(rollout.rollout_id)

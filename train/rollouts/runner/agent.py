@@ -289,8 +289,8 @@ class RemoteRolloutAgent:
         if warning := self._private_tasks.warning():
             _log.warning("%s", warning)
 
-    def _agent_for(self, given: Any) -> RolloutAgent:
-        check = self._check.for_rollout(given)
+    def _agent_for(self, of_rollout: Any) -> RolloutAgent:
+        check = self._check.for_rollout(of_rollout)
         settings = check.settings
         key = settings.model_dump_json()
         if key not in self._agents:

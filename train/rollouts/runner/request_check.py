@@ -65,11 +65,11 @@ class RequestCheck:
         own = own.model_copy(update={"reward": own.reward or domain.default_reward})
         return cls(settings=own, domain=domain, folders=database_folders(domain, data_dir), policy_hosts=hosts)
 
-    def for_rollout(self, given: Any) -> RequestCheck:
+    def for_rollout(self, theirs: Any) -> RequestCheck:
         """The check with the settings of a rollout: the process's own, and those that may differ between rollouts."""
-        if not isinstance(given, Mapping):
-            raise RequestRefusedError(f"the rollout's settings are {given!r:.100}; they must be a table")
-        settings = dict(given)
+        if not isinstance(theirs, Mapping):
+            raise RequestRefusedError(f"the rollout's settings are {theirs!r:.100}; they must be a table")
+        settings = dict(theirs)
         for name, own in self.settings.model_dump(mode="json").items():
             if name == "agent_options" and self.settings.agent is None and self.settings.backend in SQL_AGENTS:
                 continue  # they are numbers and names; those of a user's function may be anything
@@ -80,19 +80,19 @@ class RequestCheck:
         except UserError as error:
             raise RequestRefusedError(str(error)) from error
 
-    def _compare(self, name: str, own: Any, given: Any) -> None:
+    def _compare(self, name: str, own: Any, theirs: Any) -> None:
         if name == "judge":
-            if not isinstance(given, Mapping) or given.keys() - own.keys():
-                raise RequestRefusedError(f"the rollout's judge is {given!r:.200}; it has {', '.join(own)}")
-            for part, value in given.items():
-                self._compare(f"judge {part}", own[part], value)
+            if not isinstance(theirs, Mapping) or theirs.keys() - own.keys():
+                raise RequestRefusedError(f"the rollout's judge is {theirs!r:.200}; it has {', '.join(own)}")
+            for field, value in theirs.items():
+                self._compare(f"judge {field}", own[field], value)
             return
         # Another machine may have the same file of tasks in another folder.
-        is_same_file = name == "domain" and is_file(own) and Path(str(given)).name == Path(own).name
-        is_default = name == "reward" and given is None and own == self.domain.default_reward
-        if given != own and not is_same_file and not is_default:
+        is_same_file = name == "domain" and is_file(own) and Path(str(theirs)).name == Path(own).name
+        is_default = name == "reward" and theirs is None and own == self.domain.default_reward
+        if theirs != own and not is_same_file and not is_default:
             raise RequestRefusedError(
-                f"this runner's {name} is {own!r}, and the rollout's is {given!r:.200}: start groundwire run and "
+                f"this runner's {name} is {own!r}, and the rollout's is {theirs!r:.200}: start groundwire run and "
                 f"groundwire runner with the same {_option(name)}"
             )
 
@@ -150,7 +150,7 @@ class RequestCheck:
 
 
 def _option(name: str) -> str:
-    first, _, part = name.partition(" ")
-    if part:
-        return {"model": "--judge-model", "base_url": "--judge-base-url"}.get(part, f"--judge {part}=VALUE")
+    first, _, field = name.partition(" ")
+    if field:
+        return {"model": "--judge-model", "base_url": "--judge-base-url"}.get(field, f"--judge {field}=VALUE")
     return "--agent-option" if first == "agent_options" else f"--{first}"
