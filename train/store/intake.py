@@ -18,11 +18,11 @@ _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightnin
 _NANO = 1_000_000_000
 
 
-async def store_spans(store: Any, items: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+async def store_spans(store: Any, items: Iterable[Mapping[str, Any]]) -> tuple[int, int, str]:
     """Store spans, which are JSON; one whose ``sequence_id`` is None gets the next number of its attempt.
 
-    ``store`` is a :class:`.lightning_store.LightningStore` or has its methods. Returns how many spans were refused, and
-    a message about them.
+    ``store`` is a :class:`.lightning_store.LightningStore` or has its methods. Returns how many spans are stored, how
+    many were refused, and a message about these.
     """
     by_attempt: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     stored, reasons = 0, list[str]()
@@ -48,7 +48,7 @@ async def store_spans(store: Any, items: Iterable[Mapping[str, Any]]) -> tuple[i
                 reasons += [problem(error)] * len(chunk)
     others = ", the others are stored" if stored else ""
     count = f"{len(reasons)} of {len(reasons) + stored} spans were refused{others}"
-    return len(reasons), f"{count}: {reasons[0]}" if reasons else ""
+    return stored, len(reasons), f"{count}: {reasons[0]}" if reasons else ""
 
 
 def spans_of(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
@@ -75,39 +75,34 @@ def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
         rollout_id, attempt_id, number = [attributes.get(name, resource.get(name)) for name in _IDS]
         if rollout_id is None or attempt_id is None:
             continue
-        yield (
-            int(str(number)) if str(number).isdecimal() else None,
-            {
-                "name": span.name,
-                "rollout_id": str(rollout_id),
-                "attempt_id": str(attempt_id),
-                "sequence_id": int(str(number)) if str(number).isdecimal() else None,
-                "trace_id": context["trace_id"],
-                "span_id": context["span_id"],
-                "parent_id": span.parent_span_id.hex().rjust(16, "0") if span.parent_span_id else None,
-                "attributes": attributes,
-                "start_time": span.start_time_unix_nano / _NANO or None,
-                "end_time": span.end_time_unix_nano / _NANO or None,
-                "status": {
-                    "status_code": ("UNSET", "OK", "ERROR")[span.status.code],
-                    "description": span.status.message,
-                },
-                "context": context,
-                "parent": None,
-                "resource": {"attributes": resource, "schema_url": of_resource.schema_url},
-                "events": [
-                    {
-                        "name": event.name,
-                        "attributes": _attributes(event.attributes),
-                        "timestamp": event.time_unix_nano / _NANO,
-                    }
-                    for event in span.events
-                ],
-                "links": [
-                    {"context": _context(link), "attributes": _attributes(link.attributes)} for link in span.links
-                ],
+        yield {
+            "name": span.name,
+            "rollout_id": str(rollout_id),
+            "attempt_id": str(attempt_id),
+            "sequence_id": int(str(number)) if str(number).isdecimal() else None,
+            "trace_id": context["trace_id"],
+            "span_id": context["span_id"],
+            "parent_id": span.parent_span_id.hex().rjust(16, "0") if span.parent_span_id else None,
+            "attributes": attributes,
+            "start_time": span.start_time_unix_nano / _NANO or None,
+            "end_time": span.end_time_unix_nano / _NANO or None,
+            "status": {
+                "status_code": ("UNSET", "OK", "ERROR")[span.status.code],
+                "description": span.status.message,
             },
-        )
+            "context": context,
+            "parent": None,
+            "resource": {"attributes": resource, "schema_url": of_resource.schema_url},
+            "events": [
+                {
+                    "name": event.name,
+                    "attributes": _attributes(event.attributes),
+                    "timestamp": event.time_unix_nano / _NANO,
+                }
+                for event in span.events
+            ],
+            "links": [{"context": _context(link), "attributes": _attributes(link.attributes)} for link in span.links],
+        }
 
 
 def _context(of: Any) -> dict[str, Any]:

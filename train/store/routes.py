@@ -90,7 +90,7 @@ async def _add_span(store: Any, path: PathParameters, body: Any) -> Any:
 
 
 async def _add_spans(store: Any, path: PathParameters, body: Any) -> Any:
-    refused, reason = await store_spans(store, body)
+    _, refused, reason = await store_spans(store, body)
     if refused:
         raise RefusedError(reason)
 

@@ -202,9 +202,11 @@ def _otlp_handler(store: Any) -> Any:
         body, message = await _read(request, ("identity", "gzip", "deflate")), ExportTraceServiceRequest()
         try:
             message.ParseFromString(decompress(body) if _ENCODING in request.headers else body)
-            refused, reason = await store_spans(store, spans_of(message))
+            stored, refused, reason = await store_spans(store, spans_of(message))
         except (ValueError, zlib.error, DecodeError) as error:
             raise RefusedError(f"the spans were refused: {error}") from error
+        if refused and not stored:
+            raise RefusedError(reason)
         response = ExportTraceServiceResponse()
         if refused:  # the exporter must not repeat the request
             response.partial_success.rejected_spans = refused

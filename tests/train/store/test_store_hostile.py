@@ -488,13 +488,12 @@ async def test_spans_that_meet_a_full_disk_may_be_sent_again(monkeypatch: pytest
 async def test_a_large_request_leaves_the_store_to_other_clients() -> None:
     async with _serving() as server:
         taken = await server.store.start_rollout(input={})
-        ids = {"rollout_id": taken["rollout_id"], "attempt_id": taken["attempt"]["attempt_id"]}
-        export = _otlp(*[ids] * 1000).SerializeToString()
-        stored, sizes = asyncio.create_task(server.export(export)), set()
+        spans = [_span(taken, number, span_id=f"{number:016x}") for number in range(1, 3001)]
+        stored, sizes = asyncio.create_task(server.post("/spans/batch", spans)), set()
         while not stored.done():
             await asyncio.sleep(0)
             sizes.add((await server.store.statistics())["total_spans"])
-        assert (await stored)[0] == 200
+        assert (await stored)[0] == 201
         assert len(sizes) > 10
 
 
