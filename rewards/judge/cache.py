@@ -11,15 +11,11 @@ import hashlib
 import json
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from groundwire.rewards._types import JudgeAbstainedError
 
-T = TypeVar("T")
 _SCHEMA = """
 PRAGMA synchronous = NORMAL;
 CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, model TEXT, reply TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP);
@@ -47,48 +43,45 @@ class JudgeCache:
 
     def reply(self, key: str) -> str | None:
         """The stored reply to a request."""
-        row = self._do(lambda db: db.execute("SELECT reply FROM verdicts WHERE key = ?", (key,)).fetchone())
-        return row[0] if row else None
+        rows, _ = self._run("SELECT reply FROM verdicts WHERE key = ?", key)
+        return rows[0][0] if rows else None
 
     def store(self, key: str, *, model: str, reply: str) -> None:
         """Store a readable reply."""
-        insert = "INSERT OR REPLACE INTO verdicts (key, model, reply) VALUES (?, ?, ?)"
-        self._do(lambda db: db.execute(insert, (key, model, reply)))
+        self._run("INSERT OR REPLACE INTO verdicts (key, model, reply) VALUES (?, ?, ?)", key, model, reply)
 
     def reserve(self, usd: float, *, max_calls: int | None, max_usd: float | None) -> None:
         """Count a request that costs at most ``usd``. Raises :class:`rewards.JudgeAbstainedError` at a cap."""
-        update = (
-            "UPDATE spent SET calls = calls + 1, usd = usd + :usd WHERE (:calls IS NULL OR calls < :calls)"
-            " AND (:cap IS NULL OR usd + :usd <= :cap)"
+        _, reserved = self._run(
+            "UPDATE spent SET calls = calls + 1, usd = usd + ?1"
+            " WHERE (?2 IS NULL OR calls < ?2) AND (?3 IS NULL OR usd + ?1 <= ?3)",
+            *(usd, max_calls, max_usd),
         )
-        values = {"usd": usd, "calls": max_calls, "cap": max_usd}
-        if self._do(lambda db: db.execute(update, values).rowcount):
+        if reserved:
             return
         calls, spent = self.spent()
+        used = f"max_usd: {spent:.4f} of {max_usd} USD, and a request may cost {usd:.4f}"
         if max_calls is not None and calls >= max_calls:
-            raise JudgeAbstainedError(
-                f"the judge has used its max_calls: {calls} of {max_calls} requests, counted in {self._path}; raise it"
-            )
-        raise JudgeAbstainedError(
-            f"the judge has used its max_usd: {spent:.4f} of {max_usd:g} USD, and a request may cost {usd:.4f}, "
-            f"counted in {self._path}; raise it"
-        )
+            used = f"max_calls: {calls} of {max_calls} requests"
+        raise JudgeAbstainedError(f"the judge has used its {used}, counted in {self._path}; raise it")
 
     def settle(self, reserved: float, actual: float) -> None:
         """Replace the reserved cost of a request by its actual cost."""
-        self._do(lambda db: db.execute("UPDATE spent SET usd = usd + ?", (actual - reserved,)))
+        self._run("UPDATE spent SET usd = usd + ?", actual - reserved)
 
     def spent(self) -> tuple[int, float]:
         """Requests and USD so far."""
-        calls, usd = self._do(lambda db: db.execute("SELECT calls, usd FROM spent").fetchone())
-        return int(calls), float(usd)
+        [(calls, usd)], _ = self._run("SELECT calls, usd FROM spent")
+        return calls, usd
 
-    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run(self, statement: str, *values: Any) -> tuple[list[Any], int]:
+        """The rows of a statement, and the number of rows that it changed. Each statement is a transaction."""
         try:
             with self._lock:
                 if self._connection is None:
                     self._connection = self._connect()
-                return work(self._connection)
+                cursor = self._connection.execute(statement, values)
+                return cursor.fetchall(), cursor.rowcount
         except (OSError, sqlite3.Error) as error:
             raise JudgeAbstainedError(
                 f"the judge's cache {self._path} cannot be used: {error}; set another with cache=FILE"
@@ -96,26 +89,10 @@ class JudgeCache:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Autocommit: each statement is a transaction.
         db = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
-            _enable_wal(db)
             db.executescript(_SCHEMA)
         except sqlite3.Error:
-            with suppress(sqlite3.Error):
-                db.close()
+            db.close()
             raise
         return db
-
-
-def _enable_wal(db: sqlite3.Connection) -> None:
-    """Let processes read during a write. SQLite's timeout does not cover this statement when two processes issue it."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)

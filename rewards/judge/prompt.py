@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import unicodedata
 from typing import Any
@@ -83,10 +82,6 @@ RESPONSE_FORMAT: dict[str, Any] = {
 """The structured output of a verdict."""
 
 
-class _Object(list[tuple[str, Any]]):
-    """The names and values of a JSON object, in which a name may occur twice."""
-
-
 class UnreadableError(Exception):
     """The reply is not a verdict. The message goes into the next request, so it never quotes the reply."""
 
@@ -120,45 +115,36 @@ def parse_scores(text: str) -> dict[str, float]:
     objects = _json_objects(text)
     if not objects:
         raise UnreadableError("it has no JSON object")
-    verdicts = [candidate for candidate in objects if any(name in CRITERIA for name, _ in candidate)] or objects[-1:]
-    scores = [_scores(verdict) for verdict in verdicts]
+    verdicts = [candidate for candidate in objects if not candidate.keys().isdisjoint(CRITERIA)] or objects[-1:]
+    scores = [{name: verdict.get(name) for name in CRITERIA} for verdict in verdicts]
+    for name, score in ((name, score) for verdict in scores for name, score in verdict.items()):
+        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise UnreadableError(f"{name} is no number from 0.0 to 1.0")
     if any(candidate != scores[0] for candidate in scores):
         raise UnreadableError("it has several verdicts that differ")
-    return scores[0]
+    return {name: float(score) for name, score in scores[0].items()}
 
 
-def _scores(verdict: _Object) -> dict[str, float]:
-    scores = {}
-    for name in CRITERIA:
-        values = [value for key, value in verdict if key == name]
-        if not values or any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in values):
-            raise UnreadableError(f"{name} is missing or no number")
-        if not all(math.isfinite(number) and 0 <= number <= 1 for number in values):
-            raise UnreadableError(f"{name} is not from 0.0 to 1.0")
-        if len(set(values)) > 1:
-            raise UnreadableError("it has several verdicts that differ")
-        scores[name] = float(values[0])
-    return scores
-
-
-def _json_objects(text: str) -> list[_Object]:
+def _json_objects(text: str) -> list[dict[str, Any]]:
     """The JSON objects of a reply that are in no other one: its only one, or those outside of what the judge thinks."""
-    decoder = json.JSONDecoder(object_pairs_hook=_Object)
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
     with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(whole := decoder.decode(text.strip()), _Object):
+        if isinstance(whole := decoder.decode(text.strip()), dict):
             return [whole]
-    text = _THOUGHT.sub("", text)
-    objects: list[_Object] = []
-    at = text.find("{")
-    while at >= 0:
+    text, objects, at = _THOUGHT.sub("", text), list[dict[str, Any]](), 0
+    while (at := text.find("{", at)) >= 0:
         try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
+            value, at = decoder.raw_decode(text, at)
             objects.append(value)
-        at = text.find("{", end)
+        except (ValueError, RecursionError):
+            at += 1
     return objects
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a name with several values has none, or the last one would win."""
+    values = dict(pairs)
+    return values | {name: None for name, value in pairs if value != values[name]}
 
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}

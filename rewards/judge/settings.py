@@ -7,8 +7,8 @@ log has one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
@@ -78,13 +78,17 @@ class JudgeSettings(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> JudgeSettings:
         urls = [url for url in (self.base_url, self.teacher_base_url) if url is not None]
-        problem = next(filter(None, map(_url_problem, urls)), "")
-        if not _is_list(self.weights, len(CRITERIA)) or not sum(map(float, self.weights.split(","))):
+        problem, weights = "", numbers(self.weights)
+        if wrong := next((url for url in urls if not re.match("https?://[^/]", url)), None):
+            problem = f"judge base_url is {wrong!r}; it must be like http://127.0.0.1:8000/v1"
+        elif any(map(has_credentials, urls)):  # the run directory would contain it
+            problem = f"judge base_url has a key in it: put the key into {API_KEY}"
+        elif len(weights) != len(CRITERIA) or not sum(weights):
             problem = (
                 f"judge weights is {self.weights!r}; it must be like 0.4,0.3,0.15,0.15, one for each of "
                 f"{', '.join(CRITERIA)}, not all 0"
             )
-        elif self.prices is not None and not _is_list(self.prices, 2):
+        elif self.prices is not None and len(numbers(self.prices)) != 2:
             problem = (
                 f"judge prices is {self.prices!r}; it must be like 0.25,2: USD per million tokens read and written"
             )
@@ -105,13 +109,9 @@ class JudgeSettings(Settings):
             raise JudgeSettingsError(problem)
         return self
 
-    def of_teacher(self) -> JudgeSettings:
-        """The settings with the teacher in place of the judge's model."""
-        return self.model_copy(update={"model": self.teacher, "base_url": self.teacher_base_url})
-
     def weighted(self, scores: Mapping[str, float]) -> float:
         """The weighted mean of a verdict's four scores, 0 to 1."""
-        weights = list(map(float, self.weights.split(",")))
+        weights = numbers(self.weights)
         return sum(weight * scores[name] for name, weight in zip(CRITERIA, weights, strict=True)) / sum(weights)
 
     def describe(self) -> str:
@@ -125,22 +125,10 @@ class JudgeSettings(Settings):
         return judge + (f"; {self.teacher} writes missing reference answers" if self.teacher else "")
 
 
-def _is_list(text: str, count: int) -> bool:
-    """Whether it is so many finite numbers of at least 0, between commas."""
+def numbers(text: str) -> list[float]:
+    """The numbers between commas; none if one is negative, infinite or none."""
     try:
-        numbers = list(map(float, text.split(",")))
+        values = list(map(float, text.split(",")))
     except ValueError:
-        return False
-    return len(numbers) == count and all(math.isfinite(number) and number >= 0 for number in numbers)
-
-
-def _url_problem(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"judge base_url is {url!r}; it must be like http://127.0.0.1:8000/v1"
-    if has_credentials(url):  # the run directory would contain it
-        return f"judge base_url of {parts.hostname} has a key in it: put the key into {API_KEY}"
-    return ""
+        return []
+    return values if all(math.isfinite(value) and value >= 0 for value in values) else []

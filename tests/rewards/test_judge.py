@@ -20,6 +20,7 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
 from groundwire.rewards.judge import Judge, engine
 from groundwire.rewards.judge.cache import JudgeCache
+from groundwire.rewards.judge.client import JudgeClient
 from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.types import AgentStep
@@ -216,7 +217,7 @@ async def test_permanent_failures_are_not_retried_and_show_no_key(
 
 
 async def test_an_unreachable_judge_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RETRIES", 0)
+    monkeypatch.setattr(engine, "PAUSES_S", ())
     async with ScriptedPolicyServer(replies=[]) as server:
         judge = settings(server, tmp_path)
     with pytest.raises(JudgeAbstainedError, match="cannot be reached"):
@@ -247,29 +248,21 @@ async def test_concurrent_requests_are_limited(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(engine, "CONCURRENCY", 3)
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
         judge = Judge(settings(server, tmp_path))
-        room = judge._loop_states.setdefault(asyncio.get_running_loop(), _counting(judge))
+        client = judge._client = _Counting(judge._settings)
         await asyncio.gather(*(judge.verdict(**{**CASE, "answer": str(n)}) for n in range(12)))
-        assert (len(server.requests), room.client.most_at_once) == (12, 3)
+        assert (len(server.requests), client.most_at_once) == (12, 3)
 
 
-def _counting(judge: Judge) -> Any:
-    from groundwire.rewards.judge.client import JudgeClient
-    from groundwire.rewards.judge.engine import _LoopState
+class _Counting(JudgeClient):
+    at_once = most_at_once = 0
 
-    class Counting(JudgeClient):
-        at_once = most_at_once = 0
-
-        async def ask(self, messages: Any, *, structured: bool = True) -> Any:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            try:
-                return await super().ask(messages, structured=structured)
-            finally:
-                self.at_once -= 1
-
-    room = _LoopState(judge._settings)
-    room.client = Counting(judge._settings)
-    return room
+    async def ask(self, messages: Any) -> Any:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await super().ask(messages)
+        finally:
+            self.at_once -= 1
 
 
 # -- costs
@@ -385,7 +378,7 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
         ({"samples": "3"}, "judge samples is 3 at temperature 0, where all are the same: set a temperature"),
         ({"base_url": "http://h/v1"}, "judge base_url is given without the judge's model"),
         ({"base_url": "h:1", "model": "m"}, "judge base_url is 'h:1'; it must be like http"),
-        ({"base_url": "http://me:pw@h/v1", "model": "m"}, f"base_url of h has a key in it: put the key into {API_KEY}"),
+        ({"base_url": "http://me:pw@h/v1", "model": "m"}, f"base_url has a key in it: put the key into {API_KEY}"),
         ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs the endpoint's prices"),
         ({"max_calls": "-1"}, "judge max_calls is '-1'; it must be at least 0"),
         ({"deadline_s": "0"}, "judge deadline_s is '0'; it must be above 0"),
