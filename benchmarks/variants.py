@@ -27,7 +27,7 @@ from benchmarks._rewrites import rewrite
 from groundwire.domains.spider.loader import domain
 from groundwire.rewards import RewardError
 from groundwire.rewards._sql import SqlAnswer
-from groundwire.rewards.spider.execution_match import _compare, _gold_rows, execution_match, training_match
+from groundwire.rewards.spider.execution_match import _compare, _gold_result, execution_match, training_match
 from groundwire.tools.sql import run_query
 from groundwire.tools.variants import NoVariantsError, variants_of
 
@@ -112,7 +112,7 @@ def _measure(folder: Path, predictions: Path, changed: Path) -> None:
 
 
 def _seconds(answers: list[SqlAnswer], judge: Callable[[SqlAnswer], Any]) -> float:
-    for cached in (_compare, _gold_rows):
+    for cached in (_compare, _gold_result):
         cached.cache.clear()
     started = time.perf_counter()
     for answer in answers:

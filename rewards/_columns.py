@@ -87,12 +87,13 @@ def _constants(code: CodeType) -> Iterator[Any]:
 def _globals(function: FunctionType, package: str) -> list[Any]:
     """The values that the names in the code of a function stand for, those in the user's modules included."""
     codes = [function.__code__]
-    codes += (each for code in codes for each in code.co_consts if isinstance(each, CodeType))
+    codes += (constant for code in codes for constant in code.co_consts if isinstance(constant, CodeType))
     names = {name for code in codes for name in code.co_names}
     used = [function.__globals__[name] for name in names if name in function.__globals__]
-    for module in [each for each in used if isinstance(each, ModuleType) and _is_users(each.__name__, package)]:
-        used += [vars(module)[name] for name in names if name in vars(module)]
-    unpacks = any(each.opname in ("DICT_MERGE", "DICT_UPDATE") for code in codes for each in dis.get_instructions(code))
+    modules = [value for value in used if isinstance(value, ModuleType) and _is_users(value.__name__, package)]
+    used += [vars(module)[name] for module in modules for name in names if name in vars(module)]
+    operations = {instruction.opname for code in codes for instruction in dis.get_instructions(code)}
+    unpacks = not operations.isdisjoint(("DICT_MERGE", "DICT_UPDATE"))
     return [*used, *names] if unpacks and _is_users(_module(function), package) else used  # Row(**task).column
 
 

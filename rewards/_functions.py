@@ -115,6 +115,6 @@ def _of_one(value: Any, binder: Binder, task: Mapping[str, Any]) -> Any:
     if isinstance(value, list | tuple) and len(value) == 1 and binder.bind(_columns(task)).batched:
         [value] = value
     if isinstance(value, Mapping) and "score" in value and not binder.signature.parameters.keys().isdisjoint(_VERL):
-        others = {f"{METRIC}{name}": each for name, each in value.items() if isinstance(each, int | float)}
+        others = {f"{METRIC}{name}": number for name, number in value.items() if isinstance(number, int | float)}
         return others | {"score": others.pop(f"{METRIC}score", value["score"])}
     return value

@@ -7,7 +7,6 @@ combination write a reward function.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import re
@@ -20,6 +19,7 @@ from groundwire.rewards._types import (
     METRIC,
     Reward,
     UnusableRewardError,
+    all_of,
     answers_of,
     components,
     declared_range,
@@ -35,7 +35,7 @@ from groundwire.tools.types import AgentStep
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin=__name__)
 names = _registry.names
 _TERM = re.compile(
-    r"\s*(?:(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*)?"
+    r"\s*(?:(?P<weight>-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?"
     r"(?P<name>[^\W\d][\w.:/-]*|\.{0,2}/[\w.:/-]*)\s*"
 )
 
@@ -89,18 +89,14 @@ def _load(name: str) -> Reward:
         raise UnusableRewardError(str(error)) from error
     if _is_function(name) and not (inspect.isfunction(reward) and _takes_judge(reward)):
         return reward_function(reward)
-    if not is_async(reward):
-        raise UnusableRewardError(
-            f"reward {name!r} is not an async function; write it as: async def reward(task, answer, steps)"
-        )
+    signature = inspect.signature(reward)
     try:
-        inspect.signature(reward).bind({}, "", [], **({"judge": None} if _takes_judge(reward) else {}))
-    except TypeError as error:
-        signature = inspect.signature(reward)
-        raise UnusableRewardError(
-            f"reward {name!r} takes {signature}; it is called with (task, answer, steps)"
-        ) from error
-    return reward
+        signature.bind({}, "", [], **({"judge": None} if _takes_judge(reward) else {}))
+        if is_async(reward):
+            return reward
+    except TypeError:
+        pass
+    raise UnusableRewardError(f"reward {name!r} takes {signature}; write it as: async def reward(task, answer, steps)")
 
 
 def _takes_judge(reward: Any) -> bool:
@@ -109,23 +105,17 @@ def _takes_judge(reward: Any) -> bool:
 
 def parse(text: str) -> list[tuple[float, str]]:
     """The weight and name of each term. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
-    terms: list[tuple[float, str]] = []
-    position = 0
-    while match := _TERM.match(text, position):
-        weight, name = float(match["weight"] or 1), match["name"]
-        if name in (each for _, each in terms):
-            raise UnknownNameError(f"reward {text!r} names {name} twice: give it one weight")
-        terms.append((weight, name))
-        position = match.end()
-        if position == len(text):
-            return terms
-        if text[position] != "+":
-            break
-        position += 1
-    raise UnknownNameError(
-        f"reward {text!r} cannot be parsed from {text[position:]!r} on: write a name, or a sum like "
-        "0.9*spider_exec_match+0.1*executes"
-    )
+    weights: dict[str, float] = {}
+    for term in text.split("+"):
+        if (match := _TERM.fullmatch(term)) is None:
+            raise UnknownNameError(
+                f"reward {text!r} cannot be parsed at {term!r}: write a name, or a sum like "
+                "0.9*spider_exec_match+0.1*executes"
+            )
+        if match["name"] in weights:
+            raise UnknownNameError(f"reward {text!r} names {match['name']} twice: give it one weight")
+        weights[match["name"]] = float(match["weight"] or 1)
+    return [(weight, name) for name, weight in weights.items()]
 
 
 def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
@@ -136,12 +126,7 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
     """
 
     async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
-        work = [asyncio.ensure_future(function(task, answer, steps)) for _, _, function in terms]
-        try:
-            values = await asyncio.gather(*work)
-        finally:
-            for future in work:
-                future.cancel()
+        values = await all_of(function(task, answer, steps) for _, _, function in terms)
         summed: dict[str, float] = {}
         for (weight, name, _), value in zip(terms, values, strict=True):
             for component, number in components(value).items():

@@ -7,20 +7,22 @@ is paid. What is published, and validation, counts the database alone.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from groundwire.rewards._types import METRIC, RewardError, declared, judges_sql
+from groundwire.rewards._types import METRIC, Reward, RewardError, declared, judges_sql
 from groundwire.tools.sql.answers import fenced_sql
 from groundwire.tools.types import AgentStep
 
 F = TypeVar("F", bound=Callable[..., Any])
+Judge = Callable[[str, str, str], float]
+"""The value of a prediction, by its gold, on a database."""
 
 _UNCHECKED = "unchecked"
 _VARIANTS = "judged_on_variants"
@@ -73,16 +75,15 @@ class OfTraining:
         return {"match": self.value, **metrics}
 
 
-def on_variants(answer: SqlAnswer, official: float, judge: Callable[[str, str, str], float]) -> OfTraining:
+def on_variants(answer: SqlAnswer, official: float, judge: Judge) -> OfTraining:
     """The value in training of an answer that has the value ``official`` on its database.
 
-    ``judge`` returns the value of a prediction, by its gold, on a database. A wrong answer stays as it is, and so does
-    the gold itself, in any layout.
+    A wrong answer stays as it is, and so does the gold itself, in any layout.
     """
     from groundwire.tools.variants import NoVariantsError, variants_of  # imports sqlglot, which takes long
 
     predicted, gold, database, question = answer
-    if official <= 0 or _tokens(predicted) == _gold_tokens(gold):
+    if official <= 0 or _tokens(predicted) == _tokens(gold):
         return OfTraining(value=official, official=official)
     least, wrong_on = official, ""
     try:
@@ -126,9 +127,6 @@ def _tokens(sql: str) -> list[str]:
     return [token if token[0] in "'\"`[" else token.lower() for token in _TOKEN.findall(sql.rstrip("; \t\r\n"))]
 
 
-_gold_tokens = lru_cache(maxsize=4096)(_tokens)
-
-
 def training() -> bool:
     """Whether the answer that is judged pays a policy in training."""
     return _training.get()
@@ -153,6 +151,25 @@ def judged_on_variants(function: F) -> F:
 def has_variants(reward: Any) -> bool:
     """Whether ``reward``, or a term of it, is :func:`judged_on_variants`."""
     return bool(declared(reward, _VARIANTS, False))
+
+
+def sql_reward(name: str, judge: Judge, on_variant: Judge, *, always: bool = False) -> Reward:
+    """The reward ``name``: the value by ``judge``, in a thread; in training, or ``always``, the least on any database.
+
+    ``on_variant`` judges on a variant.
+    """
+
+    async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
+        sql = sql_answer(task, answer, name)
+
+        def run() -> float | dict[str, float]:
+            official = judge(*sql[:3])
+            return on_variants(sql, official, on_variant).components() if always or training() else official
+
+        return await asyncio.to_thread(run)
+
+    reward.__name__ = reward.__qualname__ = name
+    return judges_sql(reward) if always else judged_on_variants(reward)
 
 
 def executed(steps: Sequence[AgentStep]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from groundwire.tools.plugins import UnknownNameError
@@ -11,6 +13,7 @@ from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.types import AgentStep, AnswerKind
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
@@ -54,16 +57,14 @@ def declared_range(reward: Any) -> tuple[float, float]:
 
     Raises :class:`UnusableRewardError` if it is not a pair of finite numbers.
     """
-    given = declared(reward, "reward_range", (0.0, 1.0))
-    try:
-        least, greatest = map(float, given)
-    except (TypeError, ValueError):
-        least = greatest = math.nan
-    if not (math.isfinite(least) and math.isfinite(greatest) and least <= greatest):
-        raise UnusableRewardError(
-            f"reward_range is {given!r:.100}; it must be like (-1, 1): the least and the greatest reward"
-        )
-    return least, greatest
+    ends = declared(reward, "reward_range", (0.0, 1.0))
+    with suppress(TypeError, ValueError):
+        least, greatest = map(float, ends)
+        if math.isfinite(least) and math.isfinite(greatest) and least <= greatest:
+            return least, greatest
+    raise UnusableRewardError(
+        f"reward_range is {ends!r:.100}; it must be like (-1, 1): the least and the greatest reward"
+    )
 
 
 def declared(reward: Any, name: str, default: Any) -> Any:
@@ -79,9 +80,9 @@ def components(value: Any) -> dict[str, float]:
     A number is whatever Python, NumPy, torch or ``decimal`` call one: ``True``, an array or a tensor of one element.
     Raises :class:`RewardError` for anything else: a number as text, no component but metrics, one that is not finite.
     """
-    named = {str(name): each for name, each in value.items()} if isinstance(value, Mapping) else {"": value}
+    named = value if isinstance(value, Mapping) else {"": value}
     try:
-        numbers = {name: _number(each) for name, each in named.items()}
+        numbers = {str(name): _number(number) for name, number in named.items()}
     except Exception as error:  # a value's own conversion may raise anything
         raise RewardError(f"the reward is {value!r:.300}; it must be a number, or a dict of named numbers") from error
     summed = [name for name in numbers if not name.startswith(METRIC)]
@@ -103,6 +104,16 @@ def total(value: Any) -> float:
     if not math.isfinite(result):
         raise RewardError(f"the reward is {value!r:.300}; its sum must be finite")
     return result
+
+
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results; if one raises, or the caller is cancelled, the others are cancelled."""
+    futures = [asyncio.ensure_future(item) for item in work]
+    try:
+        return list(await asyncio.gather(*futures))
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def _number(value: Any) -> float:

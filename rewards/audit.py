@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from groundwire.rewards._types import Reward, RewardError, total
 from groundwire.tools.sql import QueryError, render, run_query
-from groundwire.tools.sql.answers import SQL
+from groundwire.tools.sql.answers import SQL, parse_query
 from groundwire.tools.types import AgentStep, AnswerKind
 
 T = TypeVar("T")
@@ -120,18 +120,14 @@ def _prose_answers(question: str, gold: str, another: str) -> Iterator[tuple[str
 
 def _weaken(gold: str) -> tuple[str, str]:
     """A table of the gold, quoted, and the gold with one condition less; empty if there is none."""
-    import sqlglot
     from sqlglot import exp
 
-    try:
-        tree = sqlglot.parse_one(gold, read="sqlite")
-    except (sqlglot.errors.SqlglotError, RecursionError):
+    if (tree := parse_query(gold)) is None:
         return "", ""
     ctes = {cte.alias_or_name for cte in tree.find_all(exp.CTE)}
     tables = [table for table in tree.find_all(exp.Table) if table.name and table.name not in ctes]
     table = tables[0].this.sql(dialect="sqlite", identify=True) if tables else ""
-    conditions: Iterable[exp.Expression] = (c for kind in (exp.Where, exp.Having) for c in tree.find_all(kind))
-    condition = next(iter(conditions), None)
+    condition = tree.find(exp.Where) or tree.find(exp.Having)
     if condition is None:
         return table, ""
     if isinstance(condition.this, exp.And):
@@ -218,43 +214,37 @@ async def audit(
 
     async def probe_task(index: int) -> list[tuple[Probe, Score]]:
         task, gold, another = tasks[index], golds[index], golds[(index + len(golds) // 2) % len(golds)]
-        about: dict[str, Any] = {"gold": gold, "another": another, "database": database(task), "answers": answers}
-        tried = await asyncio.to_thread(probes, task, **about)
+        arguments: dict[str, Any] = {"gold": gold, "another": another, "database": database(task), "answers": answers}
+        tried = await asyncio.to_thread(probes, task, **arguments)
         return [(probe, await score(reward, task, probe.answer, probe.steps)) for probe in tried]
 
-    by_probe: dict[str, list[tuple[Probe, Score, bool]]] = defaultdict(list)
+    probed = await map_concurrently(probe_task, range(len(tasks)), on_end=on_end)
+    by_probe: dict[str, list[tuple[Probe, Score, str]]] = defaultdict(list)
     findings: list[Finding] = []
     separated = 0
-    for task, results in zip(tasks, await map_concurrently(probe_task, range(len(tasks)), on_end=on_end), strict=True):
+    for task, results in zip(tasks, probed, strict=True):
         gold = results[0][1].value
-        earned = gold or 0.0
         for probe, scored in results:
-            # A gold that earns nothing cannot be beaten.
-            can_win = probe.kind != "gold" and earned > 0 and scored.value is not None
-            wins = can_win and (scored.value or 0.0) >= earned - _TOLERANCE
-            by_probe[probe.name].append((probe, scored, wins))
-            if kind := _finding_kind(probe, scored, wins, gold):
+            kind = _finding_kind(probe, scored, gold)
+            by_probe[probe.name].append((probe, scored, kind))
+            if kind:
                 what = {"task": str(task["id"]), "kind": kind, "probe": probe.name, "answer": probe.answer}
                 findings.append(Finding(**what, score=scored.value, gold=gold, message=scored.error))
         others = [scored.value or 0.0 for probe, scored in results if probe.kind in ("trivial", "attack")]
         separated += gold is not None and gold > max(others) + _TOLERANCE
-    summaries = []
-    for name, results_of_probe in by_probe.items():
-        values = [scored.value for _, scored, _ in results_of_probe if scored.value is not None]
-        summaries.append(
-            ProbeSummary(
-                name=name,
-                kind=results_of_probe[0][0].kind,
-                judged=len(values),
-                failed=len(results_of_probe) - len(values),
-                mean=round(sum(values) / len(values), 4) if values else None,
-                wins=sum(wins for *_, wins in results_of_probe),
-            )
-        )
+    summaries = [_summary(name, *zip(*rows, strict=True)) for name, rows in by_probe.items()]
     return Audit(tasks=len(tasks), separated=separated, probes=summaries, findings=findings)
 
 
-def _finding_kind(probe: Probe, scored: Score, wins: bool, gold: float | None) -> str:
+def _summary(name: str, probed: Sequence[Probe], scores: Sequence[Score], findings: Sequence[str]) -> ProbeSummary:
+    values = [scored.value for scored in scores if scored.value is not None]
+    mean = round(sum(values) / len(values), 4) if values else None
+    wins = sum(kind in _WINS.values() for kind in findings)
+    counts = {"judged": len(values), "failed": len(scores) - len(values), "wins": wins}
+    return ProbeSummary(name=name, kind=probed[0].kind, mean=mean, **counts)
+
+
+def _finding_kind(probe: Probe, scored: Score, gold: float | None) -> str:
     """The fault that a probe's score shows; empty if there is none."""
     if probe.kind == "gold":
         if gold is None:
@@ -262,6 +252,9 @@ def _finding_kind(probe: Probe, scored: Score, wins: bool, gold: float | None) -
         if gold <= 0:
             return "gold scores nothing"
         return "gold returns nothing" if probe.rows == 0 else ""
+    if gold is None:
+        return ""  # the gold's own finding is enough
     if scored.value is None:
-        return "reward fails" if gold is not None else ""  # the gold's own finding is enough
-    return _WINS[probe.kind] if wins else ""
+        return "reward fails"
+    # A gold that earns nothing cannot be beaten.
+    return _WINS[probe.kind] if gold > 0 and scored.value >= gold - _TOLERANCE else ""

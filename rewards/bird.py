@@ -17,22 +17,16 @@ least on any database, and efficiency is 0 for a query that is wrong on one.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from cachetools import LRUCache, cached
-
-from groundwire.rewards._sql import judged_on_variants, on_variants, sql_answer, training
-from groundwire.rewards._types import Reward, RewardError
-from groundwire.rewards.spider.execution_match import gold_rows, reads_table
+from groundwire.rewards._sql import sql_reward
+from groundwire.rewards._types import RewardError
+from groundwire.rewards.spider.execution_match import gold_result, reads_table
 from groundwire.tools.sql import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, DatabaseError, QueryError, QueryResult, run_query
-from groundwire.tools.sql.connections import signature
-from groundwire.tools.types import AgentStep
 
 Row = tuple[Any, ...]
 _TIERS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))
@@ -81,98 +75,70 @@ def r_ves(rewards: Sequence[float]) -> float:
 
 
 Mode = Literal["safe", "official"]
-Clock = Literal["steps", "time"]
-
 TIMEOUT_S = 30.0
-_gold_rows = partial(gold_rows, timeout_s=TIMEOUT_S)
 _ITERATIONS = 100
 _FEW_STEPS = 1000
-_MOST = 2.0
-"""Above any value: what a query that is right on a variant is worth there."""
 _EQUAL = 0.05
 """Steps that differ by this share count as equal: one index more or less in a plan is no merit and no fault."""
 
 
 def exec_match(predicted: str, gold: str, database: str, *, mode: Mode = "safe") -> float:
     """EX, 1.0 or 0.0. Raises :class:`rewards.RewardError` if the gold fails or the database cannot be read."""
-    result = _run_prediction(predicted, gold, database, mode)
-    return execution_accuracy(_gold_rows(gold, database), result.rows) if result else 0.0
+    expected, result = _results(predicted, gold, database, mode)
+    return execution_accuracy(expected.rows, result.rows) if result else 0.0
 
 
 def soft_match(predicted: str, gold: str, database: str, *, mode: Mode = "safe") -> float:
     """Soft F1, 0 to 1. Raises as :func:`exec_match`."""
-    result = _run_prediction(predicted, gold, database, mode)
-    return soft_f1(_gold_rows(gold, database), result.rows) if result else 0.0
+    expected, result = _results(predicted, gold, database, mode)
+    return soft_f1(expected.rows, result.rows) if result else 0.0
 
 
-def efficiency(predicted: str, gold: str, database: str, *, clock: Clock = "steps", mode: Mode = "safe") -> float:
+def efficiency(
+    predicted: str, gold: str, database: str, *, clock: Literal["steps", "time"] = "steps", mode: Mode = "safe"
+) -> float:
     """The square root of R-VES' reward: 0.0 for a wrong prediction, else 0.5 to 1.118. Raises as :func:`exec_match`.
 
     By ``time``, gold and prediction run a hundred times each, as officially. By ``steps`` they run once; less than a
     thousand steps make no difference, and five per cent neither.
     """
-    result = _run_prediction(predicted, gold, database, mode)
-    if result is None or not execution_accuracy(_gold_rows(gold, database), result.rows):
+    expected, result = _results(predicted, gold, database, mode)
+    if result is None or not execution_accuracy(expected.rows, result.rows):
         return 0.0
+    if clock == "steps":
+        ratio = (_FEW_STEPS + expected.vm_steps) / (_FEW_STEPS + result.vm_steps)
+        return math.sqrt(efficiency_reward(1.0 if abs(ratio - 1) <= _EQUAL else ratio))
     try:
-        if clock == "time":
-            times = [[_run(sql, database).elapsed_s for sql in (gold, predicted)] for _ in range(_ITERATIONS)]
-            ratio = time_ratio(*zip(*times, strict=True))
-        else:
-            steps = _gold_steps(gold, database, signature(database))
-            ratio = (_FEW_STEPS + steps) / (_FEW_STEPS + result.vm_steps)
-            ratio = 1.0 if abs(ratio - 1) <= _EQUAL else ratio
+        times = [[_run(sql, database).elapsed_s for sql in (gold, predicted)] for _ in range(_ITERATIONS)]
     except QueryError as error:
         raise RewardError(f"a query that was in time is too slow now: {error}") from error
-    return math.sqrt(efficiency_reward(ratio))
+    return math.sqrt(efficiency_reward(time_ratio(*zip(*times, strict=True))))
 
 
-def _run_prediction(predicted: str, gold: str, database: str, mode: Mode) -> QueryResult | None:
-    """The result of the prediction; None if it fails, is too large or does not use the data."""
-    _gold_rows(gold, database)
+def _results(predicted: str, gold: str, database: str, mode: Mode) -> tuple[QueryResult, QueryResult | None]:
+    """The results of gold and prediction, which has none if it fails, is too large or does not use the data."""
+    expected = gold_result(gold, database, TIMEOUT_S)
     try:
         result = _run(predicted, database)
     except DatabaseError as error:
         raise RewardError(str(error)) from error
     except QueryError:
-        return None
+        return expected, None
     if result.truncated or (mode == "safe" and not reads_table(database, predicted) and reads_table(database, gold)):
-        return None
-    return result
-
-
-@cached(LRUCache(maxsize=16_384), lock=threading.Lock())
-def _gold_steps(gold: str, database: str, _signature: tuple[int, ...]) -> int:
-    return _run(gold, database).vm_steps
+        return expected, None
+    return expected, result
 
 
 def _run(sql: str, database: str) -> QueryResult:
     return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
 
 
-def _reward(name: str, judge: Callable[..., float]) -> Reward:
-    """The value that ``judge`` gives to ``task["query"]`` on ``task["db_path"]``, in a thread."""
-
-    def on_variant(predicted: str, gold: str, variant: str) -> float:
-        if judge is soft_match:
-            return soft_match(predicted, gold, variant, mode="official")
-        return _MOST * exec_match(predicted, gold, variant, mode="official")
-
-    @judged_on_variants
-    async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
-        judged, strict = sql_answer(task, answer, name), training()
-
-        def run() -> float | dict[str, float]:
-            official = judge(*judged[:3])
-            return on_variants(judged, official, on_variant).components() if strict else official
-
-        return await asyncio.to_thread(run)
-
-    reward.__name__ = reward.__qualname__ = name
-    return reward
+def _worth(predicted: str, gold: str, variant: str) -> float:
+    """0 for a query that is wrong on a variant; else more than any value, so the value on the database counts."""
+    return 2 * exec_match(predicted, gold, variant, mode="official")
 
 
-bird_exec_match = _reward("bird_exec_match", exec_match)
-bird_soft_f1 = _reward("bird_soft_f1", soft_match)
-bird_r_ves = _reward("bird_r_ves", partial(efficiency, clock="time"))
-bird_efficiency = _reward("bird_efficiency", efficiency)
+bird_exec_match = sql_reward("bird_exec_match", exec_match, _worth)
+bird_soft_f1 = sql_reward("bird_soft_f1", soft_match, partial(soft_match, mode="official"))
+bird_r_ves = sql_reward("bird_r_ves", partial(efficiency, clock="time"), _worth)
+bird_efficiency = sql_reward("bird_efficiency", efficiency, _worth)

@@ -20,7 +20,6 @@ every file in its folder with ``.sqlite`` in its name.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -30,26 +29,27 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._sql import OfTraining, SqlAnswer, judged_on_variants, on_variants, sql_answer, training
-from groundwire.rewards._types import RewardError, judges_sql
+from groundwire.rewards._sql import OfTraining, SqlAnswer, on_variants, sql_reward
+from groundwire.rewards._types import RewardError
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
     DatabaseError,
     NotAllowedError,
     QueryError,
+    QueryResult,
     QueryTimeoutError,
     run_query,
     sorted_row,
 )
-from groundwire.tools.types import AgentStep
+from groundwire.tools.sql.connections import signature
 
 Row = tuple[Any, ...]
 Rows = Sequence[Row]
@@ -86,14 +86,10 @@ def first_statement(sql: str) -> str:
     return sql
 
 
-class ComparisonTimeoutError(Exception):
-    """The columns could not be matched before the deadline."""
-
-
 def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) -> bool:
     """Whether some order of the columns makes the results equal, as lists or as multisets of rows (rules 7 to 10).
 
-    ``deadline`` is a time of :func:`time.perf_counter`. Raises :class:`ComparisonTimeoutError` after it.
+    ``deadline`` is a time of :func:`time.perf_counter`. Raises ``QueryTimeoutError`` after it.
     """
     if not gold and not predicted:
         return True
@@ -131,37 +127,26 @@ def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> boo
     # The columns with the fewest candidates first.
     order = sorted(range(len(targets)), key=lambda t: len(candidates[t]))
     wanted = [targets[t] for t in order]
-    chosen: list[int] = []
 
-    def choices() -> Iterator[int]:
-        tried: set[tuple[Any, ...]] = set()
-        for source in candidates[order[len(chosen)]]:
-            if source not in chosen and sources[source] not in tried:
-                tried.add(sources[source])
-                yield source
-
-    stack = [choices()]
-    while stack:
+    def completes(chosen: list[int]) -> bool:
+        """Whether ``wanted`` can begin with these columns, and go on with others."""
         if time.perf_counter() > deadline:
-            raise ComparisonTimeoutError("the results were not compared by the deadline")
-        del chosen[len(stack) - 1 :]
-        source = next(stack[-1], None)
-        if source is None:
-            stack.pop()
-            continue
-        chosen.append(source)
+            raise QueryTimeoutError("the results were not compared by the deadline")
         depth = len(chosen)
-        if Counter(zip(*wanted[:depth], strict=True)) != Counter(zip(*(sources[s] for s in chosen), strict=True)):
-            continue
+        rows = zip(*(sources[s] for s in chosen), strict=True)
+        if Counter(zip(*wanted[:depth], strict=True)) != Counter(rows):
+            return False
         if depth == len(wanted):
             return True
-        stack.append(choices())
-    return False
+        different = {sources[s]: s for s in candidates[order[depth]] if s not in chosen}
+        return any(completes([*chosen, s]) for s in different.values())
+
+    return completes([])
 
 
 _VIRTUAL_TABLES = "SELECT 1 FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL %' LIMIT 1"
-File = tuple[str, int, int, int]
-"""Path, inode, modification time in ns and size: a file that changed is another one."""
+File = tuple[str, tuple[int, ...]]
+"""Path and signature: a file that changed is another one."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +178,7 @@ def execution_match(
     predicted = first_statement(predicted) if mode == "official" else predicted.rstrip("; \t\r\n")
     try:
         return _compare(_file(os.fspath(database)), predicted, gold, mode, timeout_s)
-    except (QueryTimeoutError, ComparisonTimeoutError) as error:
+    except QueryTimeoutError as error:
         return MatchResult(0.0, f"the prediction failed: {error}")
 
 
@@ -207,7 +192,7 @@ def _comparison_key(file: File, predicted: str, gold: str, mode: str, timeout_s:
 # that times out on a busy machine may be in time later.
 @cached(LRUCache(maxsize=16_384), key=_comparison_key, lock=threading.Lock())
 def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float) -> MatchResult:
-    path, expected = file[0], _gold_rows(file, gold, timeout_s)
+    path, expected = file[0], _gold_result(file, gold, timeout_s).rows
     try:
         # One row more than the gold's is enough to know that they differ.
         limit = len(expected) + 1
@@ -230,12 +215,13 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
     return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}")
 
 
-def _size(rows: Rows) -> int:
+def _size(result: QueryResult) -> int:
+    rows = result.rows
     return 500 + sum(map(sys.getsizeof, rows)) + sum(sys.getsizeof(value) for row in rows for value in row)
 
 
 @cached(LRUCache(maxsize=32_000_000, getsizeof=_size), key=lambda file, gold, _: (file, gold), lock=threading.Lock())
-def _gold_rows(file: File, gold: str, timeout_s: float) -> Rows:
+def _gold_result(file: File, gold: str, timeout_s: float) -> QueryResult:
     path = file[0]
     try:
         result = run_query(path, gold, timeout_s=timeout_s, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
@@ -245,20 +231,19 @@ def _gold_rows(file: File, gold: str, timeout_s: float) -> Rows:
         raise RewardError(
             f"the gold query returns more than {MAX_JUDGED_ROWS} rows or {MAX_JUDGED_BYTES} bytes: {gold}"
         )
-    return result.rows
+    return result
 
 
 def _file(path: str) -> File:
     try:
-        stat = os.stat(path)
+        return path, signature(path)
     except OSError as error:
         raise RewardError(f"no database at {path}") from error
-    return path, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def gold_rows(gold: str, database: str, timeout_s: float) -> Rows:
-    """The rows of a gold query, from the cache of :func:`execution_match`. Raises :class:`rewards.RewardError`."""
-    return _gold_rows(_file(database), gold, timeout_s)
+def gold_result(gold: str, database: str, timeout_s: float) -> QueryResult:
+    """The result of a gold query, from the cache of :func:`execution_match`. Raises :class:`rewards.RewardError`."""
+    return _gold_result(_file(database), gold, timeout_s)
 
 
 def reads_table(path: str, sql: str) -> bool:
@@ -275,9 +260,8 @@ def reads_table(path: str, sql: str) -> bool:
         return False
 
 
-def training_match(answer: SqlAnswer) -> OfTraining:
-    """:func:`execution_match` in safe mode on the database and on the gold's variants. Raises RewardError."""
-    return on_variants(answer, execution_match(*answer[:3]).score, _variant_match)
+def _score(predicted: str, gold: str, database: str) -> float:
+    return execution_match(predicted, gold, database).score
 
 
 def _variant_match(predicted: str, gold: str, variant: str) -> float:
@@ -292,21 +276,10 @@ def _variant_match(predicted: str, gold: str, variant: str) -> float:
     return score
 
 
-@judged_on_variants
-async def spider_exec_match(
-    task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]
-) -> float | dict[str, float]:
-    """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread.
-
-    In training it is :func:`spider_test_suite`.
-    """
-    if training():
-        return await spider_test_suite(task, answer, steps)
-    return (await asyncio.to_thread(execution_match, *sql_answer(task, answer, "spider_exec_match")[:3])).score
+def training_match(answer: SqlAnswer) -> OfTraining:
+    """:func:`execution_match` in safe mode on the database and on the gold's variants. Raises RewardError."""
+    return on_variants(answer, _score(*answer[:3]), _variant_match)
 
 
-@judges_sql
-async def spider_test_suite(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
-    """:func:`training_match`, in a thread: components ``match``, and as metrics ``official`` and ``unchecked``."""
-    paid = await asyncio.to_thread(training_match, sql_answer(task, answer, "spider_test_suite"))
-    return paid.components()
+spider_exec_match = sql_reward("spider_exec_match", _score, _variant_match)
+spider_test_suite = sql_reward("spider_test_suite", _score, _variant_match, always=True)

@@ -103,7 +103,7 @@ def test_the_local_grader_is_announced() -> None:
             (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=199"),
             "judge deadline_s is 199, and reward_timeout_s 120",
         ),
-        (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be parsed from '*2' on"),
+        (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be parsed at 'spider_exec_match*2'"),
         (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: bird_efficiency, "),
     ],
 )
