@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -70,15 +71,18 @@ class PromptAdapter:
         self, candidate: Prompts, eval_batch: Batch, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """What the reflection model reads of each rollout: without the gold answer, which no prompt may contain."""
-        records = [
-            {
+        records = []
+        for entry in eval_batch.trajectories or []:
+            components = ", ".join(f"{name} {value:g}" for name, value in entry["components"].items())
+            failure = f"the rollout failed as {entry['status']}: {entry['message']}"
+            reward = (f"{entry['reward']:g} of 1", components, failure if entry["status"] != "succeeded" else "")
+            record = {
                 "Question": entry["question"],
                 "Steps of the agent": "\n\n".join(entry["steps"]) or "(none)",
                 "Answer": entry["answer"] or "(none)",
-                "Reward": _feedback(entry),
+                "Reward": "; ".join(filter(None, reward)),
             }
-            for entry in eval_batch.trajectories or []
-        ]
+            records.append(record)
         return {name: records for name in components_to_update}
 
 
@@ -98,28 +102,21 @@ def _entry(result: Rollout) -> dict[str, Any]:
 
 def _steps(result: Rollout) -> list[str]:
     """The agent's steps as text; those of an agent that reports none are its calls."""
-    shown = [
+    texts = [
         f"{step['agent']} ({step['kind']}{'' if step['ok'] else ', failed'})\n{step['input']}\n=> {step['output']}"
         for step in result.outcome.steps
     ] or [
         f"{call.agent or 'agent'} (llm)\n{_text(call.messages[-1:])}\n=> {_text([call.reply])}"
         for call in result.trainable_calls
     ]
-    return [text[:_MAX_CHARS] for text in shown[:_MAX_STEPS]]
+    return [text[:_MAX_CHARS] for text in texts[:_MAX_STEPS]]
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    parts = [message.get("content") or message.get("tool_calls") or "" for message in messages]
-    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-def _feedback(entry: Mapping[str, Any]) -> str:
-    parts = [f"{entry['reward']:g} of 1"]
-    if entry["components"]:
-        parts.append(", ".join(f"{name} {value:g}" for name, value in entry["components"].items()))
-    if entry["status"] != "succeeded":
-        parts.append(f"the rollout failed as {entry['status']}: {entry['message']}")
-    return "; ".join(parts)
+    contents = [message.get("content") or message.get("tool_calls") or "" for message in messages]
+    return "\n".join(
+        content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) for content in contents
+    )
 
 
 def digest(*parts: Any) -> str:
@@ -136,19 +133,14 @@ class Journal:
         """By their keys."""
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         for line in text.splitlines():
-            try:
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 entry = json.loads(line)
                 self.entries[entry.pop("key")] = entry
-            except (ValueError, LookupError, TypeError, AttributeError):
-                continue
-        if text and not text.endswith("\n"):
-            self._write("\n")
+        self._line_end = "" if text.endswith("\n") or not text else "\n"
 
     def add(self, key: str, entry: Mapping[str, Any]) -> None:
         """Write an entry, without secrets."""
         self.entries[key] = masked_values(entry)
-        self._write(json.dumps({"key": key, **self.entries[key]}, ensure_ascii=False) + "\n")
-
-    def _write(self, text: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(self._line_end + json.dumps({"key": key, **self.entries[key]}, ensure_ascii=False) + "\n")
+        self._line_end = ""

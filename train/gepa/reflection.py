@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from groundwire.tools.errors import UserError
@@ -40,13 +39,24 @@ class ReflectionError(UserError):
 
 
 class ReflectionModel:
-    """A function from a prompt to a reply. Replies are kept in ``journal``, and asked for once.
+    """A function from a prompt to a reply of the run's reflection model. Replies are in ``journal``, asked for once.
 
-    ``ask`` gets the messages and returns the reply's text. Raises :class:`ReflectionError`.
+    Raises :class:`ReflectionError`.
     """
 
-    def __init__(self, ask: Callable[[list[dict[str, Any]]], str], journal: Journal) -> None:
-        self._ask, self._journal, self._asked = ask, journal, Counter[str]()
+    def __init__(self, config: RunConfig, journal: Journal) -> None:
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads a list of prices
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own types
+            import litellm
+        litellm.suppress_debug_info = True
+        self._complete, self._journal, self._asked = litellm.completion, journal, Counter[str]()
+        model, at, address = str(config.reflection_model).partition("@http")
+        self._name, self._place = f"the reflection model {model}", {"model": model}
+        if at:
+            self._name += f" at http{address}"
+            key = os.environ.get("OPENAI_API_KEY") or "none"
+            self._place = {"model": f"openai/{model}", "api_base": f"http{address}", "api_key": key}
         self.error: ReflectionError | None = None
         """Why there was no reply. GEPA logs an exception and goes on, so the caller looks here."""
 
@@ -57,41 +67,11 @@ class ReflectionModel:
         self._asked[name] += 1  # the same question again is another sample
         key = f"{name}-{self._asked[name]}"
         if key not in self._journal.entries:
+            limits = {"max_tokens": _MAX_TOKENS, "timeout": _TIMEOUT_S, "num_retries": 2}
             try:
-                reply = self._ask(messages)
-            except ReflectionError as error:
-                self.error = error
-                raise
-            self._journal.add(key, {"messages": messages, "reply": reply})
+                reply = self._complete(messages=messages, drop_params=True, **limits, **self._place)
+            except Exception as error:  # each provider has its own exceptions
+                self.error = ReflectionError(f"{self._name} gives no reply: {mask_secrets(str(error))[:500]}")
+                raise self.error from error
+            self._journal.add(key, {"messages": messages, "reply": str(reply.choices[0].message.content or "")})
         return str(self._journal.entries[key]["reply"])
-
-
-def ask_model(config: RunConfig) -> Callable[[list[dict[str, Any]]], str]:
-    """The function that asks the run's reflection model."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads a list of prices
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own types
-        import litellm
-    litellm.suppress_debug_info = True
-    model, at, address = str(config.reflection_model).partition("@http")
-    name = f"the reflection model {model} at http{address}" if at else f"the reflection model {model}"
-    place: dict[str, Any] = {"model": model}
-    if at:
-        key = os.environ.get("OPENAI_API_KEY") or "none"
-        place = {"model": f"openai/{model}", "api_base": f"http{address}", "api_key": key}
-
-    def ask(messages: list[dict[str, Any]]) -> str:
-        try:
-            reply = litellm.completion(
-                messages=messages,
-                max_tokens=_MAX_TOKENS,
-                timeout=_TIMEOUT_S,
-                num_retries=2,
-                drop_params=True,
-                **place,
-            )
-        except Exception as error:  # each provider has its own exceptions
-            raise ReflectionError(f"{name} gives no reply: {mask_secrets(str(error))[:500]}") from error
-        return str(reply.choices[0].message.content or "")
-
-    return ask

@@ -31,7 +31,7 @@ from groundwire.train.evaluation.validation import (
 )
 from groundwire.train.gepa import PROMPTS
 from groundwire.train.gepa.adapter import Journal, PromptAdapter
-from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
+from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer
@@ -90,7 +90,7 @@ class PromptTrainer:
         chosen = {task["id"] for task in pareto}
         others = [task for task in self.data.train if task["id"] not in chosen] or pareto
         adapter: Any = PromptAdapter(config, collect=self._collect, journal=Journal(run.path / "rollouts.jsonl"))
-        reflection = ReflectionModel(ask_model(config), Journal(run.path / "reflections.jsonl"))
+        reflection = ReflectionModel(config, Journal(run.path / "reflections.jsonl"))
         with (run.path / "gepa.log").open("a", encoding="utf-8") as file:
             logger: Any = SimpleNamespace(log=lambda line: print(mask_secrets(str(line)), file=file, flush=True))
             result: GEPAResult[str, int] = optimize(
@@ -117,13 +117,14 @@ class PromptTrainer:
         self._counts.update(rollouts=len(results), calls=sum(len(result.trainable_calls) for result in results))
         self._failures.update(result.outcome.status for result in results if not result.succeeded)
         self.run.write_rollouts(1, results, append=True)
-        self._rollout_notes.show(results)
         return results
 
-    def _run(self, name: str, requests: list[Rollout]) -> list[Rollout]:
-        self.callback.on_phase_start(name, len(requests))
+    def _run(self, phase: str, requests: list[Rollout]) -> list[Rollout]:
+        self.callback.on_phase_start(phase, len(requests))
         deadline_s = validation_deadline_s(self.config, len(requests))
-        return self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
+        results = self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
+        self._rollout_notes.show(results)
+        return results
 
     def _validate(self, step: int, prompts: dict[str, str]) -> dict[str, Any]:
         config, temperature = self.config, self.config.val_temperature
@@ -133,7 +134,6 @@ class PromptTrainer:
         self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
         if reason := nothing_judged(results) or mostly_unscored(results):
             raise RolloutsFailedError(reason)
-        self._rollout_notes.show(results)
         for note in first_notes(self._job, self._runtime, results) if step == 0 else ():
             self.callback.on_note(note)
         return {validation_name(temperature): compute_accuracy(results, self._breakdowns)}
