@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,49 +25,46 @@ _MAX_TEXT = 1 << 30
 """Size of the largest CSV or JSON-lines file that is read, in bytes."""
 
 
-def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: Sequence[str] = ()) -> tuple[Path, str]:
-    """The folder with the data, absolute, and its origin: ``data_dir``, a variable of ``env`` or ``bundled``."""
-    given = {name: os.environ[name] for name in env if os.environ.get(name)}
+def data_folder(
+    data_dir: str | None,
+    option: str = "--data-dir",
+    *,
+    domain: str,
+    content: str,
+    bundled: Path | None = None,
+    bundled_is: str = "generated",
+    env: Sequence[str] = (),
+) -> tuple[Path, str]:
+    """The folder with the data, absolute, and its origin: ``data_dir``, a variable of ``env`` or ``bundled``.
+
+    ``content`` says what it holds.
+    """
+    named = {name: value for name in env if (value := os.environ.get(name))}
     if data_dir:
-        folder, origin = Path(data_dir), f"--data-dir {data_dir}"
-    elif given:
-        if len({Path(value).resolve() for value in given.values()}) > 1:
-            both = " and ".join(f"{name}={value}" for name, value in given.items())
-            raise DataError(f"{both} name different folders: unset one of them, or give --data-dir.")
-        name, value = next(iter(given.items()))
+        folder, origin = Path(data_dir), f"{option} {data_dir}"
+    elif len({Path(value).resolve() for value in named.values()}) > 1:
+        both = " and ".join(f"{name}={value}" for name, value in named.items())
+        raise DataError(f"{both} name different folders: unset one of them, or give --data-dir.")
+    elif named:
+        name, value = next(iter(named.items()))
         folder, origin = Path(value), f"{name} {value}"
-    else:
+    elif bundled:
         folder, origin = bundled, f"bundled data ({bundled_is})"
-    remedy = "name a folder with data, or leave it out for the bundled data"
-    return _checked_folder(folder, f"{origin}: {folder.resolve()}", remedy), origin
-
-
-def given_folder(data_dir: str | None, option: str = "--data-dir", *, domain: str, content: str) -> Path:
-    """The folder ``data_dir``, absolute, of a domain that has no data of its own; ``content`` says what it holds."""
-    if not data_dir:
+    else:
         raise DataError(f"--domain {domain} has no data of its own: give --data-dir, {content}.")
-    return _checked_folder(Path(data_dir), f"{option} {data_dir}", f"name {content}")
-
-
-def _checked_folder(folder: Path, named: str, remedy: str) -> Path:
     if not folder.is_dir():
-        raise DataError(f"{named} {'is not a folder' if folder.exists() else 'does not exist'}; {remedy}.")
-    return folder.resolve()
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{origin} {problem}; name {content}{', or none for the bundled data' if bundled else ''}.")
+    return folder.resolve(), origin
 
 
 def read_json(file: Path) -> Any:
     """The content of a JSON file."""
     try:
         return files.read_json(file)
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read ({error.strerror}); download it again, or save it as parquet."
-        ) from error
-    except ValueError as error:
-        place = re.search(r" at (line \d+) column \d+$", str(error))
-        raise DataError(
-            f"{file}, {place[1] if place else 'line 1'}: not valid JSON ({error}); download it again."
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"not valid JSON: {error}"
+        raise DataError(f"{file} cannot be read ({reason}); download it again, or save it as parquet.") from error
 
 
 def read_tasks(
@@ -117,13 +113,14 @@ def _no_column(key: str, row: Mapping[str, Any]) -> str:
     """What is there in place of a column that is missing, and what to do."""
     plain = {str(name).strip("\ufeff _").lower(): name for name in row}
     names = (key, *(_USUAL if key == "question" else ()))
-    other = next((plain[name] for name in names if name in plain), None)
     remedy = f"Give each row one, or rename the column that has its {key}"
-    if other is not None:
-        text = f"Rename {other!r} to {key!r}", f"Add one, with the text in {other!r} that the agent gets"
-        remedy = text[not isinstance(row[other], str)]
-    there = f"its columns are {', '.join(map(str, row))}" if row else "it is empty"
-    return f"there is no column {key!r}; {there}. {remedy}."
+    if (other := next((plain[name] for name in names if name in plain), None)) is not None:
+        is_text = isinstance(row[other], str)
+        remedy = (
+            f"Rename {other!r} to {key!r}" if is_text else f"Add one, with the text in {other!r} that the agent gets"
+        )
+    columns = f"its columns are {', '.join(map(str, row))}" if row else "it is empty"
+    return f"there is no column {key!r}; {columns}. {remedy}."
 
 
 def _read_rows(file: Path) -> list[Any]:
@@ -157,9 +154,9 @@ def _parse_csv(file: Path, text: str, delimiter: str) -> list[Any]:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
-    for number, row in enumerate(rows):
-        if None in row:  # the key of surplus values
-            raise DataError(f"{file}, row {number}: it does not fit the columns; remove or repair it.")
+    surplus = next((number for number, row in enumerate(rows) if None in row), None)  # the key of surplus values
+    if surplus is not None:
+        raise DataError(f"{file}, row {surplus}: it does not fit the columns; remove or repair it.")
     return rows
 
 
@@ -167,8 +164,7 @@ def _parse_json_lines(file: Path, text: str) -> list[Any]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            if line.strip():
-                rows.append(files.parse_json(line))
+            rows += [files.parse_json(line)] if line.strip() else []
         except ValueError as error:
             raise DataError(f"{file}, line {number}: not valid JSON ({error}); repair the line.") from error
     return rows

@@ -132,43 +132,12 @@ class Domain:
         data = self.load(data_dir)
         return {path for task in (*data.train, *data.validation) if (path := self.database(task))}
 
-    def private_tasks(self) -> PrivateTasks:
-        """What a runner takes private copies of its tasks from."""
-        return PrivateTasks(self.database)
-
-    def with_gold_trust(self, data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskData, str]:
-        """The data without the tasks whose golds are probably wrong, by the setting ``gold_trust``, and a note.
-
-        Raises :class:`DataError`, also for tasks without gold queries.
-        """
-        from groundwire.domains.text_to_sql.golds import with_gold_trust
-
-        if not any(map(_has_gold_query, data.train)):
-            raise DataError(f"gold_trust is for gold queries, and domain {self.name!r} has none: leave it out")
-        return with_gold_trust(data, file, seed=seed)
-
-    def suspects(self, tasks: Sequence[Task], answers: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-        """A row for each task whose gold is probably wrong; ``answers`` are sampled ones, by task id.
-
-        Raises :class:`DataError`, also for tasks without gold queries.
-        """
-        from groundwire.domains.text_to_sql.golds import check_golds
-        from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
-
-        if not all(map(_has_gold_query, tasks)):
-            raise DataError("--suspects is for domains whose golds are SQL queries")
-        return suspects(tasks, check_golds(tasks), answers)
-
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write the ``answers``, by task id, as another evaluator of this domain reads them."""
 
     def prepare(self, source: Path, out: Path) -> dict[str, Any]:
         """Write a checked copy of ``source``, and return the report on it. Raises :class:`DataError`, ``OSError``."""
         raise DataError(f"domain {self.name!r} has nothing to prepare: give its folder as --data-dir.")
-
-
-def _has_gold_query(task: Task) -> bool:
-    return bool(task.get("query") and task.get("db_path"))
 
 
 HOOKS = frozenset(name for name in (*vars(Domain), *Domain.__annotations__) if not name.startswith("_"))
@@ -185,21 +154,15 @@ def as_domain(value: Any, name: str = "") -> Domain:
     for attribute in sorted(own - HOOKS - {"form"}):
         if near := difflib.get_close_matches(attribute, HOOKS - has, n=1, cutoff=0.85):
             raise PluginError(f"domain {name or value.name!r} has {attribute!r}, which is no hook: is it {near[0]!r}?")
-    domain = value if isinstance(value, Domain) else _Adapted(value)
+    domain = value
+    if not isinstance(value, Domain):
+        domain = Domain()
+        vars(domain).update({hook: getattr(value, hook) for hook in HOOKS & own})
     if (form := getattr(value, "form", None)) is not None:
         if form not in KINDS:
             raise PluginError(f"domain {domain.name!r} has the form {form!r}; it is one of {', '.join(KINDS)}")
         domain.answers = KINDS[form]
     return domain
-
-
-class _Adapted(Domain):
-    """A domain of a plug-in that does not derive from :class:`Domain`."""
-
-    def __init__(self, own: Any) -> None:
-        for hook in HOOKS:
-            if hasattr(own, hook):
-                setattr(self, hook, getattr(own, hook))
 
 
 def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -> TaskData:

@@ -16,14 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from groundwire.domains._readers import check_unique_ids, first_names, read_tasks
+from groundwire.domains._readers import check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Task
-from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, check_plain_name, set_database_paths, split_tasks
+from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, set_database_paths, split_tasks
 from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files, write_lines
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
-from groundwire.tools.sql import is_sqlite
 
 _FILES = {"train": "train.json", "dev": "dev.json", "mini_dev": "mini_dev_sqlite.json"}
 _DATABASE_FOLDERS = ("train_databases", "dev_databases")
@@ -53,24 +51,18 @@ class BirdDomain(SqlDomain):
             raise DataError(
                 f"{folder} is no BIRD folder: looked for {', '.join(_FILES.values())} in it and in its folders."
             )
-        splits: dict[str, list[dict[str, Any]]] = {name: _read_file(file, name) for name, file in files.items()}
+        splits = {name: _read_file(file, name) for name, file in files.items()}
         if "train" in splits and len(splits) > 1:
-            return Splits({name: list(tasks) for name, tasks in splits.items()})
+            return Splits(splits)
         only = next(iter(splits))  # mini_dev is a part of dev
         parts, split_by = split_tasks(splits[only], str(files[only]))
         return Splits(parts, f", {files[only].name} split by {split_by}")
-
-    def split_name(self, split: str, splits: Splits) -> str:
-        """The first of ``validation``, ``dev`` and ``mini_dev`` that the data has; other names as they are."""
-        if split != "validation":
-            return split
-        return next(name for name in ("validation", "dev", "mini_dev") if name in splits.tasks)
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, and its databases, which may be links."""
         folder, _ = self.folder(data_dir)
         places = [place for name in _DATABASE_FOLDERS for place in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        return [folder, *(file.resolve() for place in places for file in place.glob("*/*.sqlite"))]
+        return [folder, *(file for place in places for file in place.glob("*/*.sqlite"))]
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write ``predictions.json``, ``gold.sql`` and ``difficulty.jsonl``: ``--predicted_sql_path``,
@@ -94,7 +86,7 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((file for file in (folder / name, *sorted(folder.glob(f"*/{name}"))) if file.is_file()), None)
 
 
-def _read_file(file: Path, split: str) -> list[dict[str, Any]]:
+def _read_file(file: Path, split: str) -> list[Task]:
     rows = read_tasks(file, text_columns=("question", "SQL", "db_id"), optional_columns=("evidence", "difficulty"))
     tasks = []
     for number, row in enumerate(rows):
@@ -109,29 +101,19 @@ def _read_file(file: Path, split: str) -> list[dict[str, Any]]:
         tasks.append(task | ({"difficulty": row["difficulty"]} if row.get("difficulty") else {}))
     check_unique_ids(tasks, file)
     places = [file.parent / name for name in _DATABASE_FOLDERS]
-
-    def find(db_id: str, _: str) -> Path | None:
-        check_plain_name(db_id, file)
-        files = (place / db_id / f"{db_id}.sqlite" for place in places)
-        return next((file for file in files if file.is_file()), None)
-
-    looked_for = f"<db_id>/<db_id>.sqlite under {' or '.join(map(str, places))}; unpack the databases beside the file"
-    set_database_paths(tasks, find, f" of {file}", "unpack them again", looked_for)
-    return tasks
+    remedy = "unpack the databases beside the file again"
+    set_database_paths(tasks, file.parent, places, source=f" of {file}", remedy=remedy)
+    return [*tasks]
 
 
 def _read_prepared(folder: Path) -> dict[str, list[Task]]:
     splits: dict[str, list[Task]] = {}
     for file in sorted(folder.glob("*.parquet")):
         texts, optional = ("question", "query", "db_id", "db_path"), ("evidence", "difficulty")
-        rows = read_tasks(file, text_columns=texts, optional_columns=optional)
-        splits[file.stem] = [{**row, "db_path": str(folder / row["db_path"])} for row in rows]
+        tasks = read_tasks(file, text_columns=texts, optional_columns=optional)
+        remedy = "they are links into the folder that was prepared; prepare the data again"
+        set_database_paths(tasks, folder, [folder], remedy=remedy)
+        splits[file.stem] = [*tasks]
     if "train" not in splits or len(splits) < 2:
         raise DataError(f"{folder} lacks train.parquet or the questions for validation; prepare the data again.")
-    broken = {task["db_path"] for tasks in splits.values() for task in tasks if not is_sqlite(task["db_path"])}
-    if broken:
-        raise DataError(
-            f"{len(broken)} databases cannot be read ({first_names(broken)}): they are links into the folder that was "
-            "prepared; prepare the data again."
-        )
     return splits

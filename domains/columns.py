@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -95,28 +96,26 @@ def _divide(
         # A nested column whose keys are hidden one by one is not hidden as a whole because the reward reads it.
         is_read = name in read and name not in _ALWAYS_SHOWN and not lost
         if _is_gold(name) or name in (domain.gold_columns if domain else ()) or is_read:
-            parts = value if isinstance(value, Mapping) else {}
-            inner = {key: inner_value for key, inner_value in parts.items() if f"{place}.{key}" in shown}
-            lost = [f"{place}.{key}" for key in parts.keys() - inner.keys()] or [place]
-        if lost and not inner:
-            hidden.append(place)
-        else:
+            keys = value if isinstance(value, Mapping) else {}
+            inner = {key: keys[key] for key in keys if f"{place}.{key}" in shown}
+            lost = [f"{place}.{key}" for key in keys if key not in inner] or [place]
+        if inner or not lost:
             seen[name] = inner
-            hidden += lost
+        hidden += lost if inner or not lost else [place]
     return seen, hidden
 
 
 def _divide_value(value: Any, read: Collection[str], shown: Collection[str], path: str) -> tuple[Any, list[str]]:
+    """As :func:`_divide`, for a column's value; an empty one if nothing of it is visible."""
     if isinstance(value, Mapping):
         return _divide(value, None, read, shown, path)
     if isinstance(value, list | tuple):
-        parts = [_divide_value(item, read, shown, path) for item in value]
-        lost = list(dict.fromkeys(place for _, places in parts for place in places))
-        return ([inner for inner, _ in parts] if any(inner for inner, _ in parts) else []) if lost else value, lost
+        divided = [_divide_value(item, read, shown, path) for item in value]
+        lost = list(dict.fromkeys(place for _, places in divided for place in places))
+        inner = [item for item, _ in divided]
+        return (inner if any(inner) else []) if lost else value, lost
     if isinstance(value, str) and value[:1] in ("{", "["):  # a nested column of a CSV file
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             inner, lost = _divide_value(json.loads(value), read, shown, path)
-        except (ValueError, RecursionError):
-            return value, []
-        return (json.dumps(inner, ensure_ascii=False) if inner else "") if lost else value, lost
+            return (json.dumps(inner, ensure_ascii=False) if inner else "") if lost else value, lost
     return value, []

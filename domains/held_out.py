@@ -89,7 +89,7 @@ def shared_notes(data: TaskData, column: str | None = None) -> list[str]:
     shared = []
     for name in (_QUESTION, *group_columns([*data.train, *data.validation], column)):
         trained = {_value(task, name) for task in data.train} - {""}
-        judged = [value for task in data.validation if (value := _value(task, name))]
+        judged = list(filter(None, (_value(task, name) for task in data.validation)))
         judged = judged if name == _QUESTION else list(set(judged))
         if count := sum(value in trained for value in judged):
             shared.append(f"{count:,} of {len(judged):,} {'questions' if name == _QUESTION else name}")

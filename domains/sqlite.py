@@ -11,10 +11,8 @@ gold cannot judge an answer are left out as for Spider, and each broken gold is 
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,9 @@ from groundwire.domains._readers import SUFFIXES, check_databases, check_unique_
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.text_to_sql.domain import SPLIT_NAMES, Splits, SqlDomain, split_tasks
-from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, gold_error, gold_of, leave_out
-from groundwire.domains.text_to_sql.prepared_folder import reported_left_out
+from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.tools.files import shorten_repr
 
-_SENTENCES = 20
-_log = logging.getLogger(__name__)
 _FILES = ("questions.jsonl", "questions.csv", "questions.parquet", "questions.json")
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _QUERY = ("query", "sql", "SQL", "gold_sql", "gold")
@@ -41,6 +36,7 @@ class SqliteDomain(SqlDomain):
     """Text-to-SQL on a folder of yours. A task has id, split, db_id, question, query, db_path, hardness, and others."""
 
     name = "sqlite"
+    names_broken_golds = True
     breakdowns = {"hardness": {level: level for level in LEVELS}}
 
     def read(self, folder: Path, split: str = "") -> Splits:
@@ -49,33 +45,10 @@ class SqliteDomain(SqlDomain):
         splits, split_by = split_tasks(tasks, str(folder))
         return Splits(splits, f", split by {split_by}", where=lambda task: places[task["id"]])
 
-    def checked(self, folder: Path, splits: Splits, split: str) -> tuple[list[Task], list[Task], dict[str, int]]:
-        """As of all domains; a broken gold is named, for they are the user's own."""
-        train, validation = splits.tasks["train"], splits.tasks[split]
-        left_out, broken = reported_left_out(folder), list[str]()
-        if left_out is None:
-            problems = check_golds([*train, *validation])
-            golds = [
-                {"where": splits.where(task), "db_id": task["db_id"], **problem._asdict()}
-                for task in (*train, *validation)
-                if (problem := problems.get(gold_of(task)))
-            ]
-            broken = list(filter(None, map(gold_error, golds)))
-            train, validation, left_out = leave_out(train, validation, problems)
-        for name, kept in {"train": train, split: validation}.items():
-            if not kept:
-                reason = broken[0] if broken else "add questions, or leave out the column split."
-                raise DataError(f"{folder} has no {name} question whose gold can judge an answer: {reason}")
-        for line in broken[:_SENTENCES]:
-            _log.warning("%s", line)
-        if (more := len(broken) - _SENTENCES) > 0:
-            _log.warning("%d more golds cannot judge an answer; groundwire prepare lists them", more)
-        return train, validation, left_out
-
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, and its databases, which may be links."""
         folder, _ = self.folder(data_dir)
-        return [folder, *(Path(database.path) for database in DatabaseFolder(folder).all)]
+        return [folder, *(file for files in _databases_by_name(folder).values() for file in files)]
 
     def files(
         self, splits: Splits, problems: Mapping[Gold, GoldProblem]
@@ -89,85 +62,75 @@ class SqliteDomain(SqlDomain):
 domain = SqliteDomain()
 
 
-@dataclass(frozen=True)
-class DatabaseFile:
-    """A SQLite file, a name that no other of the folder has, and its path in the folder."""
-
-    db_id: str
-    path: str
-    place: str
-
-
-class DatabaseFolder:
-    """All SQLite files below ``folder``. Raises :class:`DataError` if there are none."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        files = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-        if not files:
-            raise DataError(f"{folder} has no SQLite file ({', '.join(SUFFIXES)}); add the databases.")
-        stems = Counter(path.stem for path in files)
-        self._by_name = defaultdict[str, list[DatabaseFile]](list)
-        for path in files:
-            place = path.relative_to(folder)
-            unique = path.stem if stems[path.stem] == 1 else "-".join(place.parts)
-            database = DatabaseFile(unique, str(path.resolve()), place.as_posix())
-            for name in {database.place, path.name, path.stem}:
-                self._by_name[name].append(database)
-        self.all = list({file.path: file for files in self._by_name.values() for file in files}.values())
-
-    def find(self, name: str | None, where: str) -> DatabaseFile:
-        """The database that the row ``where`` names: its path in the folder, its file's name, with or without suffix.
-
-        Without a name it is the only database. Raises :class:`DataError`.
-        """
-        if not name:
-            if len(self.all) > 1:
-                raise DataError(f"{where} names no database, and there are {len(self.all)}; add the column database.")
-            return self.all[0]
-        matches, called = self._by_name.get(name, []), shorten_repr(name)
-        if not matches:
-            names = first_names(database.db_id for database in self.all)
-            raise DataError(f"{where}: {self._folder} has no database {called}; it has {names}.")
-        if len(matches) > 1:
-            paths = " and ".join(database.place for database in matches)
-            raise DataError(f"{where}: {len(matches)} databases are called {called} ({paths}); give its path.")
-        return matches[0]
-
-
 def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The tasks of ``folder``, and the place of each task's row by its id, such as ``questions.csv, row 3``.
 
     A task has id, db_id, question, query, db_path (absolute), hardness, ``split`` if its row has one, and the row's
     other columns of text or numbers. Rows are counted from 0. Raises :class:`DataError`.
     """
-    databases, used = DatabaseFolder(folder), (*_QUERY, *_DATABASE, "split")
+    databases, used = _databases_by_name(folder), (*_QUERY, *_DATABASE, "split")
     tasks, places = [], {}
     for file, split in _find_files(folder):
         rows = read_tasks(file, text_columns=("question",))
-        query_column = _query_column(file, rows)
+        columns = {name: None for row in rows for name in row}
+        query_column = next((name for name in _QUERY if name in columns), None)
+        if query_column is None:
+            raise DataError(
+                f"{file} has no column with the gold SQL: looked for {', '.join(_QUERY)}; it has "
+                f"{', '.join(map(str, columns)) or 'no rows'}."
+            )
         database_column = next((name for name in _DATABASE if any(row.get(name) for row in rows)), _DATABASE[0])
         for number, row in enumerate(rows):
             where = f"{file.relative_to(folder)}, row {number}"
-            query, name, part = row.get(query_column), row.get(database_column), split or row.get("split")
-            for column, value in {database_column: name, "split": part}.items():
+            query, name, split_name = row.get(query_column), row.get(database_column), split or row.get("split")
+            for column, value in {database_column: name, "split": split_name}.items():
                 if not isinstance(value or "", str):
                     raise DataError(f"{folder}: {where}: {column} is {shorten_repr(value)}, not text; repair the row.")
             if not isinstance(query, str) or not query.strip():
                 raise DataError(
                     f"{folder}: {where}: {query_column} is {shorten_repr(query)}, not SQL; remove or repair the row."
                 )
-            database = databases.find(name, f"{folder}: {where}")
+            database = _find_database(databases, name, folder, where)
+            unique = len(databases[database.stem]) == 1
             task: dict[str, Any] = {
                 **{name: value for name, value in row.items() if name not in used and isinstance(value, _PLAIN)},
-                **{"db_id": database.db_id, "query": query, "db_path": database.path},
+                "db_id": database.stem if unique else "-".join(database.relative_to(folder).parts),
+                "query": query,
+                "db_path": str(database.resolve()),
                 "hardness": row.get("hardness") or hardness(query),
             }
-            tasks.append(task | ({"split": SPLIT_NAMES.get(part, part)} if part else {}))
+            tasks.append(task | ({"split": SPLIT_NAMES.get(split_name, split_name)} if split_name else {}))
             places[task["id"]] = where
     check_unique_ids(tasks, folder)
     check_databases(sorted({task["db_path"] for task in tasks}))
     return tasks, places
+
+
+def _databases_by_name(folder: Path) -> dict[str, list[Path]]:
+    """The SQLite files below ``folder`` by what a row may call them: path in the folder, name, name without suffix."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    if not files:
+        raise DataError(f"{folder} has no SQLite file ({', '.join(SUFFIXES)}); add the databases.")
+    databases = defaultdict[str, list[Path]](list)
+    for file in files:
+        for name in {file.relative_to(folder).as_posix(), file.name, file.stem}:
+            databases[name].append(file)
+    return databases
+
+
+def _find_database(databases: Mapping[str, list[Path]], name: str | None, folder: Path, where: str) -> Path:
+    """The database that the row ``where`` names; without a name it is the only one."""
+    matches = databases.get(name, []) if name else sorted({file for files in databases.values() for file in files})
+    if len(matches) == 1:
+        return matches[0]
+    where = f"{folder}: {where}"
+    if not name:
+        raise DataError(f"{where} names no database, and there are {len(matches)}; add the column database.")
+    if not matches:
+        names = first_names({file.stem for files in databases.values() for file in files})
+        raise DataError(f"{where}: the folder has no database {shorten_repr(name)}; it has {names}.")
+    paths = " and ".join(file.relative_to(folder).as_posix() for file in matches)
+    raise DataError(f"{where}: {len(matches)} databases are called {shorten_repr(name)} ({paths}); give its path.")
 
 
 def _find_files(folder: Path) -> list[tuple[Path, str | None]]:
@@ -187,14 +150,3 @@ def _find_files(folder: Path) -> list[tuple[Path, str | None]]:
         f"{folder} has no questions: looked for {', '.join(_FILES)}, for another {', '.join(_SUFFIXES)} file, and for "
         "KaggleDBQA's examples/*.json with *_tables.json."
     )
-
-
-def _query_column(file: Path, rows: Iterable[dict[str, Any]]) -> str:
-    names = {name: None for row in rows for name in row}
-    column = next((name for name in _QUERY if name in names), None)
-    if column is None:
-        raise DataError(
-            f"{file} has no column with the gold SQL: looked for {', '.join(_QUERY)}; it has "
-            f"{', '.join(map(str, names)) or 'no rows'}."
-        )
-    return column

@@ -83,8 +83,10 @@ def _read(tasks: Any, name: str) -> tuple[list[Task], str]:
         if not file.is_file():
             problem = "is not a file" if file.exists() else "does not exist"
             raise DataError(f"{file} {problem}: give the tasks as a list, a data frame, or a file of them")
-        name = valid_text(str(file))
-        rows = [_with_database_beside(row, file.parent) for row in read_tasks(file, **_TEXTS)]
+        name, rows = valid_text(str(file)), read_tasks(file, **_TEXTS)
+        for row in rows:  # a database may be given relative to the file
+            paths = {column: file.parent / row[column] for column in _DATABASE if row.get(column)}
+            row.update({column: str(path.absolute()) for column, path in paths.items() if path.exists()})
     else:
         rows = check_rows(_rows(tasks, name), source=name, name=name, **_TEXTS)
     check_unique_ids(rows, name)
@@ -96,19 +98,12 @@ def _rows(tasks: Any, name: str) -> list[Any]:
         import pyarrow as pa
 
         try:
-            rows: list[Any] = pa.table(tasks).to_pylist()
+            return list(pa.table(tasks).to_pylist())
         except UnicodeEncodeError:  # pandas can hold half of a surrogate pair
-            rows = tasks.to_dict("records")
+            return list(tasks.to_dict("records"))
         except (pa.ArrowException, TypeError) as error:
             reason = " ".join(map(str, error.args[0] if isinstance(error.args[0], tuple) else error.args))
             raise DataError(f"{name}: the data frame cannot be read ({reason}); make each column one type.") from error
-        return rows
     if not isinstance(tasks, Iterable) or isinstance(tasks, Mapping | bytes):
         raise DataError(f"{name} is {shorten_repr(tasks)}: give a list of dicts, a data frame, or a file")
     return [dict(row) if isinstance(row, Mapping) else row for row in tasks]
-
-
-def _with_database_beside(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The row with the absolute path of a database that is given relative to its file."""
-    beside = {name: folder / row[name] for name in _DATABASE if row.get(name)}
-    return row | {name: str(path.absolute()) for name, path in beside.items() if path.exists()}

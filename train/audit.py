@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire import domains
+from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.rewards import has_variants, in_training, without_variants
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.errors import CommandError, exit_on_user_error
@@ -92,7 +93,7 @@ def main(
             share = round(result.share_with_findings, 4)
             figures = {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
             write_json(json_file, {**told, **figures, "without_variants": alone, **asdict(result)})
-        listed = [_write_suspects(suspects_file, chosen, tasks, rollouts)] if suspects_file is not None else []
+        listed = [_write_suspects(suspects_file, tasks, rollouts)] if suspects_file is not None else []
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]
     lines += [f"note: {note}" for note in notes] + _table(result, name)
@@ -105,14 +106,18 @@ def main(
     raise typer.Exit(1 if unfit else 0)
 
 
-def _write_suspects(file: Path, domain: domains.Domain, tasks: list[Any], rollouts: str | None) -> str:
+def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
     """Write the suspicious golds of ``tasks``, also by the answers of a run; returns a line about them."""
+    from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
+
     answers, unreadable = read_answers(RunDir.open(rollouts)) if rollouts is not None else ({}, [])
     for message in unreadable:
         typer.echo(f"warning: {message}", err=True)
     if rollouts is not None and not any(str(task["id"]) in answers for task in tasks):
         raise CommandError(f"--rollouts {rollouts} has no answer to these tasks: name a run on this data")
-    suspicious = domain.suspects(tasks, answers)
+    if not all(task.get("query") and task.get("db_path") for task in tasks):
+        raise CommandError("--suspects is for domains whose golds are SQL queries")
+    suspicious = suspects(tasks, check_golds(tasks), answers)
     write_json(file, suspicious)
     return f"suspicious golds: {len(suspicious):,} of {len(tasks):,}, listed in {file}"
 

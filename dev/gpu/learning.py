@@ -146,7 +146,7 @@ def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path
     for database in databases:
         name = min(shares, key=lambda name: sum(counts[each] for each in parts[name]) / shares[name])
         parts[name].add(database)
-    source, figures = domain.database_folders(data_dir)[0], {"validation": len(data.validation)}
+    source, figures = domain.folder(data_dir)[0], {"validation": len(data.validation)}
     for name, part in {**parts, "all": set(databases)}.items():
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path
         for file, tasks in (("train_spider.json", train), ("dev.json", data.validation)):
             rows = [{key: value for key, value in task.items() if key != "db_path"} for task in tasks]
             (folder / file).write_text(json.dumps(rows))
-        (folder / "gold_zero_rows.json").write_text("{}")  # the golds were run
+        (folder / "report.json").write_text('{"left_out_of_training": {}}')  # the golds were run
         for databases_of in ("database", "test_database"):
             if (source / databases_of).is_dir() and not (folder / databases_of).exists():
                 (folder / databases_of).symlink_to((source / databases_of).resolve())

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import SUFFIXES, check_databases, check_unique_ids, choose_folder, read_tasks
+from groundwire.domains._readers import SUFFIXES, check_databases, check_unique_ids, data_folder, read_tasks
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.held_out import question_key
 from groundwire.tools.types import TEXT
@@ -42,7 +42,9 @@ class MedicalDomain(Domain):
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else the bundled data. Raises :class:`DataError`."""
-        folder, origin = choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated fiction, no medical advice")
+        content = "a folder with a database and questions"
+        fiction = "generated fiction, no medical advice"
+        folder, origin = data_folder(data_dir, domain=self.name, content=content, bundled=BUNDLED, bundled_is=fiction)
         files = sorted(path for path in folder.iterdir() if path.is_file())
         database = _only_one([file for file in files if file.suffix in SUFFIXES], folder, "SQLite file", SUFFIXES)
         check_databases([database])
@@ -67,37 +69,32 @@ domain = MedicalDomain()
 
 def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     """The questions with their splits: of the two parts, or of one file."""
-    parts = {file: split for name, split in _PARTS.items() if (file := folder / name).is_file()}
+    parts = [file for file in files if file.name in _PARTS]
     candidates = [file for file in files if file.name in _QUESTIONS]
-    if len(parts) == len(_PARTS) and not candidates:
-        rows = [(file, row) for file in parts for row in _read_rows(file)]
-        unique = len({row["id"] for _, row in rows}) == len(rows)  # both files may count from 0
-        ids = {file: "" if unique else f"{file.stem}-" for file in parts}
-        return [{**row, "id": f"{ids[file]}{row['id']}", "split": parts[file]} for file, row in rows]
-    choices = [*_QUESTIONS, " with ".join(_PARTS)]
-    file = _only_one([*candidates, *parts], folder, "file of questions", choices)
-    if file in parts:
-        raise DataError(
-            f"{folder} has {file.name} without {next(name for name in _PARTS if name != file.name)}; add it."
-        )
-    return [_with_split(row, file) for row in _read_rows(file)]
+    if candidates or len(parts) < len(_PARTS):
+        choices = [*_QUESTIONS, " with ".join(_PARTS)]
+        parts = [_only_one([*candidates, *parts], folder, "file of questions", choices)]
+        if (name := parts[0].name) in _PARTS:
+            raise DataError(f"{folder} has {name} without {next(other for other in _PARTS if other != name)}; add it.")
+    texts, optional = ("question",), ("answer",)
+    rows = [(file, row) for file in parts for row in read_tasks(file, text_columns=texts, optional_columns=optional)]
+    both_count = len(parts) > 1 and len({row["id"] for _, row in rows}) < len(rows)  # from 0
+    questions = []
+    for file, row in rows:
+        split = _PARTS.get(file.name) or row.get("split") or _SPLITS[_is_held_out(row)]
+        if split not in _SPLITS:
+            raise DataError(f"{file}, task {row['id']}: split is {split!r}; it is one of {', '.join(_SPLITS)}.")
+        name = f"{file.stem}-{row['id']}" if both_count else row["id"]
+        questions.append({**row, "id": name, "answer": (row.get("answer") or "").strip(), "split": split})
+    return questions
 
 
-def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows; one without an answer has the answer "", for a reward that can do without."""
-    rows = read_tasks(file, text_columns=("question",), optional_columns=("answer",))
-    return [{**row, "answer": (row.get("answer") or "").strip()} for row in rows]
+def _is_held_out(task: Task) -> bool:
+    return hashlib.sha256(question_key(task).encode()).digest()[0] % 5 == 0
 
 
-def _only_one(found: list[Path], folder: Path, kind: str, choices: Iterable[str]) -> Path:
-    if len(found) != 1:
-        names = " and ".join(file.name for file in found) or "none"
+def _only_one(files: list[Path], folder: Path, kind: str, choices: Iterable[str]) -> Path:
+    if len(files) != 1:
+        names = " and ".join(file.name for file in files) or "none"
         raise DataError(f"{folder} needs one {kind} ({', '.join(choices)}), and has {names}.")
-    return found[0]
-
-
-def _with_split(task: dict[str, Any], file: Path) -> dict[str, Any]:
-    split = task.get("split") or _SPLITS[hashlib.sha256(question_key(task).encode()).digest()[0] % 5 == 0]
-    if split not in _SPLITS:
-        raise DataError(f"{file}, task {task['id']}: split is {split!r}; it is one of {', '.join(_SPLITS)}.")
-    return {**task, "split": split}
+    return files[0]

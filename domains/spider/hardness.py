@@ -15,7 +15,7 @@ from typing import Union
 
 LEVELS = ("easy", "medium", "hard", "extra")
 
-_AGGREGATES = {"max", "min", "count", "sum", "avg"}
+_AGGREGATES = ["max", "min", "count", "sum", "avg"]
 _SET_OPERATORS = {"intersect", "union", "except"}
 _SUBQUERY = "(select)"
 _TOKEN = re.compile(
@@ -132,10 +132,7 @@ def _items(tree: Tree) -> list[Tree]:
 
 
 def _starts_with_aggregate(item: Tree) -> bool:
-    match item:
-        case [str(function), list(), *_]:
-            return function in _AGGREGATES
-    return False
+    return len(item) > 1 and item[0] in _AGGREGATES and isinstance(item[1], list)
 
 
 def _aggregates(tree: Tree) -> int:

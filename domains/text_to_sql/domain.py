@@ -8,20 +8,28 @@ machine and after other questions were added.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import first_names, given_folder
+from groundwire.domains._readers import data_folder, first_names
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files
-from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
+from groundwire.domains.text_to_sql.prepared_folder import (
+    broken_golds,
+    gold_errors,
+    replaced,
+    reported_left_out,
+    write_folder,
+)
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import is_sqlite
 from groundwire.tools.sql.answers import SQL
 
+_log = logging.getLogger(__name__)
 SPLIT_NAMES = {"dev": "validation", "val": "validation", "valid": "validation"}
 """Other names of the split ``validation``."""
 _SHARE = 5
@@ -29,7 +37,10 @@ _SHARE = 5
 
 @dataclass
 class Splits:
-    """The tasks of a folder by split, ``train`` among them, how they were split, and where each task's row is."""
+    """The tasks of a folder by split, how they were split, and where each task's row is.
+
+    There is ``train``, and the first other split is the one that training validates on.
+    """
 
     tasks: Mapping[str, list[Task]]
     note: str = ""
@@ -49,6 +60,8 @@ class SqlDomain(Domain):
     content = "a folder of databases and questions"
     """What a folder of this domain holds, for people."""
     gold_timeout_s = 5.0
+    names_broken_golds = False
+    """Whether loading warns of each gold that cannot be run."""
     links_databases = False
     """Whether :meth:`prepare` links to the databases, which are too large to be copied."""
 
@@ -58,11 +71,7 @@ class SqlDomain(Domain):
 
     def folder(self, data_dir: str | None, option: str = "--data-dir") -> tuple[Path, str]:
         """The absolute path of the data, and where it comes from. Raises :class:`DataError`."""
-        return given_folder(data_dir, option, domain=self.name, content=self.content), f"{option} {data_dir}"
-
-    def split_name(self, split: str, splits: Splits) -> str:
-        """The name that ``split`` has in the data; ``validation`` is the split that training validates on."""
-        return SPLIT_NAMES.get(split, split)
+        return data_folder(data_dir, option, domain=self.name, content=self.content)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the folder ``data_dir``. Raises :class:`DataError`."""
@@ -72,10 +81,22 @@ class SqlDomain(Domain):
         """As :meth:`load`, with the tasks of ``split`` for validation."""
         folder, origin = self.folder(data_dir)
         splits = self.read(folder, split)
-        name = self.split_name(split, splits)
+        name = split if split in splits.tasks else SPLIT_NAMES.get(split, split)
+        if split == "validation":
+            name = next(other for other in splits.tasks if other != "train")
         if name not in splits.tasks:
             raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits.tasks)}.")
-        train, validation, left_out = self.checked(folder, splits, name)
+        train, validation, broken = splits.tasks["train"], splits.tasks[name], list[str]()
+        if (left_out := reported_left_out(folder)) is None:
+            problems = check_golds([*train, *validation], timeout_s=self.gold_timeout_s)
+            broken = gold_errors(broken_golds(splits, problems))
+            train, validation, left_out = leave_out(train, validation, problems)
+        for split_name, kept in {"train": train, name: validation}.items():
+            if not kept:
+                reason = broken[0] if broken else "add questions, or leave out the column split."
+                raise DataError(f"{folder} has no {split_name} question whose gold can judge an answer: {reason}")
+        for line in broken if self.names_broken_golds else ():
+            _log.warning("%s", line)
         return TaskData(
             train=train,
             validation=validation,
@@ -83,22 +104,6 @@ class SqlDomain(Domain):
             left_out=left_out,
             folder=None if self.bundled and folder == self.bundled.resolve() else str(folder),
         )
-
-    def checked(self, folder: Path, splits: Splits, split: str) -> tuple[list[Task], list[Task], dict[str, int]]:
-        """The tasks for training and validation whose golds can judge, and the number left out of training."""
-        train, validation = splits.tasks["train"], splits.tasks[split]
-        if (left_out := reported_left_out(folder)) is not None:
-            return train, validation, left_out
-        problems = self.listed_problems(folder, train, validation)
-        if problems is None:
-            problems = check_golds([*train, *validation], timeout_s=self.gold_timeout_s)
-        return leave_out(train, validation, problems)
-
-    def listed_problems(
-        self, folder: Path, train: list[Task], validation: list[Task]
-    ) -> Mapping[Gold, GoldProblem] | None:
-        """The problems that the data itself lists; None: the golds are run."""
-        return None
 
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""
@@ -108,23 +113,24 @@ class SqlDomain(Domain):
         """Write the files of Spider's official evaluator."""
         write_files(folder, sample, "sql", prediction_lines(tasks, answers), tasks)
 
-    def prepare(self, source: Path, out: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def prepare(self, source: Path, out: Path) -> dict[str, Any]:
         """Write ``out`` from ``source``: the files of :meth:`files`, databases or links to them, and the files of
         :func:`write_folder`. Raises :class:`DataError`, or OSError when writing fails.
         """
-        self.unpacked(source, None)  # it is checked before anything is made
+        if not source.is_dir() and not source.is_file():
+            problem = "is neither a folder nor a file" if source.exists() else "does not exist"
+            raise DataError(f"--source {source} {problem}; name {self.content}.")
         with replaced(out, source, self.written_by) as staging:
             splits = self.read(self.unpacked(source, staging))
-            about = {"written_by": self.written_by, "source": source.name}
-            return write_folder(staging / "new", self, splits, about, timeout_s=timeout_s or self.gold_timeout_s)
+            return write_folder(staging / "new", self, splits, source.name)
 
     @property
     def written_by(self) -> str:
         """The mark of the folders that :meth:`prepare` wrote, and may replace."""
         return f"groundwire.domains.{self.name}"
 
-    def unpacked(self, source: Path, staging: Path | None) -> Path:
-        """The folder that :meth:`prepare` reads; ``staging`` has room for what an archive holds, if it is given."""
+    def unpacked(self, source: Path, staging: Path) -> Path:
+        """The folder that :meth:`prepare` reads; ``staging`` has room for what an archive holds."""
         return self.folder(str(source), "--source")[0]
 
     def files(
@@ -140,25 +146,32 @@ class SqlDomain(Domain):
         return f"databases/{task['db_id']}/{task['db_id']}.sqlite"
 
 
-def check_plain_name(db_id: str, where: Path, more: str = "") -> None:
-    """Raise :class:`DataError` for the name of a database that would lead out of its folder."""
-    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + more:
-        raise DataError(f"{where}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
+def database_files(place: Path) -> list[Path]:
+    """Where the database may be whose name and folder is ``place``."""
+    return [place / f"{place.name}{suffix}" for suffix in (".sqlite", ".db")]
 
 
 def set_database_paths(
-    tasks: Sequence[dict[str, Any]], find: Callable[[str, str], Path | None], source: str, remedy: str, looked_for: str
+    tasks: Sequence[dict[str, Any]],
+    folder: Path,
+    places: Sequence[Path],
+    *,
+    remedy: str,
+    source: str = "",
+    build: Callable[[Path], Path] | None = None,
 ) -> None:
-    """Make each task's ``db_path`` the file that ``find`` returns for its ``db_id`` and its own ``db_path``.
+    """Make each task's ``db_path`` absolute: of the file that it names in ``folder``, else of one with its ``db_id``.
 
-    Raises :class:`DataError` for files that are missing, or no SQLite files.
+    That is looked for in the folders ``places``; ``build`` makes one of a ``schema.sql``. Raises :class:`DataError` for
+    files that are missing, or no SQLite files.
     """
     keys = [(task["db_id"], task.get("db_path") or "") for task in tasks]
-    files = {key: find(*key) for key in dict.fromkeys(keys)}
+    files = {key: _find_database(*key, folder, places, build) for key in dict.fromkeys(keys)}
     if missing := {db_id for (db_id, _), file in files.items() if file is None}:
         raise DataError(
             f"{len(missing)} of {len({db_id for db_id, _ in keys})} databases{source} are missing "
-            f"({first_names(missing)}): looked for {looked_for}."
+            f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite{', .db and schema.sql' if build else ''} "
+            f"under {' and '.join(map(str, places))}; {remedy}."
         )
     if broken := {str(file) for file in files.values() if not is_sqlite(str(file))}:
         raise DataError(f"{len(broken)} databases are no readable SQLite files ({first_names(broken)}); {remedy}.")
@@ -166,7 +179,22 @@ def set_database_paths(
         task["db_path"] = str(files[key])
 
 
-def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str, list[Task]], str]:
+def _find_database(
+    db_id: str, db_path: str, folder: Path, places: Sequence[Path], build: Callable[[Path], Path] | None
+) -> Path | None:
+    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + db_path:
+        raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
+    if db_path and (folder / db_path).is_file():  # an absolute db_path stays as it is
+        return (folder / db_path).resolve()
+    files = (file for place in places for file in database_files(place / db_id))
+    if file := next((file for file in files if file.is_file()), None):
+        return file.resolve()
+    scripts = (place / db_id / "schema.sql" for place in places) if build else ()
+    script = next((script for script in scripts if script.is_file()), None)
+    return build(script) if build and script else None
+
+
+def split_tasks(tasks: Sequence[Task], source: str) -> tuple[dict[str, list[Task]], str]:
     """The tasks by split, and what decided.
 
     A column ``split`` wins. Without it a fifth of the databases, at least one, is for validation: those whose names

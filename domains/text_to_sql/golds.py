@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -83,13 +83,6 @@ def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | No
     return None if result.rows else GoldProblem(NO_ROWS)
 
 
-def gold_error(gold: Mapping[str, Any]) -> str:
-    """One sentence about a gold that cannot be run, a row of the report. Empty if it only returns no rows."""
-    if gold["reason"] == NO_ROWS:
-        return ""
-    return "{where} ({db_id}): {reason}: {detail}; correct the query, or remove the row.".format_map(gold)
-
-
 def leave_out(
     train: list[Task], validation: list[Task], problems: Mapping[Gold, GoldProblem]
 ) -> tuple[list[Task], list[Task], dict[str, int]]:
@@ -115,6 +108,8 @@ def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskD
 
     A row counts for the training task with its ``id``, if that has its ``query`` as gold. Raises :class:`DataError`.
     """
+    if not any(task.get("query") and task.get("db_path") for task in data.train):
+        raise DataError(f"gold_trust is for gold queries, and {data.source} has none: leave it out")
     listed_rows = read_json(file)
     if problem := first_error(_ROWS, listed_rows):
         raise DataError(f"{file}: {problem}; it must be a list of rows as in suspects.json.")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
-from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
@@ -30,7 +30,7 @@ REPORT, SUSPECTS = "report.json", "suspects.json"
 _LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 _FIRST_COLUMNS = ("id", "split", "db_id", "question", "query", "db_path", "hardness")
 _SENTENCES = 20
-"""Broken golds that the summary shows; the report has them all."""
+"""Broken golds that are shown; the report has them all."""
 
 
 @contextmanager
@@ -56,13 +56,10 @@ def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
             raise
 
 
-def write_folder(
-    target: Path, domain: SqlDomain, splits: Splits, about: Mapping[str, Any], *, timeout_s: float
-) -> dict[str, Any]:
-    """Check the golds of all ``splits``, write ``target`` and return its report, which begins with ``about``.
+def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -> dict[str, Any]:
+    """Check the golds of all ``splits``, write ``target`` and return its report, which names the ``source``.
 
-    The domain says which files there are, and where a database is: a copy of it, or a link to it. A gold is slow after
-    ``timeout_s`` seconds.
+    The domain says which files there are, and where a database is: a copy of it, or a link to it.
     """
     from groundwire.domains.text_to_sql.suspects import suspects  # imports sqlglot, which takes long
 
@@ -75,7 +72,7 @@ def write_folder(
             f"the databases take {needed / 1e6:.0f} MB and {target.parent.parent} has {free / 1e6:.0f} MB free; free "
             "some."
         )
-    problems = check_golds(every, timeout_s=timeout_s)
+    problems = check_golds(every, timeout_s=domain.gold_timeout_s)
     with progress("Linking databases" if link else "Copying databases", len(databases)) as advance:
         for name, path in databases.items():
             (target / name).parent.mkdir(parents=True)
@@ -89,21 +86,38 @@ def write_folder(
         _write_parquet([{**task, "db_path": place(task)} for task in tasks], target / f"{name}.parquet")
     suspicious = suspects(every, problems)
     report = {
-        **about,
+        "written_by": domain.written_by,
+        "source": source,
         "tasks": {name: len(tasks) for name, tasks in written.items()},
         "databases": len(databases),
         "left_out_of_training": left_out,
-        "golds": [
-            {"id": task["id"], "where": splits.where(task), "split": part, "db_id": task["db_id"], **problem._asdict()}
-            for part, tasks in splits.tasks.items()
-            for task in tasks
-            if (problem := problems.get(gold_of(task)))
-        ],
+        "golds": broken_golds(splits, problems),
         "suspects": len(suspicious),
     }
     for name, value in {SUSPECTS: suspicious, REPORT: report}.items():
         (target / name).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
+
+
+def broken_golds(splits: Splits, problems: Mapping[Gold, GoldProblem]) -> list[dict[str, Any]]:
+    """A row for each task whose gold has a problem."""
+    return [
+        {"id": task["id"], "where": splits.where(task), "split": split, "db_id": task["db_id"], **problem._asdict()}
+        for split, tasks in splits.tasks.items()
+        for task in tasks
+        if (problem := problems.get(gold_of(task)))
+    ]
+
+
+def gold_errors(golds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence about each of the first golds that cannot be run, not of those that only return no rows."""
+    sentence = "{where} ({db_id}): {reason}: {detail}; correct the query, or remove the row."
+    broken = [sentence.format_map(gold) for gold in golds if gold["reason"] != NO_ROWS]
+    if len(broken) > _SENTENCES:
+        broken[_SENTENCES:] = [
+            f"… and {len(broken) - _SENTENCES:,} more; the report of groundwire prepare has them all"
+        ]
+    return broken
 
 
 def reported_left_out(folder: Path) -> dict[str, int] | None:
@@ -124,15 +138,13 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
     """The report in some lines."""
     tasks = ", ".join(f"{count:,} in {name}.parquet" for name, count in report["tasks"].items())
     left_out = ", ".join(f"{count:,} ({why})" for why, count in report["left_out_of_training"].items()) or "none"
-    broken = list(filter(None, map(gold_error, report["golds"])))
-    more = [f"… and {len(broken) - _SENTENCES:,} more"] if len(broken) > _SENTENCES else []
     return "\n".join(
         [
             f"{out}: {tasks}; {report['databases']:,} databases",
             f"left out of training: {left_out}",
             f"golds that fail, are slow, or return too much or nothing: {len(report['golds']):,}, "
             f"listed in {out / REPORT}",
-            *(f"  {sentence}" for sentence in (*broken[:_SENTENCES], *more)),
+            *(f"  {sentence}" for sentence in gold_errors(report["golds"])),
             f"suspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}",
         ]
     )
@@ -154,9 +166,7 @@ def _check_target(source: Path, out: Path, written_by: str) -> None:
         raise DataError(f"--out {out} holds the source {source}; choose another folder.")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    try:
-        is_ours = json_files.read_json(out / REPORT).get("written_by") == written_by
-    except (OSError, ValueError, AttributeError):
-        is_ours = False
-    if not is_ours:
-        raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")
+    with suppress(OSError, ValueError, AttributeError):
+        if json_files.read_json(out / REPORT).get("written_by") == written_by:
+            return
+    raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -75,35 +75,29 @@ def suspects(
 
 
 def _reasons(database: str, query: str) -> list[str]:
-    reasons = []
-    if depends_on_ties(database, tie_probes(query)):
-        reasons.append(TIES)
+    rows = list[Any]()
     with contextlib.suppress(QueryError):
         rows = run_query(database, query, timeout_s=_TIMEOUT_S, max_rows=2).rows
-        if len(rows) == 1 and not any(rows[0]):
-            reasons.append(CONSTANT)
-    tree = parse_query(query)
-    if tree is None:
-        return reasons
-    if tree.find(exp.Table) is None:
-        reasons.append(NO_TABLE)
-    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like):
-        right = node.expression
-        quoted = isinstance(right, exp.Column) and not right.table and right.this.args.get("quoted")
+    signs = {TIES: depends_on_ties(database, tie_probes(query)), CONSTANT: len(rows) == 1 and not any(rows[0])}
+    if (tree := parse_query(query)) is not None:
         # SQLite takes an unknown name in quotes for a text.
-        if quoted and COLUMN not in reasons and right.name.lower() in _columns(database, tree):
-            reasons.append(COLUMN)
-    if any(_is_outer(database, column) for column in tree.find_all(exp.Column)):
-        reasons.append(OUTER)
-    if _compares_numbers_as_text(database, tree):
-        reasons.append(NUMBERS)
-    return reasons
+        compared = [node.expression for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like)]
+        quoted = [column for column in compared if _is_bare(column) and column.this.args.get("quoted")]
+        signs[NO_TABLE] = tree.find(exp.Table) is None
+        signs[COLUMN] = any(column.name.lower() in _columns(database, tree) for column in quoted)
+        signs[OUTER] = any(_is_outer(database, column) for column in tree.find_all(exp.Column))
+        signs[NUMBERS] = _compares_numbers_as_text(database, tree)
+    return [reason for reason, is_seen in signs.items() if is_seen]
+
+
+def _is_bare(node: Any) -> bool:
+    return isinstance(node, exp.Column) and not node.table
 
 
 def _is_outer(database: str, column: Any) -> bool:
     """Whether a column without a table's name is in a subquery whose own tables do not have it, and outer ones do."""
     select = column.find_ancestor(exp.Select)
-    if column.table or column.this.args.get("quoted") or select is None or select.parent_select is None:
+    if not _is_bare(column) or column.this.args.get("quoted") or select is None or select.parent_select is None:
         return False
     if not select.find_ancestor(exp.Subquery, exp.In, exp.Exists) or select.find_ancestor(exp.From, exp.CTE):
         return False
@@ -117,8 +111,11 @@ def _is_outer(database: str, column: Any) -> bool:
 
 def _columns(database: str, tree: Any) -> set[str]:
     """The columns of all tables in ``tree``, in lower case."""
-    tables = {table.this.sql(dialect="sqlite", identify=True) for table in tree.find_all(exp.Table)}
-    return set[str]().union(*(_columns_of(database, table) for table in tables))
+    return set[str]().union(*(_columns_of(database, _quoted(table)) for table in tree.find_all(exp.Table)))
+
+
+def _quoted(table: Any) -> str:
+    return str(table.this.sql(dialect="sqlite", identify=True))
 
 
 @lru_cache(maxsize=4096)
@@ -166,25 +163,21 @@ def _compares_numbers_as_text(database: str, tree: Any) -> bool:
     SQLite puts the text '9' after '10'. The query orders, takes MAX or MIN of, or compares a column of such texts.
     """
     changed = tree.copy()
-    # The names under which the query uses its tables, each with the table's own name in quotes.
-    tables = [
-        (table.alias_or_name.lower(), table.this.sql(dialect="sqlite", identify=True))
-        for table in tree.find_all(exp.Table)
-    ]
+    # The table's own name in quotes, by the name under which the query uses it.
+    tables = {(table.alias_or_name.lower(), _quoted(table)) for table in tree.find_all(exp.Table)}
     nodes = changed.find_all(exp.Max, exp.Min, exp.Ordered, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
     if not any([_cast(database, tables, node) for node in list(nodes)]):
         return False
-    try:
-        before, after = (
-            _rows_as_numbers(database, query.sql(dialect="sqlite"), ordered=bool(tree.args.get("order")))
-            for query in (tree, changed)
-        )
-    except QueryError:
-        return False
-    return before != after
+    results = []
+    for query in (tree, changed):
+        with contextlib.suppress(QueryError):
+            rows = run_query(database, query.sql(dialect="sqlite"), max_rows=_MAX_ROWS).rows
+            numbers = [tuple(map(_as_number, row)) for row in rows]
+            results.append(numbers if tree.args.get("order") else Counter(numbers))
+    return len(results) == 2 and results[0] != results[1]
 
 
-def _cast(database: str, tables: Sequence[tuple[str, str]], node: Any) -> bool:
+def _cast(database: str, tables: Collection[tuple[str, str]], node: Any) -> bool:
     """Cast the columns of such texts in a comparison, sort key, MAX or MIN, and the texts they are compared with."""
     operands = (node.this, *(node.args.get(name) for name in ("expression", "low", "high")))
     columns = [
@@ -215,11 +208,6 @@ def _are_numbers(database: str, table: str, column: str) -> bool:
     except QueryError:
         return False
     return bool(texts) and sum(_NUMBER.fullmatch(text) is not None for text in texts) >= _SHARE * len(texts)
-
-
-def _rows_as_numbers(database: str, sql: str, *, ordered: bool) -> Any:
-    rows = [tuple(map(_as_number, row)) for row in run_query(database, sql, max_rows=_MAX_ROWS).rows]
-    return rows if ordered else Counter(rows)
 
 
 def _as_number(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from groundwire.domains import DataError, Domain, TaskData, as_domain, database_folders, load_split
+from groundwire.domains.text_to_sql.golds import with_gold_trust
 from groundwire.tools.plugins import PluginError
 from groundwire.tools.sql.answers import SQL
 
@@ -40,10 +41,8 @@ def test_an_object_without_the_base_class_is_a_domain_with_the_defaults(tmp_path
         load_split(domain, "test")
     with pytest.raises(DataError, match="'plain' has nothing to prepare"):
         domain.prepare(tmp_path, tmp_path / "out")
-    with pytest.raises(DataError, match="whose golds are SQL queries"):
-        domain.suspects(TASKS, {})
-    with pytest.raises(DataError, match="'plain' has none"):
-        domain.with_gold_trust(domain.load(), tmp_path / "suspects.json")
+    with pytest.raises(DataError, match="gold_trust is for gold queries, and plain has none"):
+        with_gold_trust(domain.load(), tmp_path / "suspects.json")
 
 
 def test_a_misspelt_hook_is_an_error_and_an_attribute_of_its_own_is_not() -> None:

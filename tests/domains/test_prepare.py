@@ -60,10 +60,11 @@ def test_a_prepared_folder_can_be_moved(tmp_path: Path) -> None:
     assert Path(domain.load(str(tmp_path / "moved")).train[0]["db_path"]).is_file()
 
 
-def test_the_report_lists_every_gold_that_cannot_judge(tmp_path: Path) -> None:
+def test_the_report_lists_every_gold_that_cannot_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "gold_timeout_s", 0.1)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     source = make_spider(tmp_path / "source", dev=[*DEV, {**DEV[0], "id": "d2", "query": endless}])
-    report = prepare(source, tmp_path / "out", timeout_s=0.1)
+    report = prepare(source, tmp_path / "out")
     assert report == json.loads((tmp_path / "out/report.json").read_text())
     assert [(gold["id"], gold["split"], gold["reason"]) for gold in report["golds"]] == [
         ("train_spider-1", "train", NO_ROWS),
@@ -158,7 +159,7 @@ def test_a_broken_source_leaves_the_output_unchanged(tmp_path: Path) -> None:
     prepare(make_spider(tmp_path / "source"), tmp_path / "out")
     before = contents(tmp_path / "out")
     (tmp_path / "source/dev.json").write_text("[{]")
-    assert "dev.json, line 1" in refusal(tmp_path / "source", tmp_path / "out")
+    assert "dev.json cannot be read (not valid JSON: " in refusal(tmp_path / "source", tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 

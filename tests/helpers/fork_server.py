@@ -49,7 +49,7 @@ MODULES = (
     "fastmcp.client",
     "hypothesis",
     "openai.resources.chat.completions",  # the client imports it at its first use
-    "groundwire.domains.spider",
+    "groundwire.domains.spider.loader",
     "groundwire.rewards.spider.execution_match",
     "pyarrow.dataset",  # with pandas
     "pyarrow.parquet",

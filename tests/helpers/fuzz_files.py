@@ -149,7 +149,6 @@ def make_pristine(folder: Path) -> Path:
     make_spider(folder / "spider", train=[TRAIN[0], *TRAIN], dev=[*DEV])
     shutil.make_archive(str(folder / "spider"), "zip", folder, "spider")
     prepare(folder / "spider", folder / "prepared")
-    (folder / "spider" / "gold_zero_rows.json").write_text('{"train": [], "dev": ["d1"]}')
     make_bird(folder / "bird")
     make_folder(folder / "sqlite")
     shutil.copytree(BUNDLED, folder / "medical")

@@ -181,6 +181,7 @@ def test_the_exit_code_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
         (("--reward", "nope"), "unknown reward 'nope'"),
         (("--domain", "nope"), "unknown domain 'nope'"),
         (("--data-dir", "no/such/folder"), "does not exist"),
+        (("--domain", "medical", "--limit", "1", "--suspects", "s.json"), "is for domains whose golds are SQL queries"),
         (("--limit", "1", "--json", "no/such/folder/file.json"), "--json no/such/folder/file.json cannot be written"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
+from groundwire.domains.text_to_sql.golds import with_gold_trust
 from groundwire.tools.errors import CommandError, check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
@@ -68,7 +69,7 @@ def make_job(
     check_store_settings(config.external_store_address, config.token_file, _STORE_WAIT_S)
     job = prepare(config, endpoint=endpoint, objects=objects)
     if config.gold_trust is not None:
-        data, note = job.domain.with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)
+        data, note = with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)
         job = replace(job, data=data, notes=[*job.notes, f"gold trust: {note}"])
     for split, tasks in (("training", job.data.train), ("validation", job.data.validation)):
         if not tasks:

@@ -90,7 +90,7 @@ def prepare(
         notes.append("answers: judged as text; a reward of SQL queries says so with @groundwire.rewards.judges_sql")
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
-    databases = domain.private_tasks()
+    databases = domains.PrivateTasks(domain.database)
     databases.remember(tasks)
     parts: dict[str, Any] = {"domain": domain, "backend": backend, "reward": reward, "databases": databases}
     return Job(config=config, data=data, endpoint=endpoint, objects=objects, notes=notes, **parts)

@@ -385,14 +385,6 @@ def test_a_wrong_report_of_prepare_is_named(prepared: Path, name: str, text: str
         domain.load(str(prepared))
 
 
-@pytest.mark.parametrize("text", ['{"train": 3}', '{"dev": [["d1"]]}', "[]"])
-def test_a_wrong_list_of_golds_without_rows_is_named(tmp_path: Path, text: str) -> None:
-    folder = make_spider(tmp_path)
-    (folder / "gold_zero_rows.json").write_text(text)
-    with pytest.raises(DataError, match=r"gold_zero_rows\.json"):
-        domain.load(str(folder))
-
-
 @pytest.mark.parametrize("row", [{"db_path": 3}, {"hardness": ["easy"]}, {"db_id": "a\0b"}])
 def test_a_wrong_value_in_a_task_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
     task = {"db_id": "pets", "question": "How many?", "query": "SELECT 1", **row}

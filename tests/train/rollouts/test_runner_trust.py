@@ -386,7 +386,7 @@ async def test_a_runner_without_its_data_stops_at_once() -> None:
         command = ("-m", "train.runner", "--external-store-address", address, "--data-dir", "/nowhere")
         done = await asyncio.to_thread(run, *command)
     assert done.returncode == 2
-    assert "--data-dir /nowhere: /nowhere does not exist" in done.stderr
+    assert "--data-dir /nowhere does not exist" in done.stderr
 
 
 def test_a_trainer_without_runners_shows_the_command_for_them() -> None:

@@ -68,7 +68,7 @@ class RolloutAgent:
         check: RequestCheck | None = None,
         private: PrivateTasks | None = None,
     ) -> None:
-        self._private_tasks = private or domain.private_tasks()
+        self._private_tasks = private or PrivateTasks(domain.database)
         self.backend = adapters.as_backend(backend)
         self.domain, self.reward, self.timeout_s = domain, reward, timeout_s
         self.view = AgentView.of(domain, reward, agent_columns)
@@ -268,7 +268,7 @@ class RemoteRolloutAgent:
     def __init__(self, check: RequestCheck) -> None:
         self._check = check
         self._agents: dict[str, RolloutAgent] = {}
-        self._private_tasks = check.domain.private_tasks()
+        self._private_tasks = PrivateTasks(check.domain.database)
         self._agent_for({})
 
     async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
