@@ -200,7 +200,6 @@ def _sums(rewards: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _returns(rewards: Sequence[float], config: RunConfig) -> list[float]:
-    """The return of each request of a rollout."""
     if config.credit != "turns":
         return [sum(rewards) - config.call_cost * len(rewards)] * len(rewards)
     returns = [reward - config.call_cost for reward in rewards]

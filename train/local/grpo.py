@@ -313,7 +313,6 @@ class GRPO:
         return loss, metrics
 
     def _evaluate(self, rows: list[Row]) -> _Tokens:
-        """One forward pass."""
         device = self.parameters[0].device
         one_row = self.model.config._attn_implementation == TREE
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)

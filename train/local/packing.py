@@ -134,9 +134,6 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row
     """Pack one row for each (prefix ids, branches). The last token of a prefix predicts a branch's first token.
 
     ``one_row`` puts all of them into one row instead, for attention that skips what a mask excludes.
-
-    Raises:
-        ValueError: a branch's mask and ids differ in length, or a branch after an empty prefix begins with a target.
     """
     lengths = [len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences]
     shape = (1, sum(lengths)) if one_row else (len(sequences), max(lengths))
@@ -151,11 +148,7 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row
         ids[row, first:start] = torch.tensor(prefix)
         positions[row, first:start] = torch.arange(len(prefix))
         ends[row, first:start] = first + lengths[number]
-        for i, (tokens, sampled) in enumerate(branches):
-            if len(tokens) != len(sampled):
-                raise ValueError(f"branch {i} of row {number} has {len(tokens)} ids and a mask of {len(sampled)}")
-            if not prefix and sampled and sampled[0]:
-                raise ValueError(f"branch {i} of row {number} begins with a target, and no token precedes it")
+        for tokens, sampled in branches:
             begin, end = end, end + len(tokens)
             ids[row, begin:end] = torch.tensor(tokens)
             positions[row, begin:end] = torch.arange(len(prefix), len(prefix) + len(tokens))

@@ -24,16 +24,12 @@ def token_logprobs(
     logits_per_chunk: int = 1 << 26,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probabilities of ``targets`` and the entropies (nats), both float32 [M].
+    """The log-probabilities of ``targets`` (int64 [M]) and the entropies (nats), both float32 [M].
 
-    Args:
-        head: the output layer, a module with ``out_features``.
-        hidden: [M, width].
-        targets: int64 [M].
-        temperature: divides the logits.
-        forbidden: bool [M, vocabulary] on any device; tokens without a probability.
-        logits_per_chunk: most logits that exist at once, but at least one token's.
-        entropy_gradient: whether the entropies are differentiable. Otherwise they cost one pass over the logits.
+    ``head`` is the output layer, a module with ``out_features``; ``hidden`` is [M, width]. ``temperature`` divides the
+    logits. ``forbidden``, bool [M, vocabulary] on any device, are tokens without a probability. At most
+    ``logits_per_chunk`` logits exist at once, but those of one token. The entropies can be differentiated only with
+    ``entropy_gradient``; otherwise they cost one pass over the logits.
     """
 
     def chunk(hidden: Tensor, targets: Tensor, forbidden: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -44,26 +40,22 @@ def token_logprobs(
             logits = logits.masked_fill(forbidden.to(logits.device), -torch.inf)
         logprobs = torch.log_softmax(logits, -1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = _entropy(logprobs, masked=forbidden is not None)
+            # 0 times infinity is not a number.
+            finite = logprobs if forbidden is None else logprobs.clamp(min=-1e4)
+            entropy = -(logprobs.exp() * finite).sum(-1)
         return logprobs.gather(1, targets[:, None])[:, 0], entropy
 
     size = max(1, logits_per_chunk // head.out_features)
     if len(hidden) <= size:
         return chunk(hidden, targets, forbidden)
-    parts = [
-        checkpoint(chunk, *part, use_reentrant=False)
-        for part in zip(
+    chunks = [
+        checkpoint(chunk, *tensors, use_reentrant=False)
+        for tensors in zip(
             hidden.split(size),
             targets.split(size),
             [None] * len(hidden) if forbidden is None else forbidden.split(size),
             strict=False,
         )
     ]
-    logprobs, entropy = zip(*parts, strict=True)
+    logprobs, entropy = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropy)
-
-
-def _entropy(logprobs: Tensor, *, masked: bool) -> Tensor:
-    """[M] for log-probabilities [M, vocabulary]. ``masked``: some are -inf, and 0 times infinity is not a number."""
-    finite = logprobs.clamp(min=-1e4) if masked else logprobs
-    return -(logprobs.exp() * finite).sum(-1)

@@ -111,7 +111,7 @@ class RolloutManager:
         try:
             self.workers.stop()
         finally:
-            self.service.finish_writing()
+            self.service.metrics.finish_writing()
 
     def _set_minibatches(self, rows: int) -> None:
         """Divide the step's rows into ``minibatches`` updates.

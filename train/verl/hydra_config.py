@@ -254,7 +254,6 @@ def _workers(config: RunConfig, overrides: Mapping[str, Any], n_gpus: int) -> An
 
 
 def _count_processors() -> int:
-    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -200,7 +200,7 @@ def peft_problem() -> tuple[str, str] | None:
     installed = installed_version("peft")
     if installed is None:
         return "peft is not installed", fix
-    if tuple(int(part) for part in installed.split(".")[:2]) < (0, 21):
+    if tuple(map(int, installed.split(".")[:2])) < (0, 21):
         return None
     # Its get_peft_model_state_dict() selects modules by name, and FSDP's wrapping changes the names.
     return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix

@@ -123,13 +123,13 @@ class SampledSteps:
         :class:`RolloutsFailedError` if the run shall end.
         """
         self.finish_writing()
-        part = _metrics_of(step, rollouts, counts, seconds, self._config.agent_match)
+        latest = _metrics_of(step, rollouts, counts, seconds, self._config.agent_match)
         continues = partition in self._steps and self._steps[partition].step == step
         total = self._steps[partition] if continues else _Metrics(step)
         self._steps[partition] = total
-        total.rollouts += part.rollouts
-        total.counts.update(part.counts)
-        total.seconds.update(part.seconds)
+        total.rollouts += latest.rollouts
+        total.counts.update(latest.counts)
+        total.seconds.update(latest.seconds)
         if rollouts:
             rows = list(map(to_row, rollouts))  # here, since a later part may change a score
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
@@ -152,8 +152,8 @@ class SampledSteps:
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, domain.breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
-        metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
-        metrics |= flat_numbers(step_figures(part.counts, part.counts))
+        metrics = {f"{name}_total": float(count) for name, count in latest.counts.items()} | latest.means()
+        metrics |= flat_numbers(step_figures(latest.counts, latest.counts))
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 

@@ -152,4 +152,4 @@ def _groups_together(
 def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """Parts of equal size, with the rows in their order."""
     size = len(costs) // k_partitions
-    return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
+    return [list(range(start, start + size)) for start in range(0, k_partitions * size, size)]

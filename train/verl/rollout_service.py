@@ -107,7 +107,7 @@ class RolloutService:
         self._open = 0
         self._changed = threading.Event()  # set when a group has failed, or all have ended
         self._error: BaseException | None = None
-        self._metrics = SampledSteps(self.config, self.run)
+        self.metrics = SampledSteps(self.config, self.run)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
@@ -157,11 +157,7 @@ class RolloutService:
             self._scores.settle(ended.rollouts)
         for rollout in ended.rollouts:
             rollout.step = step
-        return self._metrics.add(partition, step, ended.rollouts, ended.counts, seconds)
-
-    def finish_writing(self) -> None:
-        """Wait until the rollouts of the last :meth:`finish_sampling` are written. Raises why they could not be."""
-        self._metrics.finish_writing()
+        return self.metrics.add(partition, step, ended.rollouts, ended.counts, seconds)
 
     def _end(self, done: Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:

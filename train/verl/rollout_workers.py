@@ -266,7 +266,6 @@ def _share(config: RunConfig, number: int, workers: int) -> RunConfig:
 
 
 def _servers(verl: Any) -> int:
-    """The number of verl's inference servers."""
     rollout, trainer = verl.actor_rollout_ref.rollout, verl.trainer
     machines = rollout if trainer.v1.trainer_mode == "separate_async" else trainer
     gpus = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
@@ -274,6 +273,5 @@ def _servers(verl: Any) -> int:
 
 
 def _process_ended(error: Exception) -> bool:
-    """Whether Ray's error says that the actor's process has ended."""
     ray = sys.modules.get("ray")
     return ray is not None and isinstance(error, ray.exceptions.RayActorError)

@@ -110,13 +110,3 @@ def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
     finally:
         model.set_attn_implementation(implementation)
     assert kinds == {torch.bfloat16}  # the GPU's kernel multiplies tensors of one dtype
-
-
-def test_a_mask_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="branch 0 of row 0 has 2 ids and a mask of 1"):
-        pack([([1], [([2, 3], [1])])])
-
-
-def test_a_target_needs_a_preceding_token():
-    with pytest.raises(ValueError, match="no token precedes it"):
-        pack([([], [([2, 3], [1, 1])])])

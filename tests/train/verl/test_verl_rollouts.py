@@ -407,7 +407,7 @@ def test_the_credit_that_verl_trains_is_recorded_with_each_call(tmp_path: Path) 
         made.service.submit([_prompt()])
         made.until_done()
         made.service.finish_sampling("train", 4, {})
-        made.service.finish_writing()
+        made.service.metrics.finish_writing()
     credits = [[call.credit for call in rollout.calls if call.credit] for rollout in made.run.rollouts()[0]]
     assert [[credit.weight for credit in each] for each in credits] == [[0.5, 1.0]] * 4
     trained = {
@@ -550,7 +550,7 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert figures["rollouts/groups_skipped_total"] == 0
     assert figures["rollouts/gradient_share"] == 0
     assert "rollouts/rollouts_trained_total" not in figures
-    made.service.finish_writing()
+    made.service.metrics.finish_writing()
     rollouts = made.run.rollouts()[0]
     recorded = {rollout.group: any(call.credit for call in rollout.calls) for rollout in rollouts}
     assert recorded == {"u": False, "v": False, "w": True}
@@ -569,7 +569,7 @@ def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> N
         made.service.submit([_prompt("val", partition="val")])
         made.until_done(21)
     made.service.finish_sampling("train", 4, {})
-    made.service.finish_writing()
+    made.service.metrics.finish_writing()
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
     drawn = Counter(row["task_id"] for row in rows if row["mode"] == "train")
     assert drawn["t0"] > max(drawn[task["id"]] for task in tasks[1:])  # the only one that does not always pass
@@ -593,7 +593,7 @@ def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
             made.service.submit([_prompt(uid, rollouts=2 * number)])
             made.until_done(number)
             took.append(made.service.finish_sampling("train", 4, {"sampling": 1.0, "waiting": 0.5}))
-        made.service.finish_writing()
+        made.service.metrics.finish_writing()
     assert [figures["rollouts/ended_total"] for figures in took] == [2, 4]
     assert [figures["rollouts/groups_total"] for figures in took] == [1, 1]
     line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[-1])

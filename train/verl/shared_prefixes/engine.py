@@ -73,12 +73,17 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         """
         if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
-        longest = max(map(len, _rows(data["input_ids"])))
+        longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
+        trained = _rows_with_gradient(data, loss_function) if shares and not forward_only else None
+        prepare = partial(_prepare_micro_batches, trained=trained)
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
             try:
-                with self._changes_of_verl(data, None if forward_only else loss_function):
+                with ExitStack() as stack:
+                    if shares:  # verl takes our micro-batches and our output layer
+                        stack.enter_context(patched("transformer_impl.prepare_micro_batches", lambda _: prepare))
+                        stack.enter_context(patched("torch_functional.FusedLinearForPPO", self._of_used_tokens))
                     return super().forward_backward_batch(data, loss_function, forward_only)
             except torch.OutOfMemoryError:
                 cleared = forward_only or self.engine_config.strategy == "fsdp"
@@ -95,15 +100,6 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 "log_prob" if forward_only else "ppo",
                 self._most_tokens[forward_only],
             )
-
-    def _changes_of_verl(self, data: Any, loss_function: Any) -> ExitStack:
-        """Within the returned context verl takes our micro-batches and our output layer, where prefixes are shared."""
-        stack = ExitStack()
-        if self._shares(data):
-            prepare = partial(_prepare_micro_batches, trained=_rows_with_gradient(data, loss_function))
-            stack.enter_context(patched("transformer_impl.prepare_micro_batches", lambda _: prepare))
-            stack.enter_context(patched("torch_functional.FusedLinearForPPO", self._of_used_tokens))
-        return stack
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
