@@ -69,11 +69,6 @@ def efficiency_reward(ratio: float) -> float:
     return next((reward for least, reward in _TIERS if ratio >= least), _SLOWEST)
 
 
-def r_ves(rewards: Sequence[float]) -> float:
-    """R-VES of all predictions, 0 to 112: the mean square root of their rewards, 0 for wrong ones, times 100."""
-    return 100 * statistics.fmean(math.sqrt(reward) for reward in rewards)
-
-
 Mode = Literal["safe", "official"]
 TIMEOUT_S = 30.0
 _ITERATIONS = 100

@@ -39,7 +39,7 @@ _SHARE = 5
 class Splits:
     """The tasks of a folder by split, how they were split, and where each task's row is.
 
-    There is ``train``, and the first other split is the one that training validates on.
+    There is ``train``. Training validates on ``validation``, else on the first other split.
     """
 
     tasks: Mapping[str, list[Task]]
@@ -81,10 +81,9 @@ class SqlDomain(Domain):
         """As :meth:`load`, with the tasks of ``split`` for validation."""
         folder, origin = self.folder(data_dir)
         splits = self.read(folder, split)
-        name = split if split in splits.tasks else SPLIT_NAMES.get(split, split)
-        if split == "validation":
-            name = next(other for other in splits.tasks if other != "train")
-        if name not in splits.tasks:
+        names = [split, SPLIT_NAMES.get(split, split)]
+        names += [other for other in splits.tasks if other != "train"] if split == "validation" else []
+        if (name := next((name for name in names if name in splits.tasks), None)) is None:
             raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits.tasks)}.")
         train, validation, broken = splits.tasks["train"], splits.tasks[name], list[str]()
         if (left_out := reported_left_out(folder)) is None:

@@ -166,12 +166,12 @@ class Judge:
 
     async def _reply(self, client: JudgeClient, request: Messages) -> str:
         """One reply, counted against the caps, with retries after transient failures."""
-        cost, attempts = await client.max_cost(request), 0
-        caps = {"max_calls": self._settings.max_calls, "max_usd": self._settings.max_usd}
+        settings, cost, attempts = self._settings, await client.max_cost(request), 0
+        reserve = functools.partial(self._cache.reserve, max_calls=settings.max_calls, max_usd=settings.max_usd)
         while True:
             attempts += 1
             async with self._slots:
-                await asyncio.to_thread(self._cache.reserve, cost, **caps)
+                await asyncio.to_thread(reserve, cost)
                 try:
                     reply, usd = await client.ask(request)
                     if usd is not None:

@@ -116,7 +116,7 @@ def parse_scores(text: str) -> dict[str, float]:
     if not objects:
         raise UnreadableError("it has no JSON object")
     verdicts = [candidate for candidate in objects if not candidate.keys().isdisjoint(CRITERIA)] or objects[-1:]
-    scores = [{name: verdict.get(name) for name in CRITERIA} for verdict in verdicts]
+    scores: list[dict[str, Any]] = [{name: verdict.get(name) for name in CRITERIA} for verdict in verdicts]
     for name, score in ((name, score) for verdict in scores for name, score in verdict.items()):
         if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
             raise UnreadableError(f"{name} is no number from 0.0 to 1.0")
