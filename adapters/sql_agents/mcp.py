@@ -46,42 +46,33 @@ app()
 """
 
 
-class McpQueries:
-    """Runs queries on MCP servers, and shows the rows as ``toolkit`` does."""
+@asynccontextmanager
+async def _queries(toolkit: SQLToolkit) -> AsyncIterator[Query]:
+    """A function that runs a query on its database's server, and shows the rows as ``toolkit`` does."""
+    servers: dict[Path, Kept[_Server]] = {}
 
-    def __init__(self, toolkit: SQLToolkit) -> None:
-        self._toolkit = toolkit
-        self._servers: dict[Path, Kept[_Server]] = {}
-
-    async def query(self, database: str, sql: str) -> tuple[str, bool]:
-        """As the toolkit's own, on the database's server. Raises :class:`BrokenResourceError` if that failed."""
+    async def query(database: str, sql: str) -> tuple[str, bool]:
         served = _served_path(Path(database))
-        kept = self._servers.setdefault(served, Kept(_server(served, self._toolkit.query_timeout_s)))
+        if served not in servers:
+            servers[served] = Kept(_server(served, toolkit.query_timeout_s))
+        kept = servers[served]
         try:
             result = await (await kept.get()).query(Path(database), sql)
         except DatabaseError:
             raise
         except BrokenResourceError:
-            if self._servers.get(served) is kept:
-                await self._servers.pop(served).close()
+            if servers.get(served) is kept:
+                await servers.pop(served).close()
             raise
         except QueryError as error:
-            return self._toolkit.error(error), False
-        return render(result, max_chars=self._toolkit.execution_truncate), True
+            return toolkit.error(error), False
+        return render(result, max_chars=toolkit.execution_truncate), True
 
-    async def stop(self) -> None:
-        """End the servers."""
-        while self._servers:
-            await self._servers.popitem()[1].close()
-
-
-@asynccontextmanager
-async def _queries(toolkit: SQLToolkit) -> AsyncIterator[Query]:
-    queries = McpQueries(toolkit)
     try:
-        yield queries.query
+        yield query
     finally:
-        await queries.stop()
+        while servers:
+            await servers.popitem()[1].close()
 
 
 backend = sql_backend("mcp", partial(sql_agent, queries=_queries), AGENTS, PROMPTS)

@@ -47,16 +47,16 @@ def databases(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The objects that started servers."""
-    made: list[Any] = []
+    """The servers, as they are kept."""
+    servers: list[Any] = []
 
-    class Noted(mcp.McpQueries):
-        def __init__(self, toolkit: Any) -> None:
-            super().__init__(toolkit)
-            made.append(self)
+    class Noted(mcp.Kept[Any]):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            servers.append(self)
 
-    monkeypatch.setattr(mcp, "McpQueries", Noted)
-    return made
+    monkeypatch.setattr(mcp, "Kept", Noted)
+    return servers
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
             *(backend.run(Question(id="", text="?", database=path, answers=SQL), endpoint) for path in databases * 4)
         )
         assert [answer.text for answer in answers] == ["[(0,)]", "[(1,)]", "[(2,)]"] * 4
-        processes = [(await running.get()).process for running in started[0]._servers.values()]
+        processes = [(await running.get()).process for running in started]
         assert [process.poll() for process in processes] == [None, None]
     assert None not in [process.poll() for process in processes]
 
@@ -151,7 +151,7 @@ async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another
 ) -> None:
     async with _stopped(adapters.get("mcp")()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
-        [running] = started[0]._servers.values()
+        [running] = started
         server = await running.get()
         os.kill(server.process.pid, signal.SIGKILL)
         await _until_refused(server.client.transport.url)
@@ -167,7 +167,7 @@ async def test_a_broken_database_is_a_tool_error_and_the_server_continues(
 ) -> None:
     async with _stopped(adapters.get("mcp")()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
-        [running] = started[0]._servers.values()
+        [running] = started
 
         def reply(_: Any) -> Reply:
             Path(databases[0]).write_bytes(b"no database at all" * 100)
@@ -175,4 +175,4 @@ async def test_a_broken_database_is_a_tool_error_and_the_server_continues(
 
         with pytest.raises(ToolError):
             await _run(backend, reply, databases[0])
-        assert list(started[0]._servers.values()) == [running]
+        assert started == [running]
