@@ -137,7 +137,8 @@ async def _server(served: Path, query_timeout_s: float) -> AsyncIterator[_Server
             raise BrokenResourceError(f"the MCP server for {served} did not start: {message}")
         stderr = deque[str](maxlen=20)
         threading.Thread(target=stderr.extend, args=[process.stderr], daemon=True).start()
-        client = Client(StreamableHttpTransport(line.split()[-1], httpx_client_factory=_local_client))
+        local_client = partial(httpx2.AsyncClient, trust_env=False)
+        client = Client(StreamableHttpTransport(line.split()[-1], httpx_client_factory=local_client))
         await client.__aenter__()
         try:
             timeout_s = query_timeout_s + _GRACE_S
@@ -152,7 +153,3 @@ async def _server(served: Path, query_timeout_s: float) -> AsyncIterator[_Server
         except subprocess.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait)
-
-
-def _local_client(**options: Any) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(**options, trust_env=False)

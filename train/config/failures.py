@@ -16,7 +16,6 @@ FAILURE_TYPES = (
     *("setup", "tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "not_stored", "no_result"),
 )
 """The others are failures of the infrastructure. By default they are dropped: retried, then left out and counted."""
-_SCORES = ("zero", "drop")
 
 
 def failure_changes(value: Any) -> str:
@@ -32,7 +31,7 @@ def failure_changes(value: Any) -> str:
         if kind not in FAILURE_TYPES:
             types = ", ".join(FAILURE_TYPES)
             raise ConfigError(f"failures has the unknown type {shorten_repr(kind)}; the types are {types}")
-        if score not in _SCORES and not _is_number(score):
+        if score not in ("zero", "drop") and not _is_number(score):
             raise ConfigError(
                 f"failures has {kind}={shorten_repr(score)}; it must be {kind}=zero, {kind}=drop or a number such as "
                 f"{kind}=-1"

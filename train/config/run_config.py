@@ -53,7 +53,6 @@ _data = partial(setting, panel="Data, model and output")
 _training = partial(setting, panel="Training")
 _sampling = partial(setting, panel="Tasks and sampling")
 _loss = partial(setting, panel="Loss and optimizer")
-_memory = partial(setting, panel="Memory of the local trainer")
 _validation = partial(setting, panel="Validation")
 _gepa = partial(setting, panel="Prompt optimisation (--trainer gepa)")
 _rollouts = partial(setting, panel="Rollouts")
@@ -261,10 +260,11 @@ class RunConfig(AgentSettings):
         metavar="NAME[@URL]",
     )
 
-    precision: Literal["auto", "fp32", "bf16"] = _memory(
+    precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto",
         "Matrix products of sampling and update; weights and optimizer are fp32. auto: bf16 on CUDA, and on a CPU with "
         "instructions for it from 20 M parameters; else fp32",
+        panel="Memory of the local trainer",
     )
 
     val_temperature: float = _validation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
@@ -13,7 +13,8 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.gone import OF_SFT, OF_SQL_AGENTS
 from groundwire.train.config.run_config import split_names
 
-FORMATS = ("langgraph", "openai-agents")
+_Format = Literal["langgraph", "openai-agents"]
+FORMATS: tuple[str, ...] = get_args(_Format)
 """The agents whose prompts are trained on: text prompts, and tool calls."""
 
 _data = partial(setting, panel="Data and model")
@@ -44,7 +45,7 @@ class SFTSettings(Settings):
     max_per_task: int = _data(4, "Most accepted rollouts of a task, those with the highest rewards; 0 means all", ge=0)
     domain: str = _data("spider", "Domain whose gold queries are learned")
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
-    backend: Annotated[list[str], BeforeValidator(split_names)] = _data(
+    backend: Annotated[list[_Format], BeforeValidator(split_names)] = _data(
         lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
     )
     device: str = _data("cpu", "cpu or cuda")
@@ -78,6 +79,4 @@ class SFTSettings(Settings):
     def _check(self) -> SFTSettings:
         if self.chats and self.rollouts:
             raise ConfigError(f"chats is {self.chats!r} and rollouts {self.rollouts!r}: give one of them")
-        if unknown := [name for name in self.backend if name not in FORMATS]:
-            raise ConfigError(f"backend is {unknown[0]!r}; groundwire sft knows the turns of {' and '.join(FORMATS)}")
         return self
