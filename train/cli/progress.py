@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall, calls_of_agents
@@ -35,7 +35,7 @@ class ProgressDisplay(ProgressCallback):
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._bar = self._progress.add_task("", visible=False)
 
     def __enter__(self) -> ProgressDisplay:
         self._progress.start()
@@ -45,15 +45,12 @@ class ProgressDisplay(ProgressCallback):
         self._progress.stop()
 
     def on_phase_start(self, name: str, rollouts: int) -> None:
-        """Start a new bar."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(name, total=rollouts)
+        """Begin the bar anew."""
+        self._progress.reset(self._bar, description=name, total=rollouts, visible=True)
 
     def on_rollout_end(self) -> None:
         """Advance the bar."""
-        if self._task is not None:
-            self._progress.advance(self._task)
+        self._progress.advance(self._bar)
 
     def on_note(self, text: str) -> None:
         """Print the note."""
