@@ -300,7 +300,6 @@ class LocalTrainer:
             raise
 
     def _write_checkpoint(self, step: int) -> None:
-        """Write the checkpoint of a step, from which the run can be resumed."""
         with self.run.checkpoints.write(step) as folder, self._named_disk_errors(folder):
             self._save_policy(folder)
             torch.save(self.grpo.state(), folder / "trainer.pt")

@@ -157,7 +157,6 @@ def flat_config(
 
 
 def _from_settings(config: RunConfig, run_dir: str) -> dict[str, Any]:
-    """What follows from the run's settings."""
     return {
         **{key: getattr(config, name) for name, key in SHARED.items()},
         **{key: value for key, (value, _) in _derived(config).items()},
