@@ -1,4 +1,4 @@
-"""The GPU's forward pass for sampling predicts what the CPU's does. Kernels and graphs are tested where a GPU is."""
+"""The GPU's forward pass for sampling predicts what the CPU's does: tested where a GPU is."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ import torch
 from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from groundwire.train.policy.decoding import decoder as on_cpu
+from groundwire.train.policy.decoding import gpu_decoder as on_gpu
 from groundwire.train.policy.decoding.decoder import Decoder
-from groundwire.train.policy.decoding.gpu_decoder import (
-    GPUDecoder,
-    _masked,
-    add_and_normalize,
-    cached_attention,
-    gate,
-    rotate_and_store,
-)
+from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
 
@@ -44,16 +39,19 @@ def steps(decoder: Decoder) -> Iterator[torch.Tensor]:
         yield decoder.logits(ids[:, 7 + step :][:, :1], positions, none, cache, first_row=0, span=9)
 
 
+@needs_gpu
 @pytest.mark.parametrize(
     ("kind", "config"),
     [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config), (Qwen3ForCausalLM, Qwen3Config)],
 )
 def test_both_decoders_predict_the_same_in_both_types(kind: Any, config: Any) -> None:
     model = small_model(kind, config)
+    made = [(Decoder, "cpu", False), (GPUDecoder, "cuda", False), (Decoder, "cpu", True), (GPUDecoder, "cuda", True)]
     with torch.inference_mode():
-        expected = list(steps(Decoder(model, max_positions=40, bf16=False)))
-        exact = list(steps(GPUDecoder(model, max_positions=40, bf16=False)))
-        rounded = [list(steps(decoder(model, max_positions=40, bf16=True))) for decoder in (Decoder, GPUDecoder)]
+        expected, exact, *rounded = (
+            [logits.cpu() for logits in steps(decoder(model.to(device), max_positions=40, bf16=bf16))]
+            for decoder, device, bf16 in made
+        )
     for step, (one, other, *near) in enumerate(zip(expected, exact, *rounded, strict=True)):
         assert torch.allclose(one, other, atol=1e-4), step
         assert all(each.dtype == torch.bfloat16 for each in near)
@@ -63,16 +61,15 @@ def test_both_decoders_predict_the_same_in_both_types(kind: Any, config: Any) ->
 def test_new_weights_are_copied_to_the_same_places() -> None:
     model = small_model(Qwen3ForCausalLM, Qwen3Config)
     decoder = GPUDecoder(model, max_positions=40, bf16=True)
-    places = [decoder.embedding.data_ptr(), decoder.output.data_ptr(), decoder._weights[1][1].data_ptr()]
+    places = [weight.data_ptr() for layer in decoder.weights for weight in layer]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
     decoder.refresh()
-    assert places == [decoder.embedding.data_ptr(), decoder.output.data_ptr(), decoder._weights[1][1].data_ptr()]
+    assert places == [weight.data_ptr() for layer in decoder.weights for weight in layer]
     new = GPUDecoder(model, max_positions=40, bf16=True)
-    with torch.inference_mode():
-        for one, other in zip(steps(decoder), steps(new), strict=True):
-            assert torch.equal(one, other)
+    for layer, expected in zip(decoder.weights, new.weights, strict=True):
+        assert all(torch.equal(weight, other) for weight, other in zip(layer, expected, strict=True))
 
 
 @needs_gpu
@@ -86,9 +83,10 @@ def test_the_kernel_attends_as_a_mask_does(
 ) -> None:
     torch.manual_seed(0)
     q = torch.randn(rows, count, heads, width, device="cuda", dtype=dtype)
-    k, v = torch.randn(2, rows + 2, kv_heads, length, width, device="cuda", dtype=dtype)
+    cache = torch.randn(2, rows + 2, kv_heads, length, width, device="cuda", dtype=dtype)
     positions = torch.randint(0, length - count, (rows, 1), device="cuda") + torch.arange(count, device="cuda")
-    difference = cached_attention(q, k, v, positions.contiguous()) - _masked(q, k, v, positions)
+    mask = on_cpu.visible(positions, length, heads // kv_heads, dtype)
+    difference = on_gpu.attend(q, cache, positions.contiguous()) - on_cpu.attend(q, cache, mask)
     assert difference.abs().max() < (2e-5 if dtype == torch.float32 else 0.02)
 
 
@@ -103,19 +101,18 @@ def test_the_fused_kernels_compute_what_torch_does(
 ) -> None:
     torch.manual_seed(0)
     x, change = torch.randn(2, rows * count, 2 * width)
-    weight, cos, sin = torch.randn(2 * width), torch.randn(40, width), torch.randn(40, width)
+    weight, rotary = torch.randn(2 * width), torch.randn(2, 40, width)
     qkv = torch.randn(rows, count, heads + 2 * kv_heads, width).to(dtype)
     positions = (torch.randint(0, 40 - count, (rows, 1)) + torch.arange(count)).contiguous()
-    norms = (torch.randn(width), torch.randn(width)) if normed else None
+    norms = torch.randn(2, width) if normed else torch.empty(0)
     results = []
-    for device in ("cpu", "cuda"):
+    for device, ops in (("cpu", on_cpu), ("cuda", on_gpu)):
         cache = torch.zeros(2, rows + 2, kv_heads, 40, width, device=device, dtype=dtype)
-        given = [each.to(device) for each in (x, change.to(dtype), weight)]
-        total, after = add_and_normalize(*given, 1e-5, dtype)
-        placed = norms and (norms[0].to(device), norms[1].to(device))
-        tables = [each.to(device) for each in (qkv, positions, cos, sin)]
-        queries = rotate_and_store(*tables, placed, 1e-5, cache[0], cache[1])
-        results.append([total, after, queries, cache, gate(given[1])])
+        given = [tensor.to(device) for tensor in (x, change.to(dtype), weight)]
+        total, after = ops.add_and_normalize(*given, 1e-5, dtype)
+        tables = [tensor.to(device) for tensor in (qkv, positions, rotary, norms)]
+        queries = ops.rotate_and_store(*tables, 1e-5, cache)
+        results.append([total, after, queries, cache, ops.gate(given[1])])
     for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype
         difference = (one - other.cpu()).abs().max() / one.abs().max()

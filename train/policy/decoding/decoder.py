@@ -21,61 +21,98 @@ from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
 
 
-def _logits(
-    ids: Tensor,
-    positions: Tensor,
-    last: Tensor,
-    first_row: int,
-    keys: Tensor,
-    values: Tensor,
-    embedding: Tensor,
-    layers: list[list[Tensor]],
-    norm: Tensor,
-    output: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    span: int,
-    eps: float,
+def visible(positions: Tensor, span: int, groups: int, dtype: torch.dtype) -> Tensor:
+    """What :func:`attend` needs to know of ``positions``: 0 for a key that a query attends to, else minus infinity.
+
+    A float mask: the CPU kernel would convert a boolean one in every layer.
+    """
+    hidden = torch.arange(span, device=positions.device) > positions.unsqueeze(-1)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -float("inf"))
+    return mask.unsqueeze(1) if groups == 1 else mask.unsqueeze(1).repeat(1, 1, groups, 1)
+
+
+def add_and_normalize(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """``x + change``, and its RMS norm with ``weight`` in ``dtype``; both ``[tokens, width]``."""
+    if change is not None:
+        x = x + change
+    return x, F.rms_norm(x, [x.shape[1]], weight, eps).to(dtype)
+
+
+def rotate_and_store(
+    qkv: Tensor, positions: Tensor, rotary: Tensor, norms: Tensor, eps: float, cache: Tensor
 ) -> Tensor:
-    batch, steps = ids.shape
-    kv_heads, head = keys.shape[2], keys.shape[4]
-    groups = heads // kv_heads
-    x = embedding[ids]
-    width = x.shape[-1]
-    c, s = cos[positions].unsqueeze(2), sin[positions].unsqueeze(2)
-    rows = torch.arange(first_row, first_row + batch, device=ids.device).unsqueeze(1)
-    # A float mask: the CPU kernel would convert a boolean one in every layer.
-    seen = torch.arange(span, device=ids.device) <= positions.unsqueeze(-1)
-    mask = torch.zeros(seen.shape, dtype=keys.dtype, device=x.device).masked_fill_(~seen, -float("inf")).unsqueeze(1)
-    if groups > 1:
-        mask = mask.repeat(1, 1, groups, 1)
-    for i, w in enumerate(layers):
-        norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, qn, kn = w
-        h = F.linear(F.rms_norm(x, [width], norm1, eps).to(wqkv.dtype), wqkv, bqkv if bqkv.numel() > 0 else None)
-        h = h.view(batch, steps, heads + 2 * kv_heads, head)
-        qk, v = h[:, :, : heads + kv_heads].to(x.dtype), h[:, :, heads + kv_heads :]
-        if qn.numel() > 0:
-            qk = torch.cat(
-                [F.rms_norm(qk[:, :, :heads], [head], qn, eps), F.rms_norm(qk[:, :, heads:], [head], kn, eps)], 2
-            )
-        half = head // 2
-        qk = (qk * c + torch.cat([-qk[..., half:], qk[..., :half]], -1) * s).to(keys.dtype)
-        k_cache, v_cache = keys[i].transpose(1, 2), values[i].transpose(1, 2)
-        k_cache.index_put_((rows, positions), qk[:, :, heads:])
-        v_cache.index_put_((rows, positions), v)
-        # Query heads that share a key head become further queries, so keys and values are not repeated in memory.
-        q = qk[:, :, :heads].view(batch, steps, kv_heads, groups, head).permute(0, 2, 3, 1, 4)
-        q = q.reshape(batch, kv_heads, groups * steps, head)
-        k = keys[i, first_row : first_row + batch, :, :span]
-        o = F.scaled_dot_product_attention(q, k, values[i, first_row : first_row + batch, :, :span], attn_mask=mask)
-        o = o.view(batch, kv_heads, groups, steps, head).permute(0, 3, 1, 2, 4).reshape(batch, steps, heads * head)
-        x = x + F.linear(o, wo, bo if bo.numel() > 0 else None)
-        gate_up = F.linear(F.rms_norm(x, [width], norm2, eps).to(wgu.dtype), wgu, bgu if bgu.numel() > 0 else None)
-        gate, up = gate_up.chunk(2, -1)
-        x = x + F.linear(F.silu(gate) * up, wd, bd if bd.numel() > 0 else None)
-    x = x[torch.arange(batch, device=x.device), last]
-    return F.linear(F.rms_norm(x, [width], norm, eps).to(output.dtype), output)
+    """Rotate queries and keys to their positions, write keys and values into the cache, and return the queries.
+
+    Args:
+        qkv: queries, keys and values after each other, ``[rows, steps, heads + 2 key heads, width]``, contiguous.
+        positions: int64 ``[rows, steps]``, contiguous.
+        rotary: cosines and sines, float32 ``[2, all positions, width]``.
+        norms: the weights ``[2, width]`` of the RMS norms of queries and of keys (Qwen 3), with ``eps``, or empty.
+        cache: a layer's keys and values, ``[2, rows or more, key heads, length, width]``.
+    """
+    rows, width, kv_heads = qkv.shape[0], qkv.shape[3], cache.shape[2]
+    qk, v = qkv[:, :, :-kv_heads].to(rotary.dtype), qkv[:, :, -kv_heads:]
+    if norms.numel() > 0:
+        q, k = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
+        qk = torch.cat([F.rms_norm(q, [width], norms[0], eps), F.rms_norm(k, [width], norms[1], eps)], 2)
+    turned = torch.cat([-qk[..., width // 2 :], qk[..., : width // 2]], -1)
+    qk = (qk * rotary[0][positions].unsqueeze(2) + turned * rotary[1][positions].unsqueeze(2)).to(cache.dtype)
+    place = (torch.arange(rows, device=qkv.device).unsqueeze(1), positions)
+    cache[0].transpose(1, 2).index_put_(place, qk[:, :, -kv_heads:])
+    cache[1].transpose(1, 2).index_put_(place, v)
+    return qk[:, :, :-kv_heads]
+
+
+def attend(query: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+    """The attention of each query to the keys of its row at positions up to its own, in the queries' dtype.
+
+    ``query`` and the result are ``[rows, steps, heads, width]``, ``mask`` is from :func:`visible`.
+    """
+    rows, steps, heads, width = query.shape
+    kv_heads, span = cache.shape[2], mask.shape[3]
+    # Query heads that share a key head become further queries, so keys and values are not repeated in memory.
+    q = query.view(rows, steps, kv_heads, -1, width).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, width)
+    o = F.scaled_dot_product_attention(q, cache[0, :rows, :, :span], cache[1, :rows, :, :span], attn_mask=mask)
+    return o.view(rows, kv_heads, -1, steps, width).permute(0, 3, 1, 2, 4).reshape(rows, steps, heads, width)
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of ``[tokens, 2 width]``, times the second half."""
+    first, second = gate_up.chunk(2, -1)
+    return F.silu(first) * second
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias if bias.numel() > 0 else None)
+
+
+def make_forward(visible: Any, add_and_normalize: Any, rotate_and_store: Any, attend: Any, gate: Any) -> Any:
+    """The forward pass. The functions compute what a layer has beside its matrix products."""
+
+    def forward(
+        ids: Tensor, positions: Tensor, last: Tensor, span: int, cache: Tensor, weights: list[list[Tensor]], eps: float
+    ) -> Tensor:
+        (batch, steps), (_, _, _, kv_heads, _, head) = ids.shape, cache.shape
+        embedding, norm, output, rotary = weights[0]
+        heads = weights[1][1].shape[0] // head  # of queries, keys and values
+        seen = visible(positions, span, heads // kv_heads - 2, cache.dtype)
+        x = embedding[ids.flatten()]
+        change: Tensor | None = None
+        for i, layer in enumerate(weights[1:]):
+            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, norms = layer
+            x, h = add_and_normalize(x, change, norm1, eps, wqkv.dtype)
+            qkv = _linear(h, wqkv, bqkv).view(batch, steps, heads, head)
+            query = rotate_and_store(qkv, positions, rotary, norms, eps, cache[:, i])
+            o = attend(query, cache[:, i], seen).reshape(batch * steps, -1)
+            x, h = add_and_normalize(x, _linear(o, wo, bo), norm2, eps, wgu.dtype)
+            change = _linear(gate(_linear(h, wgu, bgu)), wd, bd)
+        assert change is not None
+        last = torch.arange(batch, device=ids.device) * steps + last
+        return F.linear(add_and_normalize(x[last], change[last], norm, eps, output.dtype)[1], output)
+
+    return forward
 
 
 def _choose(
@@ -101,7 +138,7 @@ def _choose(
 with warnings.catch_warnings():
     # TorchScript is deprecated, but nothing else runs a whole step without the lock and without a C++ compiler.
     warnings.simplefilter("ignore")
-    _scripted_logits = torch.jit.script(_logits)
+    _scripted_forward = torch.jit.script(make_forward(visible, add_and_normalize, rotate_and_store, attend, gate))
     _scripted_choose = torch.jit.script(_choose)
 
 
@@ -140,6 +177,7 @@ class Decoder:
     """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
     prefix_cache_tokens = 32768
     """Tokens of earlier prompts that are worth keeping."""
+    _forward = staticmethod(_scripted_forward)
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
         check_supported(model)
@@ -154,28 +192,28 @@ class Decoder:
 
     def _read(self, config: Any) -> None:
         self.layers = config.num_hidden_layers
-        self.heads = config.num_attention_heads
-        self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
-        self.head = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        heads = config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.head = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.eps = float(config.rms_norm_eps)
-        Decoder.refresh(self)
         # The model's own rotary module knows the scaling of its positions.
-        positions = torch.arange(self.max_positions, device=self.device)[None]
-        cos, sin = self._model.model.rotary_emb(self.embedding[:1], positions)
-        self._cos, self._sin = (each[0].to(self.embedding.dtype).contiguous() for each in (cos, sin))
+        embedding = self._model.model.embed_tokens.weight.detach()
+        positions = torch.arange(self.max_positions, device=embedding.device)[None]
+        self._rotary = torch.cat(self._model.model.rotary_emb(embedding[:1], positions)).to(embedding.dtype)
+        self.weights = self._read_weights()
 
     @property
     def device(self) -> torch.device:
         """The weights' device."""
-        return self.embedding.device
+        return self._rotary.device
 
     def refresh(self) -> None:
         """Copy the model's present weights."""
-        self.embedding, self.output, self.norm, self._weights = self._read_weights()
+        self.weights = self._read_weights()
 
     @torch.inference_mode()
-    def _read_weights(self) -> tuple[Tensor, Tensor, Tensor, list[list[Tensor]]]:
-        """Copies of embedding, output layer, last norm, and each layer's weights; those of products in their dtype."""
+    def _read_weights(self) -> list[list[Tensor]]:
+        """Copies of the weights, as the forward pass reads them; those of products in their dtype."""
         body, head = self._model.model, self._model.lm_head
         embedding = body.embed_tokens.weight.detach().clone()
         products = self.products or embedding.dtype
@@ -188,11 +226,10 @@ class Decoder:
             weight = torch.cat([m.weight.detach() for m in modules])
             return [weight.to(products), torch.cat(biases).to(products) if biases else none]
 
-        layers = []
+        weights = [[embedding, body.norm.weight.detach().clone(), output, self._rotary]]
         for layer in body.layers:
             a, m = layer.self_attn, layer.mlp
-            norms = [getattr(a, n).weight.detach().clone() if hasattr(a, n) else none for n in ("q_norm", "k_norm")]
-            layers.append(
+            weights.append(
                 [
                     layer.input_layernorm.weight.detach().clone(),
                     *fused(a.q_proj, a.k_proj, a.v_proj),
@@ -200,15 +237,15 @@ class Decoder:
                     layer.post_attention_layernorm.weight.detach().clone(),
                     *fused(m.gate_proj, m.up_proj),
                     *fused(m.down_proj),
-                    *norms,
+                    torch.stack([a.q_norm.weight.detach(), a.k_norm.weight.detach()]) if hasattr(a, "q_norm") else none,
                 ]
             )
-        return embedding, output, body.norm.weight.detach().clone(), layers
+        return weights
 
     def cache(self, rows: int, length: int) -> Tensor:
         """A cache for ``rows`` sequences: zeros [2 (keys, values), layers, rows, key heads, length, head width]."""
         shape = (2, self.layers, rows, self.kv_heads, length, self.head)
-        return torch.zeros(shape, device=self.device, dtype=self.products or self.embedding.dtype)
+        return torch.zeros(shape, device=self.device, dtype=self.products or self._rotary.dtype)
 
     def logits(
         self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor, *, first_row: int, span: int
@@ -224,10 +261,7 @@ class Decoder:
 
         Returns ``[rows, vocabulary]``, in the products' type.
         """
-        return _scripted_logits(
-            ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,
-            self.output, self._cos, self._sin, self.heads, span, self.eps,
-        )  # fmt: skip
+        return self._forward(ids, positions, last, span, cache[:, :, first_row:], self.weights, self.eps)
 
 
 def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
