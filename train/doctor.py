@@ -35,7 +35,7 @@ from groundwire.train.cli.machine_checks import (
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
-from groundwire.train.policy.pretrained.model_settings import read_chat_template
+from groundwire.train.policy.pretrained.model_settings import read_chat_templates
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -181,10 +181,11 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
         if is_hub_name(model):
             yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
             return
-        template = read_chat_template(find_model(model, any_architecture=True))
+        templates, _ = read_chat_templates(find_model(model, any_architecture=True))
     except ConfigError as error:
         yield Check("failure", str(error))
         return
+    template = "\n".join(filter(None, templates.values()))
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return

@@ -12,11 +12,7 @@ from groundwire.tools.errors import BrokenResourceError, ShortenedWarning
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
-from groundwire.train.policy.pretrained.model_settings import (
-    read_chat_template,
-    read_context_length,
-    read_default_template,
-)
+from groundwire.train.policy.pretrained.model_settings import read_chat_templates, read_context_length
 from groundwire.train.rollouts.agent_view import AgentView
 
 
@@ -30,13 +26,13 @@ def check_model(
     """
     if not (folder / "tokenizer.json").is_file():
         return []  # a tokenizer of another kind, with a template of its own
-    first_prompt, template = backend.first_prompt, read_chat_template(folder)
+    first_prompt, (templates, variables) = backend.first_prompt, read_chat_templates(folder)
+    template = "\n".join(filter(None, templates.values()))
     if not template and first_prompt is not None:
         raise ConfigError(f"{config.model} has no chat template: use an instruct model, or set its chat_template")
-    default_template, variables = read_default_template(folder)
     try:
-        if default_template:
-            check_template(default_template, variables)
+        if templates.get("default"):
+            check_template(templates["default"], variables)
     except (TemplateRefusedError, TemplateLimitError) as error:
         raise ConfigError(
             f"the chat template of {config.model} cannot write one message of a user: {error}; correct it, or use "

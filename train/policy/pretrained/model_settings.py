@@ -16,32 +16,23 @@ _UNSCALED = ("default", "llama3")
 """Kinds of rotary embeddings whose ``max_position_embeddings`` is the length with scaling."""
 
 
-def read_chat_template(folder: Path) -> str:
-    """The text of the folder's chat templates; empty if there are none. Raises :class:`ConfigError`."""
-    files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]
-    texts = [_read(file, lambda file: read_bytes(file).decode()) for file in files if file.is_file()]
-    file = folder / "tokenizer_config.json"
-    if file.is_file():
-        texts.append(str(_read(file, _read_object).get("chat_template") or ""))
-    return "\n".join(filter(None, texts))
-
-
-def read_default_template(folder: Path) -> tuple[str, dict[str, str]]:
-    """The template of messages without tools, empty if there is none, and its variables: the names of special tokens.
-
-    Raises :class:`ConfigError`.
+def read_chat_templates(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The folder's chat templates by their names, of which ``default`` is that of messages without tools; and the
+    variables of all: the names of special tokens. Raises :class:`ConfigError`.
     """
     file = folder / "tokenizer_config.json"
     settings = _read(file, _read_object) if file.is_file() else {}
-    tokens = {name: each.get("content") if isinstance(each, dict) else each for name, each in settings.items()}
-    variables = {name: each for name, each in tokens.items() if name.endswith("_token") and isinstance(each, str)}
-    template = settings.get("chat_template") or ""
-    if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        template = named.get("default") or ""
-    if (file := folder / "chat_template.jinja").is_file():
-        template = _read(file, lambda file: read_bytes(file).decode())
-    return str(template), variables
+    stored = settings.get("chat_template") or ""
+    if not isinstance(stored, list):
+        stored = [{"name": "default", "template": stored}]
+    templates = {entry.get("name"): str(entry.get("template") or "") for entry in stored if isinstance(entry, dict)}
+    for file in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
+        if file.is_file():
+            name = "default" if file.parent == folder else file.stem
+            templates[name] = _read(file, lambda file: read_bytes(file).decode())
+    tokens = {name: value.get("content") if isinstance(value, dict) else value for name, value in settings.items()}
+    variables = {name: token for name, token in tokens.items() if name.endswith("_token") and isinstance(token, str)}
+    return templates, variables
 
 
 def check_model_type(folder: Path) -> None:
