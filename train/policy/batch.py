@@ -38,18 +38,8 @@ class OpenReply(Completion):
     constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     future: Future[Completion] = field(default_factory=Future)
-    stopped: bool = False
-    """Whether ``text`` is complete: it ends before a stop string or a stop token."""
     error: EngineError | None = None
     """Why the reply cannot go on; then ``finish_reason`` is ``error``."""
-    answered: bool = False
-    """Whether ``future`` is done, or cancelled; the future itself would take its lock to say so, for each token."""
-
-    def __post_init__(self) -> None:
-        self.future.add_done_callback(self._note_answer)
-
-    def _note_answer(self, _: Future[Completion]) -> None:
-        self.answered = True
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.token_ids)
@@ -58,17 +48,9 @@ class OpenReply(Completion):
 class Batch:
     """Requests with their cache; only the engine's thread uses it."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        tokenizer: Any,
-        constraints: Constraints,
-        *,
-        max_requests: int,
-        prefix_cache_tokens: int,
-    ) -> None:
+    def __init__(self, decoder: Decoder, tokenizer: Any, constraints: Constraints, *, max_requests: int) -> None:
         self.requests: list[OpenReply] = []
-        self.prefixes = PrefixCache(prefix_cache_tokens)
+        self.prefixes = PrefixCache(decoder.prefix_cache_tokens)
         self._decoder, self._tokenizer, self._constraints = decoder, tokenizer, constraints
         self._max_requests, self._max_length = max_requests, decoder.max_positions
         self._cache = decoder.cache(0, 0)
@@ -95,16 +77,16 @@ class Batch:
         first, longest = len(self), max(map(len, prompts))
         self._reserve(first + len(arrived), longest + len(prompts[-1]))
 
-        parts: list[list[_Prompt]] = [[]]
+        calls: list[list[_Prompt]] = [[]]
         for prompt in prompts:
             unread = len(prompt) - known[prompt][0]
-            if parts[-1] and unread * (len(parts[-1]) + 1) > self._decoder.prefill_tokens:
-                parts.append([])
-            parts[-1].append(prompt)
+            if calls[-1] and unread * (len(calls[-1]) + 1) > self._decoder.prefill_tokens:
+                calls.append([])
+            calls[-1].append(prompt)
         outputs, row = [], first
-        for part in parts:
-            outputs.append(self._prefill(part, known, row))
-            row += len(part)
+        for prompts_of_call in calls:
+            outputs.append(self._prefill(prompts_of_call, known, row))
+            row += len(prompts_of_call)
         logits = torch.cat(outputs)
 
         requests = [by_prompt[prompt][0] for prompt in prompts]
@@ -134,10 +116,10 @@ class Batch:
     def remove_finished(self) -> list[OpenReply]:
         """Take finished and cancelled requests out of the batch; returns the finished ones."""
         requests = self.requests
-        stay = [i for i, each in enumerate(requests) if not each.finish_reason and not each.answered]
+        stay = [i for i, request in enumerate(requests) if not request.finish_reason and not request.future.done()]
         if len(stay) == len(requests):
             return []
-        finished = [each for each in requests if each.finish_reason]
+        finished = [request for request in requests if request.finish_reason]
         count, staying = len(stay), set(stay)
         gaps = [i for i in range(count) if i not in staying]
         moved = [i for i in stay if i >= count]
@@ -160,11 +142,11 @@ class Batch:
                 self._cache[:, :, row, :, :length] = prefix[:, :, :, :length]
         unread = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
         width, device = max(map(len, unread)), self._decoder.device
-        ids = torch.tensor([[*part, *[0] * (width - len(part))] for part in unread], device=device)
+        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in unread], device=device)
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
         # Padding may exceed the context. No query attends to it, so its position does not matter.
         positions.clamp_(max=self._max_length - 1)
-        last = torch.tensor([len(part) - 1 for part in unread], device=device)
+        last = torch.tensor([len(tokens) - 1 for tokens in unread], device=device)
         span = min(max(starts) + width, self._max_length)
         logits = self._decoder.logits(ids, positions, last, self._cache, first_row=first_row, span=span)
         for row, (prompt, start) in enumerate(zip(prompts, starts, strict=True), first_row):
@@ -196,25 +178,29 @@ class Batch:
                 except EngineError as error:
                     request.finish_reason, request.error = "error", error
                     continue
-            if token in self._constraints.end_tokens or self._reached_stop(request, token):
-                request.finish_reason = "stop"
+            text = self._text_of_stopped(request, token)
+            if text is not None:
+                request.finish_reason, request.text = "stop", text
             elif len(request.token_ids) >= request.max_tokens:
-                request.finish_reason = "length"
+                request.finish_reason, request.text = "length", self._decode(request.token_ids)
             if request.on_token is not None:
                 request.on_token(token, logprob)
 
-    def _reached_stop(self, request: OpenReply, token: int) -> bool:
-        if token in request.sampling.stop_token_ids:
-            request.text = self._tokenizer.decode(request.token_ids[:-1], skip_special_tokens=True)
-            request.stopped = True
-            return True
-        if not request.sampling.stop:
-            return False
-        text = self._tokenizer.decode(request.token_ids, skip_special_tokens=True)
-        found = [at for at in map(text.find, request.sampling.stop) if at >= 0]
-        if found:
-            request.text, request.stopped = text[: min(found)], True
-        return bool(found)
+    def _text_of_stopped(self, request: OpenReply, token: int) -> str | None:
+        """The text of a reply that ends with ``token``, without what ended it; None if the reply goes on."""
+        sampling = request.sampling
+        if token in self._constraints.end_tokens:
+            return self._decode(request.token_ids)
+        if token in sampling.stop_token_ids:
+            return self._decode(request.token_ids[:-1])
+        if sampling.stop:
+            text = self._decode(request.token_ids)
+            if places := [place for place in map(text.find, sampling.stop) if place >= 0]:
+                return text[: min(places)]
+        return None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _reserve(self, rows: int, length: int) -> None:
         """Grow the cache to at least ``rows`` and ``length``. Each at least doubles, so that growing is rare."""

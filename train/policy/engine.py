@@ -27,6 +27,8 @@ from groundwire.train.step_timer import StepTimer
 
 SWITCH_INTERVAL_S = 2e-4
 """The interpreter's switch interval while an engine is open (Python's default is 5e-3)."""
+GATHER_S = 0.005
+"""An idle engine starts when no further request arrived for this long."""
 MAX_WAIT_S = 0.1
 """The longest time that a request waits for others, to be read together with them."""
 
@@ -59,11 +61,9 @@ class LocalEngine:
     Args:
         model: a Hugging Face causal LM that the decoder computes. Its weights are copied.
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
-        max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
+        max_model_len: most tokens of prompt and reply together; at most the model's number of positions.
         max_batch: most requests that are decoded together; further ones wait.
         threads: torch's threads of a step; by default :func:`~groundwire.train.policy.model.sampling_threads`.
-        gather_s: an idle engine starts when no further request arrived for this long, in seconds.
-        prefix_cache_tokens: most tokens of earlier prompts that are kept; by default the decoder's.
         bf16: matrix products and the cache in bfloat16; by default where that is faster.
         timer: attributes the time in which the engine works to ``sampling``.
 
@@ -79,14 +79,9 @@ class LocalEngine:
         max_model_len: int,
         max_batch: int = 128,
         threads: int | None = None,
-        gather_s: float = 0.005,
-        prefix_cache_tokens: int | None = None,
         bf16: bool | None = None,
         timer: StepTimer | None = None,
     ) -> None:
-        limit = getattr(model.config, "max_position_embeddings", None) or max_model_len
-        if max_model_len > limit:
-            raise ValueError(f"max_model_len is {max_model_len}, but the model has only {limit} positions")
         keep_freed_memory()
         self.tokenizer, self.max_model_len, self.max_batch = tokenizer, max_model_len, max_batch
         self.weights_version = 0
@@ -95,15 +90,9 @@ class LocalEngine:
         bf16 = bf16_is_faster(model) if bf16 is None else bf16
         decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
         self._constraints = Constraints(model, tokenizer)
-        self._batch = Batch(
-            decoder,
-            tokenizer,
-            self._constraints,
-            max_requests=max_batch,
-            prefix_cache_tokens=decoder.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens,
-        )
+        self._batch = Batch(decoder, tokenizer, self._constraints, max_requests=max_batch)
         self._threads = sampling_threads(model) if threads is None else threads
-        self._gather_s, self._timer = gather_s, timer
+        self._timer = timer
         self._seeds = random.Random(0)
         self._waiting: deque[OpenReply] = deque()
         self._update: tuple[int, Future[None]] | None = None
@@ -204,7 +193,7 @@ class LocalEngine:
         deadline, seen = time.perf_counter() + MAX_WAIT_S, -1
         while seen < len(self._waiting) < self.max_batch and time.perf_counter() < deadline:
             seen = len(self._waiting)
-            time.sleep(self._gather_s)
+            time.sleep(GATHER_S)
 
     def _step(self) -> None:
         """Copy new weights if the batch is empty, admit requests, and decode one token for each."""
@@ -254,8 +243,6 @@ class LocalEngine:
             if request.error is not None:
                 _fail([request], request.error)
                 continue
-            if not request.stopped:
-                request.text = self.tokenizer.decode(request.token_ids, skip_special_tokens=True)
             request.weights_version = self.weights_version
             with suppress(InvalidStateError):  # cancelled meanwhile
                 request.future.set_result(request)

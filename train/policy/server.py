@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing
 from itertools import chain, pairwise
 from typing import Any
 
@@ -145,46 +144,33 @@ class PolicyServer(HttpServer):
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         def put(index: int, item: tuple[int, float] | Future[Completion]) -> None:
+            """Note a choice's (token, logprob), at last its finished future."""
             if isinstance(item, tuple) or not item.cancelled():
                 loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
-        futures = []
         response = await self._prepare(body, session)
+        request, futures = response.request, list[Future[Completion]]()
+        choices = [StreamedChoice(index, response) for index in range(request.n)]
+        unfinished = dict(enumerate(choices))
         try:
-            for index, sampling in enumerate(response.request.samplings):
+            for index, sampling in enumerate(request.samplings):
                 future = self._engine.submit(
                     response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
                 )
                 future.add_done_callback(functools.partial(put, index))
                 futures.append(future)
-            async with aclosing(self._events(response, queue, on_sampled)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            for future in futures:
-                future.cancel()
-
-    async def _events(
-        self, response: ChatResponse, queue: asyncio.Queue[tuple[int, Any]], on_sampled: OnSampled
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a stream. ``queue`` has (choice, (token, logprob)), at last (choice, its finished future)."""
-        request = response.request
-        choices = [StreamedChoice(index, response) for index in range(request.n)]
-        sent: dict[int, list[tuple[int, float]]] = {index: [] for index in range(request.n)}
-        try:
             for index, choice in enumerate(choices):
                 with_prompt = request.return_token_ids and index == 0
                 yield response.event(
                     choice.start(), **({"prompt_token_ids": response.prompt_ids} if with_prompt else {})
                 )
             replies: list[Completion] = []
-            while len(replies) < len(choices):
+            while unfinished:
                 index, item = await queue.get()
                 if isinstance(item, tuple):
-                    sent[index].append(item)
                     yield response.event(choices[index].add(*item))
                     continue
-                del sent[index]
+                del unfinished[index]
                 try:
                     reply = item.result()
                 except EngineError as error:
@@ -198,11 +184,14 @@ class PolicyServer(HttpServer):
             if request.stream_options.include_usage:
                 yield response.event(usage=response.usage(replies))
         except (GeneratorExit, asyncio.CancelledError):  # the agent left
-            for index, tokens in sent.items():
-                if tokens:
-                    reply = response.cut_short(tokens, self._engine.weights_version)
+            for index, choice in unfinished.items():
+                reply = choice.cut_short(self._engine.weights_version)
+                if reply.token_ids:
                     on_sampled(index, response.sampled(reply, response.message(reply)[0], CANCELLED))
             raise
+        finally:
+            for future in futures:
+                future.cancel()
 
     async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         session = request.headers.get(SESSION_HEADER, "")

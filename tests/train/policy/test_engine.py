@@ -22,7 +22,7 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from groundwire.train.policy.decoding.decoder import sample_tokens  # noqa: E402
+from groundwire.train.policy.decoding.decoder import Decoder, sample_tokens  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.errors import (  # noqa: E402
     ContextLengthError,
@@ -170,9 +170,10 @@ def test_a_later_turn_reuses_the_cached_prefix(engine, tiny_policy):
         assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
 
 
-def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
+def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy, monkeypatch):
     model, _ = tiny_policy
-    engine = LocalEngine(*tiny_policy, max_model_len=256, prefix_cache_tokens=150)
+    monkeypatch.setattr(Decoder, "prefix_cache_tokens", 150)
+    engine = LocalEngine(*tiny_policy, max_model_len=256)
     try:
         prompts = make_prompts(12, seed=6)
         for prompt in prompts * 2:
@@ -195,7 +196,7 @@ def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
 )
 def test_replies_do_not_depend_on_the_order_of_arrival(tiny_policy, arrivals):
     model, _ = tiny_policy
-    engine = LocalEngine(*tiny_policy, max_model_len=100, max_batch=5, gather_s=0)
+    engine = LocalEngine(*tiny_policy, max_model_len=100, max_batch=5)
     prompts = make_prompts(10, seed=7)
     try:
         jobs = []

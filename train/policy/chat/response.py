@@ -15,7 +15,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -73,18 +73,6 @@ class ChatResponse:
             **versions(reply),
         }
 
-    def cut_short(self, tokens: Sequence[tuple[int, float]], weights_version: int) -> Completion:
-        """The reply that ends with the last of ``tokens``, (id, logprob) each, because nobody reads on."""
-        token_ids = [token for token, _ in tokens]
-        return Completion(
-            prompt_ids=self.prompt_ids,
-            token_ids=token_ids,
-            logprobs=[logprob for _, logprob in tokens],
-            text=self.text(token_ids),
-            finish_reason="length",
-            weights_version=weights_version,
-        )
-
     def body(self, replies: list[Completion], messages: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
         """The whole response, one choice for each of ``replies``, with its :meth:`message`."""
         choices = []
@@ -138,7 +126,7 @@ class StreamedChoice:
 
     def __init__(self, index: int, response: ChatResponse) -> None:
         self._index, self._response, self._request = index, response, response.request
-        self._tokens: list[int] = []
+        self._tokens, self._logprobs = list[int](), list[float]()
         self._sent = ""
         opening = response.tool_format.opening if response.tool_names else " "
         self._held_chars = max(map(len, (*self._request.stop_strings, opening))) - 1
@@ -151,6 +139,7 @@ class StreamedChoice:
     def add(self, token: int, logprob: float) -> dict[str, Any]:
         """The choice after one more token. Text that may become part of a stop string or a tool call is held back."""
         self._tokens.append(token)
+        self._logprobs.append(logprob)
         final = self._response.text(self._tokens[:-HELD_TOKENS])
         text = self._response.text(self._tokens)
         differ = (i for i, (a, b) in enumerate(zip(final, text, strict=False)) if a != b)
@@ -161,6 +150,11 @@ class StreamedChoice:
         self._sent += delta
         logprobs = self._response.logprobs([token], [logprob])
         return self._chunk({"content": delta} if delta else {}, token_ids=[token], logprobs=logprobs)
+
+    def cut_short(self, weights_version: int) -> Completion:
+        """The reply that ends with the last sent token, because nobody reads on."""
+        ids, text = self._tokens, self._response.text(self._tokens)
+        return Completion(self._response.prompt_ids, ids, self._logprobs, text, "length", weights_version)
 
     def end(self, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
         """The choice of its last event, which completes ``message``."""
