@@ -86,7 +86,7 @@ class Constraints:
         places = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
         # One call for all rows: each call acquires the interpreter lock once.
         self._tokens.executor.unsafe_compute_mask_ptr(places, words.ctypes.data, words.strides[0], len(words))
-        return self._unpacked(words, [constraint.start for constraint in constraints])
+        return self._tokens.read_masks(words, [constraint.start for constraint in constraints], self._vocabulary)
 
     def replay(self, grammar: str, token_ids: Sequence[int]) -> torch.Tensor:
         """bool [tokens, vocabulary]: the tokens that were allowed in place of each of ``token_ids``.
@@ -99,14 +99,7 @@ class Constraints:
             constraint.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             starts.append(constraint.start)
             constraint.consume(token)
-        return self._unpacked(words, starts)
-
-    def _unpacked(self, words: Any, starts: Sequence[int]) -> torch.Tensor:
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
-        rows = self._tokens.select(bits, starts)[:, : self._vocabulary]
-        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
-        allowed[:, : rows.shape[1]] = torch.from_numpy(rows)
-        return allowed
+        return self._tokens.read_masks(words, starts, self._vocabulary)
 
     @functools.cached_property
     def _tokens(self) -> _TokenTable:
@@ -136,18 +129,19 @@ class _TokenTable:
         """int32 [rows, words], a bit for each entry of the table."""
         return np.zeros((rows, (len(self.table) + 31) // 32), dtype=np.int32)
 
-    def select(self, bits: Any, starts: Sequence[int]) -> Any:
-        """The entries of ``bits`` [rows, table] for the tokens, from each row's start on: [rows, tokens]."""
-        count = self.count
-        rows = bits[:, :count]
+    def read_masks(self, words: Any, starts: Sequence[int], vocabulary: int) -> torch.Tensor:
+        """bool [rows, vocabulary]: the tokens of the masks ``words``, read from each row's start in the table on."""
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+        rows = bits[:, : self.count].copy()
         if self.glued:
-            rows = rows.copy()
-            followed = bits[:, 2 * count : len(self.table)].reshape(len(bits), len(self.glued), len(_LETTERS))
+            followed = bits[:, 2 * self.count : len(self.table)].reshape(len(bits), len(self.glued), len(_LETTERS))
             rows[:, self.glued] = followed.any(axis=2)
             for row, start in enumerate(starts):
                 if start:
-                    rows[row] = bits[row, start : start + count]
-        return rows
+                    rows[row] = bits[row, start : start + self.count]
+        allowed = torch.zeros(len(words), vocabulary, dtype=torch.bool)
+        allowed[:, : self.count] = torch.from_numpy(rows)[:, :vocabulary]
+        return allowed
 
 
 class _ForLLGuidance:

@@ -57,13 +57,13 @@ def calls_and_json(
 
 def to_lark(grammar: str) -> str:
     """The grammar in llguidance's dialect of Lark, which vLLM accepts, too."""
-    parts = json.loads(grammar)
+    wanted = json.loads(grammar)
     rules, starts = [], []
-    if "schema" in parts:
+    if "schema" in wanted:
         starts.append("reply")
-        rules.append(f"reply: {_json_rule(parts['schema'])}")
-    if "calls" in parts:
-        calls = parts["calls"]
+        rules.append(f"reply: {_json_rule(wanted['schema'])}")
+    if "calls" in wanted:
+        calls = wanted["calls"]
         before, between, after, separator = _CALL_TEXT[calls["format"]]
         starts.append(f"call ({json.dumps(separator)} call)*" if calls["several"] else "call")
         names = [f"call_{index}" for index in range(len(calls["tools"]))]
@@ -87,7 +87,6 @@ def check_schema(schema: Any, param: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _compile_schema(schema: str) -> tuple[str, tuple[str, ...]]:
-    """The error of a schema, if any, and its warnings."""
     from llguidance import LLMatcher
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(f"start: {_json_rule(json.loads(schema))}")

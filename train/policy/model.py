@@ -51,15 +51,15 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
     if not (folder / "config.json").is_file():
         problem = "config.json is missing; give a folder saved by transformers"
         raise FileNotFoundError(f"no checkpoint in {folder}: {problem}")
-    part = "model"
+    what = "model"
     try:
         check_model_files(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, **_OPTIONS, dtype=torch.float32)
         _check_end_tokens(model)
-        part = "tokenizer"
+        what = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer("a word", add_special_tokens=False)  # with wrong settings it fails at its first use
-        part = "chat template"
+        what = "chat template"
         if tokenizer.chat_template and not is_trusted(tokenizer):
             check_template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
     except (MemoryError, ImportError, torch.OutOfMemoryError):
@@ -68,11 +68,11 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust: no Exception
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_MAX_REASON]
-        if part == "tokenizer" and not (folder / "tokenizer.json").is_file():
+        if what == "tokenizer" and not (folder / "tokenizer.json").is_file():
             reason = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
-        if part == "chat template":
+        if what == "chat template":
             reason += "; correct it, or use another model"
-        raise ModelUnreadableError(f"the {part} in {folder} cannot be loaded: {reason}") from error
+        raise ModelUnreadableError(f"the {what} in {folder} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
 
 

@@ -223,7 +223,6 @@ class PolicyServer(HttpServer):
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
     async def _prepare(self, body: Any, session: str) -> ChatResponse:
-        """The checked request's response without its replies."""
         read = functools.partial(self._read, body, session)
         if len(to_json(body)) > LONG_REQUEST:
             async with self._one_long_request:
@@ -271,7 +270,7 @@ class PolicyServer(HttpServer):
             raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
 
     def _tokenize_parts(self, text: str) -> tuple[int, ...]:
-        places = [0, *(found.start() for found in self._starts.finditer(text)), len(text)]
+        places = [0, *(match.start() for match in self._starts.finditer(text)), len(text)]
         return tuple(chain.from_iterable(self._token_ids(text[start:end]) for start, end in pairwise(places)))
 
     def _tokenize(self, text: str) -> tuple[int, ...]:

@@ -100,8 +100,9 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
 
 
-def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
-    """Write the model, its loss and accuracy, and the summary."""
+def _finish(
+    trainer: SFTTrainer, data: Data, val_rows: Sequence[Examples], folder: Path, left_out: int
+) -> Iterator[str]:
     settings = trainer.settings
     save_policy(trainer.model, trainer.tokenizer, folder / "model")
     yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"
@@ -161,7 +162,6 @@ Report = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def _reporting(folder: Path) -> Iterator[Report]:
-    """Yields a function that writes the metrics of a step and shows them."""
     done = 0.0
     with progress("Training", 1) as advance, open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ def check_gpus(settings: SFTSettings) -> None:
         raise ConfigError(f"gpus is {settings.gpus} and device {settings.device!r}: give --device cuda")
     if settings.time_limit_s is not None:
         raise ConfigError("time_limit_s is for one GPU: with several give epochs")
-    if (found := count_gpus()) < settings.gpus:
-        raise ConfigError(f"gpus is {settings.gpus}, and torch finds {found} here")
+    if (count := count_gpus()) < settings.gpus:
+        raise ConfigError(f"gpus is {settings.gpus}, and torch finds {count} here")
     if importlib.util.find_spec("verl") is None:
         raise ConfigError(f"several GPUs train with verl, which is not installed: {INSTALL}")
 
@@ -61,8 +60,8 @@ def train_on_gpus(
 
     ``on_step`` gets the metrics of each step. A folder with checkpoints of verl is continued.
     """
-    count, tokens = write_examples(folder / "verl" / "train.parquet", examples)
-    held_out_count, _ = write_examples(folder / "verl" / "held_out.parquet", held_out)
+    count, tokens = write_examples(folder / "verl" / "train.jsonl", examples)
+    held_out_count, _ = write_examples(folder / "verl" / "held_out.jsonl", held_out)
     batch = settings.gpus * max(1, round(settings.tokens_per_step * count / max(1, tokens) / settings.gpus))
     batch = min(batch, count // settings.gpus * settings.gpus)
     if not batch:
@@ -90,8 +89,8 @@ def verl_settings(
         "optim.lr_warmup_steps": WARMUP_STEPS,
         "optim.weight_decay": WEIGHT_DECAY,
         "optim.betas": list(BETAS),
-        "data.train_files": str((folder / "verl" / "train.parquet").resolve()),
-        "data.val_files": str((folder / "verl" / "held_out.parquet").resolve()),
+        "data.train_files": str((folder / "verl" / "train.jsonl").resolve()),
+        "data.val_files": str((folder / "verl" / "held_out.jsonl").resolve()),
         "data.custom_cls.path": "pkg://groundwire.train.sft.several_gpus",
         "data.custom_cls.name": "TokenDataset",
         "data.train_batch_size": batch,
@@ -115,35 +114,27 @@ def verl_settings(
 
 def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:
     """Write the examples; returns their number and that of their tokens."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    ids = pa.list_(pa.int32())
-    schema = pa.schema({"prompt_ids": ids, "response_ids": ids})
     file.parent.mkdir(parents=True, exist_ok=True)
-    count, tokens, iterator = 0, 0, iter(examples)
-    with pq.ParquetWriter(file, schema) as writer:
-        while batch := list(islice(iterator, 1024)):
-            rows = [{"prompt_ids": each.prompt_ids, "response_ids": each.response_ids} for each in batch]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            count, tokens = count + len(batch), tokens + sum(map(len, batch))
+    count, tokens = 0, 0
+    with open(file, "w", encoding="utf-8") as lines:
+        for example in examples:
+            lines.write(json.dumps([example.prompt_ids, example.response_ids]) + "\n")
+            count, tokens = count + 1, tokens + len(example)
     return count, tokens
 
 
 class TokenDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
     """What verl reads, without padding: ``input_ids``, ``position_ids`` and ``loss_mask``, int64 [tokens]."""
 
-    def __init__(self, parquet_files: Any, **_: Any) -> None:
-        import pyarrow.parquet as pq
-
-        files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
-        self._table = pq.read_table(files)
+    def __init__(self, parquet_files: Any, **_: Any) -> None:  # verl's name of the argument
+        files = [parquet_files] if isinstance(parquet_files, str) else parquet_files
+        self._lines = [line for file in files for line in Path(file).read_text(encoding="utf-8").splitlines()]
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self._lines)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        prompt, reply = (self._table[name][index].as_py() for name in ("prompt_ids", "response_ids"))
+        prompt, reply = json.loads(self._lines[index])
         ids = torch.tensor(prompt + reply)
         mask = torch.tensor([0] * len(prompt) + [1] * len(reply))
         return {"input_ids": ids, "position_ids": torch.arange(len(ids)), "loss_mask": mask}
@@ -168,8 +159,8 @@ def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dic
             nonlocal seen
             steps = read_steps(metrics)
             complete = len(steps) if ended else max(seen, len(steps) - 1)  # a held-out loss may follow
-            for each in steps[seen:complete]:
-                on_step(each)
+            for step in steps[seen:complete]:
+                on_step(step)
             seen = complete
 
         try:
@@ -188,12 +179,12 @@ def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dic
 
 def read_steps(file: Path) -> list[dict[str, Any]]:
     """The metrics of each finished step in verl's log."""
-    found: dict[int, dict[str, Any]] = {}
+    steps: dict[int, dict[str, Any]] = {}
     names = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/lr": "learning_rate"}
     names |= {"train/global_tokens": "tokens", "val/loss": "held_out_loss"}
     with suppress(FileNotFoundError):
         for line in file.read_bytes().split(b"\n")[:-1]:
             entry = parse_json(line)
-            step = found.setdefault(entry["step"], {"step": entry["step"]})
+            step = steps.setdefault(entry["step"], {"step": entry["step"]})
             step |= {names[key]: value for key, value in entry["data"].items() if key in names}
-    return list(found.values())
+    return list(steps.values())

@@ -135,8 +135,7 @@ class SFTTrainer:
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
-    def _loss(self, rows: list[Row]) -> torch.Tensor:
-        """The summed loss of the rows' targets."""
+    def _loss(self, rows: list[Examples]) -> torch.Tensor:
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)

@@ -679,11 +679,11 @@ def test_every_key_for_several_gpus_is_one_of_verls_trainer_or_marked_as_new(tmp
 
 def test_verl_reads_the_examples_that_one_gpu_learns(tmp_path: Path) -> None:
     examples = [Example([number, 5, 6], [7, number]) for number in range(2000)]
-    assert write_examples(tmp_path / "a" / "train.parquet", iter(examples)) == (2000, 10000)
+    assert write_examples(tmp_path / "a" / "train.jsonl", iter(examples)) == (2000, 10000)
     values = verl_settings(SFTSettings(), model=STARTER, learning_rate=1e-4, folder=tmp_path, batch=8)
     module, name = values["data.custom_cls.path"].removeprefix("pkg://"), values["data.custom_cls.name"]
     dataset = getattr(importlib.import_module(module), name)(
-        parquet_files=str(tmp_path / "a" / "train.parquet"), tokenizer=None, config=None, processor=None, max_samples=-1
+        parquet_files=str(tmp_path / "a" / "train.jsonl"), tokenizer=None, config=None, processor=None, max_samples=-1
     )
     assert len(dataset) == 2000
     row = {key: value.tolist() for key, value in dataset[1500].items()}

@@ -56,7 +56,7 @@ def render(
 
 def check_template(template: str, variables: Mapping[str, Any]) -> None:
     """Render one message of a user, or with a system message before it. Raises as :func:`render`."""
-    if template in _own_templates():
+    if template in own_templates():
         return
     user = {"role": "user", "content": "a word"}
     variables = {"add_generation_prompt": True, **_texts(variables)}
@@ -114,7 +114,7 @@ def is_trusted(tokenizer: Any) -> bool:
 
     if getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template:
         return True
-    return tokenizer.chat_template in _own_templates()
+    return tokenizer.chat_template in own_templates()
 
 
 def has_tools(tokenizer: Any) -> bool:
@@ -123,27 +123,19 @@ def has_tools(tokenizer: Any) -> bool:
 
 
 @functools.cache
-def smollm2_template() -> str:
-    """SmolLM2's chat template, and with tools the starter's: the model's own has none.
+def own_templates() -> tuple[str, str]:
+    """The starter's chat template, and SmolLM2's with the starter's tools: the model's own has none.
 
-    Without a system message the model's own has this one.
+    Without a system message the model's own has a default one.
     """
+    starter = (STARTER / "chat_template.jinja").read_text(encoding="utf-8")
     default = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    return (
+    return starter, (
         "{%- if messages and messages[0].role != 'system' and not tools %}\n"
         f"    {{{{- '<|im_start|>system\\n{default}<|im_end|>\\n' }}}}\n"
         "{%- endif %}\n"
-    ) + _starter_template()
-
-
-@functools.cache
-def _starter_template() -> str:
-    return (STARTER / "chat_template.jinja").read_text(encoding="utf-8")
-
-
-def _own_templates() -> tuple[str, str]:
-    return _starter_template(), smollm2_template()
+    ) + starter
 
 
 def _texts(variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(map(str, each)) if isinstance(each, list) else str(each) for name, each in variables.items()}
+    return {name: list(map(str, value)) if isinstance(value, list) else str(value) for name, value in variables.items()}

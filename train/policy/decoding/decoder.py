@@ -275,18 +275,15 @@ def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
 
 def check_supported(model: Any) -> None:
     """Raise :class:`UnsupportedModelError` unless :class:`Decoder` computes the model's architecture."""
-    if problem := _unsupported(model.config):
-        raise unsupported(type(model).__name__, problem)
-
-
-def _unsupported(config: Any) -> str | None:
-    if config.model_type not in SUPPORTED:
-        return f"its model_type is {config.model_type!r}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"its hidden_act is {config.hidden_act!r}, not 'silu'"
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-        return "some of its layers use sliding-window attention"
+    config, problem = model.config, ""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        return f"its rope_type is {rope!r}, which depends on the length of the sequence"
-    return None
+    if config.model_type not in SUPPORTED:
+        problem = f"its model_type is {config.model_type!r}"
+    elif getattr(config, "hidden_act", "silu") != "silu":
+        problem = f"its hidden_act is {config.hidden_act!r}, not 'silu'"
+    elif any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        problem = "some of its layers use sliding-window attention"
+    elif rope in ("dynamic", "longrope"):
+        problem = f"its rope_type is {rope!r}, which depends on the length of the sequence"
+    if problem:
+        raise unsupported(type(model).__name__, problem)

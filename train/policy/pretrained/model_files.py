@@ -46,7 +46,7 @@ def check_model_files(folder: Path) -> None:
     with torch.device("meta"):
         # config.json may name an attention that this machine does not have.
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, attn_implementation="sdpa"))
-    numbers = sum(each.numel() for each in itertools.chain(model.parameters(), model.buffers()))
+    numbers = sum(tensor.numel() for tensor in itertools.chain(model.parameters(), model.buffers()))
     if numbers > _MAX_GROWTH * sum(stored):
         raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
 
@@ -86,12 +86,11 @@ def _stored_sizes(folder: Path) -> list[int]:
             sizes += [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
     for file in sorted(folder.glob("pytorch_model*.bin")) if not sizes else ():
         weights = torch.load(file, map_location="meta", weights_only=True, mmap=True)
-        sizes += [each.numel() for each in weights.values() if torch.is_tensor(each)]
+        sizes += [weight.numel() for weight in weights.values() if torch.is_tensor(weight)]
     return sizes
 
 
 def _numbers(values: Any, name: str = "") -> list[tuple[str, float]]:
-    """The numbers in a configuration with their names."""
     if isinstance(values, dict):
         return [number for key, value in values.items() for number in _numbers(value, str(key))]
     return [(name, values)] if isinstance(values, int | float) else []

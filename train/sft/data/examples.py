@@ -54,7 +54,6 @@ def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
 
 
 def _texts(tokenizer: Any, turn: Turn) -> tuple[str, str]:
-    """The prompt, and the reply up to its end."""
     request = parse_request({"messages": [*turn.messages, turn.reply], "tools": list(turn.tools)}, served="")
     messages, tools = request.template_messages, request.tools or None
     template = f"{turn.source}: the model's chat template".removeprefix(": ")

@@ -204,19 +204,19 @@ class _TurnWriter:
         """The answer in prose after the gold query's result."""
         query, reply = question.queries[0], _say("assistant", question.answer)
         if self.backend == "langgraph":
-            return Turn(self._prompt("system", "answer", *self._shown(question, query)), reply)
+            return Turn(self._prompt("system", "answer", *self._values(question, query)), reply)
         return self._after_call(question, query, reply)
 
     def later(self, question: GoldQuestion, query: Query) -> Iterator[Turn]:
         """The turns after an executed query: its check and, if it is wrong, another one. Prose has its end already."""
         gold = self.variant.rename(question.gold)
         if self.backend == "langgraph":
-            shown = self._shown(question, query)
+            values = self._values(question, query)
             verdict = prompts.CORRECT if query.right else prompts.INCORRECT
             verdict = f"VERDICT: {verdict}" if self.profile == "full" else verdict
-            yield Turn(self._prompt("system", "check", *shown), _say("assistant", verdict))
+            yield Turn(self._prompt("system", "check", *values), _say("assistant", verdict))
             if not query.right:
-                rewrite = self._prompt("system", "rewrite", *shown, verdict)
+                rewrite = self._prompt("system", "rewrite", *values, verdict)
                 yield Turn(rewrite, _say("assistant", prompts.fence(gold)))
         elif not query.right:
             yield self._after_call(question, query, _call(gold))
@@ -229,11 +229,11 @@ class _TurnWriter:
 
     def _after_call(self, question: GoldQuestion, query: Query, reply: Message) -> Turn:
         first = self.query(question)
-        _, sql, result = self._shown(question, query)
+        _, sql, result = self._values(question, query)
         tool = {"role": "tool", "tool_call_id": "call", "content": result}
         return Turn([*first.messages, _call(sql), tool], reply, first.tools)
 
-    def _shown(self, question: GoldQuestion, query: Query) -> tuple[str, str, str]:
+    def _values(self, question: GoldQuestion, query: Query) -> tuple[str, str, str]:
         """The question, the query and its result. An error may have names of the schema."""
         result = self.variant.rename(query.result) if query.result.startswith("Error: ") else query.result
         return question.question, self.variant.rename(query.sql), result

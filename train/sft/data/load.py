@@ -70,7 +70,7 @@ def _golds(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
             return [lambda group=group: encode(tokenizer, source.turns(group, epoch)) for group in source.groups(epoch)]
 
         held_out = _held_out_questions(domain, data, settings)
-        turns = [turn for each in held_out for turn in (*write_turns(each, settings), *answer_turns(each, settings))]
+        turns = [turn for asked in held_out for turn in (*write_turns(asked, settings), *answer_turns(asked, settings))]
         size = f"{counted(len(questions), 'question')} to learn, {len(held_out):,} held out"
         return Data(groups, encode(tokenizer, turns), held_out, size)
 
@@ -179,8 +179,8 @@ def _read_line(line: bytes, source: str) -> list[Turn]:
     try:
         chat = parse_json(line)
     except ValueError as error:
-        shown = shorten_repr(line.decode(errors="replace").strip())
-        raise ConfigError(f"{source} is not JSON, but {shown}: give an object with messages") from error
+        text = shorten_repr(line.decode(errors="replace").strip())
+        raise ConfigError(f"{source} is not JSON, but {text}: give an object with messages") from error
     try:
         if not isinstance(chat, dict):
             raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")

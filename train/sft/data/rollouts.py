@@ -69,11 +69,11 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> tuple
         if calls and replies not in accepted:
             accepted[replies] = [Example(call.prompt_ids, call.response_ids) for call in calls]
             left_out.update(reasons)
-    found = [list(chain.from_iterable(accepted.values())) for accepted in tasks.values() if accepted]
-    if not found:
+    learned = [list(chain.from_iterable(accepted.values())) for accepted in tasks.values() if accepted]
+    if not learned:
         match = run.config().get("agent_match")
         raise ConfigError(f"{run.path} has no accepted rollout with a call of an agent of agent_match {match!r}")
-    return found, left_out
+    return learned, left_out
 
 
 def _learned_calls(rollout: Rollout, agent_match: str | None, decoder: TokenDecoder) -> tuple[list[LLMCall], list[str]]:

@@ -45,11 +45,11 @@ def make_variant(rng: random.Random, schema: str, used: Iterable[str], *, augmen
     if rng.random() < augment:
         words = {word.lower() for sql in used for word in _NAME.findall(sql)}
         keep = rng.random()
-        blocks = [each for each in blocks if _table_name(each).lower() in words or rng.random() < keep]
+        blocks = [block for block in blocks if _table_name(block).lower() in words or rng.random() < keep]
     if rng.random() < augment:
         rng.shuffle(blocks)
     if rng.random() < augment:
-        blocks = [_shuffle_columns(rng, each) for each in blocks]
+        blocks = [_shuffle_columns(rng, block) for block in blocks]
     text = "\n".join("\n".join(block) for block in blocks)
     if rng.random() >= augment:
         return SchemaVariant(text, {})
@@ -87,12 +87,11 @@ def wrong_query(rng: random.Random, gold: str, names: Sequence[str], others: Seq
 
 def identifiers(schema: str) -> set[str]:
     """The plain names of tables and columns in a schema's text."""
-    found = set()
+    names = set()
     for block in _blocks(schema):
         if match := _TABLE.match(block[0]):
-            parts = [part.split(" ")[0] for part in _split(match[2])]
-            found |= {match[1], *parts}
-    return {name for name in found if _NAME.fullmatch(name) and name.lower() not in RESERVED}
+            names |= {match[1], *(column.split(" ")[0] for column in _split(match[2]))}
+    return {name for name in names if _NAME.fullmatch(name) and name.lower() not in RESERVED}
 
 
 def _blocks(schema: str) -> list[list[str]]:
@@ -106,7 +105,6 @@ def _table_name(block: list[str]) -> str:
 
 
 def _split(columns: str) -> list[str]:
-    """The columns and keys between the outer brackets."""
     parts, depth = [""], 0
     for word in columns.split(" "):
         depth += (word == "(") - (word == ")")
