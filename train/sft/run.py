@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
@@ -38,7 +37,7 @@ from groundwire.train.sft.data.golds import GoldQuestion, write_turns
 from groundwire.train.sft.data.load import Data, MakeExamples, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
-from groundwire.train.sft.trainer import VAL_EVERY, SFTTrainer, Step, make_steps
+from groundwire.train.sft.trainer import Examples, SFTTrainer, Step, make_steps
 
 _MAX_TOKENS = 96
 """Of a first query, for the accuracy."""
@@ -92,9 +91,9 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     try:
         with _reporting(folder) as report:
             if settings.gpus > 1:
-                _train_on_gpus(trainer, reader, held_out, folder, path, report)
+                train_on_gpus(trainer, path, reader.examples(), held_out, folder, report)
             else:
-                _train(trainer, reader, val_rows, report)
+                trainer.train(reader.steps(trainer.groups), reader.total, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
     except KeyboardInterrupt:
         raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
@@ -121,47 +120,8 @@ def _finish(
         yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], report: Report) -> None:
-    def on_step(metrics: dict[str, Any]) -> None:
-        if metrics["step"] % VAL_EVERY == 0 and val_rows:
-            metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
-        report(metrics)
-
-    try:
-        trainer.train(reader.steps(trainer.groups), reader.total, on_step)
-    except KeyboardInterrupt:
-        trainer.save()
-        raise
-    if trainer.step:
-        trainer.save()
-
-
-def _train_on_gpus(
-    trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path, report: Report
-) -> None:
-    began = time.monotonic() - trainer.seconds
-
-    def on_step(metrics: dict[str, Any]) -> None:
-        trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
-        report({**metrics, "seconds": round(trainer.seconds, 2)})
-
-    trained = train_on_gpus(
-        trainer.settings,
-        model=model,
-        learning_rate=trainer.learning_rate,
-        examples=reader.examples(),
-        held_out=held_out,
-        folder=folder,
-        on_step=on_step,
-    )
-    trainer.model = load_policy(trained)[0].to(trainer.settings.device)
-
-
-Report = Callable[[dict[str, Any]], None]
-
-
 @contextmanager
-def _reporting(folder: Path) -> Iterator[Report]:
+def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     done = 0.0
     with progress("Training", 1) as advance, open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
 

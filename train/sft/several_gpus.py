@@ -25,8 +25,17 @@ from groundwire.tools.files import parse_json
 from groundwire.tools.startup import child_python_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.policy.model import load_policy
 from groundwire.train.sft.data.examples import Example
-from groundwire.train.sft.trainer import BETAS, CHECKPOINT_EVERY, MIN_RATE, VAL_EVERY, WARMUP_STEPS, WEIGHT_DECAY
+from groundwire.train.sft.trainer import (
+    BETAS,
+    CHECKPOINT_EVERY,
+    MIN_RATE,
+    VAL_EVERY,
+    WARMUP_STEPS,
+    WEIGHT_DECAY,
+    SFTTrainer,
+)
 from groundwire.train.verl.hydra_config import INSTALL, count_gpus, without_flash_attn
 
 _LOG_POLL_S = 1.0
@@ -47,34 +56,40 @@ def check_gpus(settings: SFTSettings) -> None:
 
 
 def train_on_gpus(
-    settings: SFTSettings,
-    *,
+    trainer: SFTTrainer,
     model: Path,
-    learning_rate: float,
     examples: Iterable[Example],
     held_out: list[Example],
     folder: Path,
-    on_step: Callable[[dict[str, Any]], None],
-) -> Path:
-    """Train with verl in other processes; returns the folder of the trained model. Raises :class:`CommandError`.
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Train the ``model`` of a folder with verl in other processes; ``trainer`` gets it and the number of steps.
 
-    ``on_step`` gets the metrics of each step. A folder with checkpoints of verl is continued.
+    ``report`` gets the metrics of each step. A ``folder`` with checkpoints of verl is continued. Raises
+    :class:`CommandError`.
     """
+    settings, began = trainer.settings, time.monotonic() - trainer.seconds
     count, tokens = write_examples(folder / "verl" / "train.jsonl", examples)
     held_out_count, _ = write_examples(folder / "verl" / "held_out.jsonl", held_out)
     batch = settings.gpus * max(1, round(settings.tokens_per_step * count / max(1, tokens) / settings.gpus))
     batch = min(batch, count // settings.gpus * settings.gpus)
     if not batch:
         raise ConfigError(f"gpus is {settings.gpus}, and there are only {count} examples")
-    values = verl_settings(settings, model=model, learning_rate=learning_rate, folder=folder, batch=batch)
+    values = verl_settings(settings, model=model, learning_rate=trainer.learning_rate, folder=folder, batch=batch)
     if held_out_count < batch:  # verl leaves out an incomplete batch
         values |= {"data.val_files": None, "trainer.test_freq": -1}
-    total = count // batch
-    _run(values, folder, settings.gpus, lambda step: on_step({**step, "progress": round(step["step"] / total, 4)}))
+
+    def on_step(metrics: dict[str, Any]) -> None:
+        trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
+        progress = round(trainer.step / (count // batch), 4)
+        report({**metrics, "progress": progress, "seconds": round(trainer.seconds, 2)})
+
+    _run(values, folder, settings.gpus, on_step)
     saved = list((folder / "verl").glob("global_step_*/huggingface"))
     if not saved:
         raise CommandError(f"verl wrote no model: see {folder / 'verl.log'}")
-    return max(saved, key=lambda path: int(path.parent.name.rpartition("_")[2]))
+    trained = max(saved, key=lambda path: int(path.parent.name.rpartition("_")[2]))
+    trainer.model = load_policy(trained)[0].to(settings.device)
 
 
 def verl_settings(

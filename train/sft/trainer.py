@@ -68,24 +68,35 @@ class SFTTrainer:
         self.step, self.groups, self.seconds = 0, 0, 0.0
         """Finished steps, the groups of turns in them, and the seconds that they took, also before a resume."""
 
-    def train(self, steps: Iterable[Step], total: int, on_step: Callable[[dict[str, Any]], None]) -> None:
-        """Train until ``steps`` end or the time is over. ``steps`` begin with the group after :attr:`groups`.
+    def train(
+        self, steps: Iterable[Step], total: int, val_rows: Sequence[Examples], report: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Train until ``steps`` end, or the time is over, or the user stops it; then write a checkpoint.
 
-        ``total`` is the number of groups in the whole training. ``on_step`` gets the metrics of each step.
+        ``steps`` begin with the group after :attr:`groups`, of ``total`` in the whole training. ``report`` gets the
+        metrics of each step, some with the loss of ``val_rows``.
         """
         self.model.train()
         before, began, limit = self.seconds, time.monotonic(), self.settings.time_limit_s
-        for rows, groups in _ahead(steps):
-            progress = max(self.groups / total, self.seconds / limit if limit else 0.0)
-            if progress >= 1:
-                break
-            metrics = self._update(rows, progress)
-            self.step, self.groups = self.step + 1, groups
-            self.seconds = before + time.monotonic() - began
-            metrics |= {"progress": round(progress, 4), "seconds": round(self.seconds, 2)}
-            on_step({"step": self.step, **metrics})
-            if self.step % CHECKPOINT_EVERY == 0:
-                self.save()
+        try:
+            for rows, groups in _ahead(steps):
+                progress = max(self.groups / total, self.seconds / limit if limit else 0.0)
+                if progress >= 1:
+                    break
+                metrics = self._update(rows, progress)
+                self.step, self.groups = self.step + 1, groups
+                self.seconds = before + time.monotonic() - began
+                metrics |= {"progress": round(progress, 4), "seconds": round(self.seconds, 2)}
+                if self.step % VAL_EVERY == 0 and val_rows:
+                    metrics["held_out_loss"] = round(self.loss(val_rows), 4)
+                report({"step": self.step, **metrics})
+                if self.step % CHECKPOINT_EVERY == 0:
+                    self.save()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        if self.step:
+            self.save()
         self.model.eval()
 
     @torch.no_grad()

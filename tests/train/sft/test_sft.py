@@ -41,7 +41,6 @@ from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.model import load_policy
-from groundwire.train.sft import run as run_module
 from groundwire.train.sft import trainer as trainer_module
 from groundwire.train.sft.data import golds
 from groundwire.train.sft.data.examples import Example, Turn, encode
@@ -313,17 +312,16 @@ def test_a_run_learns_and_is_continued_at_the_same_place(
     model, tokenizer = load_policy(STARTER)
     trainer = SFTTrainer(model, tokenizer, settings, checkpoints=Checkpoints(tmp_path / "checkpoints"))
     all_steps = list(steps(tokenizer, 0))
-    trainer.train(all_steps[:3], 6, losses.append)
-    trainer.save()
-    trainer.train(all_steps[3:], 6, losses.append)
+    trainer.train(all_steps[:3], 6, [], losses.append)
+    trainer.train(all_steps[3:], 6, [], losses.append)
     assert losses[-1]["loss"] < losses[0]["loss"] / 2
-    [checkpoint] = trainer.checkpoints.paths()
+    checkpoint, _ = trainer.checkpoints.paths()
     model, tokenizer = load_policy(checkpoint)
     again = SFTTrainer(model, tokenizer, settings, checkpoints=trainer.checkpoints)
     again.load(torch.load(checkpoint / "trainer.pt", weights_only=True))
     assert (again.step, again.groups) == (3, 3)
     repeated: list[dict[str, Any]] = []
-    again.train(steps(tokenizer, again.groups), 6, repeated.append)
+    again.train(steps(tokenizer, again.groups), 6, [], repeated.append)
     assert [each["loss"] for each in repeated] == pytest.approx([each["loss"] for each in losses[3:]], abs=2e-3)
 
 
@@ -466,7 +464,7 @@ def test_chats_with_the_same_first_question_are_on_one_side(tmp_path: Path) -> N
 def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "WARMUP_STEPS", 1)
     monkeypatch.setattr(trainer_module, "CHECKPOINT_EVERY", 1)
-    monkeypatch.setattr(run_module, "VAL_EVERY", 1)
+    monkeypatch.setattr(trainer_module, "VAL_EVERY", 1)
     chats = [{"messages": [USER, {"role": "assistant", "content": f"{i % 3} rows"}]} for i in range(20)]
     settings = SFTSettings(
         model="starter", chats=_chats(tmp_path / "c.jsonl", *chats), output_dir=str(tmp_path), epochs=1.0,
