@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import chain
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
-from groundwire.train.sft.data.load import Data, MakeExamples, open_source
+from groundwire.train.sft.data.load import Data, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import Examples, SFTTrainer, Step, make_steps
@@ -91,7 +91,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     try:
         with _reporting(folder) as report:
             if settings.gpus > 1:
-                train_on_gpus(trainer, path, reader.examples(), held_out, folder, report)
+                train_on_gpus(trainer, path, chain.from_iterable(reader.groups(0)), held_out, folder, report)
             else:
                 trainer.train(reader.steps(trainer.groups), reader.total, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
@@ -176,22 +176,18 @@ class _Reader:
         self.left_out += len(examples) - len(fitting)
         return fitting
 
-    def examples(self) -> Iterator[Example]:
-        """The examples of the whole training."""
-        return chain.from_iterable(self._from(0))
-
     def steps(self, first: int) -> Iterator[Step]:
         """The steps that begin with the group of number ``first``."""
-        packed = (make_rows(examples, tokens=self._row_tokens) for examples in self._from(first))
+        packed = (make_rows(examples, tokens=self._row_tokens) for examples in self.groups(first))
         return make_steps(packed, self._settings.tokens_per_step, first=first)
 
-    def _from(self, first: int) -> Iterator[list[Example]]:
-        groups: Sequence[MakeExamples] = ()
-        for number in range(first, self.total):
-            epoch, place = divmod(number, self._epoch_groups)
-            if number == first or place == 0:
-                groups = self._groups(epoch)
-            yield self.fitting(groups[place]())
+    def groups(self, first: int) -> Iterator[list[Example]]:
+        """The examples of each group of the training, from that of number ``first`` on."""
+        epoch, skipped = divmod(first, self._epoch_groups)
+        made = chain.from_iterable(map(self._groups, count(epoch)))
+        return (
+            self.fitting(make()) for _, make in zip(range(first, self.total), islice(made, skipped, None), strict=False)
+        )
 
 
 def _new_folder(settings: SFTSettings) -> Path:
@@ -249,7 +245,7 @@ def _first_query_accuracy(
             sql = _query(future.result().text, backend)
             right[backend] += execution_match(sql, question.gold, question.database).score
             on_end()
-    return {backend: round(count / len(questions), 4) for backend, count in right.items()}
+    return {backend: round(score / len(questions), 4) for backend, score in right.items()}
 
 
 def _query(reply: str, backend: str) -> str:

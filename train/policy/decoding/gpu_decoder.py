@@ -13,10 +13,11 @@ arXiv:2205.14135).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from groundwire.train.policy.decoding.decoder import Decoder, make_forward
@@ -91,15 +92,14 @@ def attend(query: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
     return output
 
 
-@dataclass
-class _RecordedStep:
+class _RecordedStep(NamedTuple):
     """A recorded decode step with its fixed inputs and its output. The graph reads and writes their memory."""
 
     ids: Tensor
     positions: Tensor
     last: Tensor
-    graph: torch.cuda.CUDAGraph | None = None
-    output: Tensor | None = None
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
 
 
 class GPUDecoder(Decoder):
@@ -136,21 +136,18 @@ class GPUDecoder(Decoder):
             self._recorded = cache.data_ptr(), cache.shape
         rows = len(ids)
         size = min(cache.shape[2], 1 << (rows - 1).bit_length())
-        step = self._steps.get(size)
-        if step is None:
-            ids_of_step, positions_of_step = ids.new_zeros(2, size, 1)
-            step = self._steps[size] = _RecordedStep(ids_of_step, positions_of_step, last=ids.new_zeros(size))
+        if size not in self._steps:
+            more_rows = (0, 0, 0, size - rows)
+            self._steps[size] = self._record(F.pad(ids, more_rows), F.pad(positions, more_rows), cache)
+        step = self._steps[size]
         step.ids[:rows], step.positions[:rows] = ids, positions
         step.positions[rows:].zero_()
-        if step.graph is None:
-            self._record(step, cache)
-        step.graph.replay()  # type: ignore[union-attr]
-        return step.output[:rows]  # type: ignore[index]
+        step.graph.replay()
+        return step.output[:rows]
 
-    def _record(self, step: _RecordedStep, cache: Tensor) -> None:
-        def compute() -> Tensor:
-            return super(GPUDecoder, self).logits(step.ids, step.positions, step.last, cache, first_row=0, span=0)
-
+    def _record(self, ids: Tensor, positions: Tensor, cache: Tensor) -> _RecordedStep:
+        last = ids.new_zeros(len(ids))
+        compute = partial(Decoder.logits, self, ids, positions, last, cache, first_row=0, span=0)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and libraries loaded before a recording
@@ -159,5 +156,5 @@ class GPUDecoder(Decoder):
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the GPU meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            step.output = compute()
-        step.graph = graph  # not before: a recording can run out of memory, and is tried again
+            output = compute()
+        return _RecordedStep(ids, positions, last, graph, output)
