@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from tokenizers import decoders, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from groundwire.train.policy.chat.template import own_templates
@@ -26,7 +26,6 @@ from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsuppo
 
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 """The special tokens of a tokenizer, and the names of their ids in a file."""
-_NOT_PLAIN = ("quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version", "architectures")
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
 
 
@@ -47,19 +46,16 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
         _complete_tokenizer(tokenizer, fields)
         what = "model"
         with _quiet():
-            loaded, info = AutoModelForCausalLM.from_pretrained(
-                **source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            model, info = AutoModelForCausalLM.from_pretrained(
+                **source, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True
             )
         if missing := sorted(info["missing_keys"]):  # tied weights are not among them
             raise ValueError(f"it has no tensor for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}")
-        # The settings of a model that is no longer quantized.
-        plain = {name: value for name, value in loaded.config.to_dict().items() if name not in _NOT_PLAIN}
-        config = AutoConfig.for_model(**plain)
-        if len(tokenizer) > (rows := loaded.get_input_embeddings().num_embeddings):
+        if len(tokenizer) > (rows := model.get_input_embeddings().num_embeddings):
             raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the model embeddings for {rows}")
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.load_state_dict(loaded.state_dict())
-        model.tie_weights()
+        # The weights are no longer quantized, and transformers would not save a model that is.
+        model.config.__dict__.pop("quantization_config", None)
+        model.hf_quantizer = None
     except (MemoryError, torch.OutOfMemoryError, UnsupportedModelError):
         raise
     except Exception as error:  # the libraries raise many types for unknown and damaged files
