@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,8 +39,6 @@ class OpenReply(Completion):
     constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     future: Future[Completion] = field(default_factory=Future)
-    error: EngineError | None = None
-    """Why the reply cannot go on; then ``finish_reason`` is ``error``."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.token_ids)
@@ -114,7 +113,7 @@ class Batch:
         self._sample(requests, self._decoder.logits(ids, positions, last, self._cache, first_row=0, span=span))
 
     def remove_finished(self) -> list[OpenReply]:
-        """Take finished and cancelled requests out of the batch; returns the finished ones."""
+        """Take finished, failed and cancelled requests out of the batch; returns the finished ones."""
         requests = self.requests
         stay = [i for i, request in enumerate(requests) if not request.finish_reason and not request.future.done()]
         if len(stay) == len(requests):
@@ -176,7 +175,8 @@ class Batch:
                 try:
                     request.constraint.consume(token)
                 except EngineError as error:
-                    request.finish_reason, request.error = "error", error
+                    with suppress(InvalidStateError):  # cancelled meanwhile
+                        request.future.set_exception(error)
                     continue
             text = self._text_of_stopped(request, token)
             if text is not None:

@@ -240,9 +240,6 @@ class LocalEngine:
 
     def _answer_finished(self) -> None:
         for request in self._batch.remove_finished():
-            if request.error is not None:
-                _fail([request], request.error)
-                continue
             request.weights_version = self.weights_version
             with suppress(InvalidStateError):  # cancelled meanwhile
                 request.future.set_result(request)
