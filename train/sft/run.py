@@ -37,7 +37,7 @@ from groundwire.train.sft.data.golds import GoldQuestion, write_turns
 from groundwire.train.sft.data.load import Data, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
-from groundwire.train.sft.trainer import Examples, SFTTrainer, Step, make_steps
+from groundwire.train.sft.trainer import SFTTrainer, Step, make_steps
 
 _MAX_TOKENS = 96
 """Of a first query, for the accuracy."""
@@ -99,9 +99,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
 
 
-def _finish(
-    trainer: SFTTrainer, data: Data, val_rows: Sequence[Examples], folder: Path, left_out: int
-) -> Iterator[str]:
+def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
     settings = trainer.settings
     save_policy(trainer.model, trainer.tokenizer, folder / "model")
     yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"

@@ -69,7 +69,7 @@ class SFTTrainer:
         """Finished steps, the groups of turns in them, and the seconds that they took, also before a resume."""
 
     def train(
-        self, steps: Iterable[Step], total: int, val_rows: Sequence[Examples], report: Callable[[dict[str, Any]], None]
+        self, steps: Iterable[Step], total: int, val_rows: Sequence[Row], report: Callable[[dict[str, Any]], None]
     ) -> None:
         """Train until ``steps`` end, or the time is over, or the user stops it; then write a checkpoint.
 
@@ -146,7 +146,7 @@ class SFTTrainer:
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
-    def _loss(self, rows: list[Examples]) -> torch.Tensor:
+    def _loss(self, rows: list[Row]) -> torch.Tensor:
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)
