@@ -17,6 +17,7 @@ from test_prefix_engine import engine_settings, nested, some_rows
 from verl.utils import tensordict_utils
 from verl.utils.distributed import initialize_global_process_group
 from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, TrainingWorkerConfig
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
@@ -42,12 +43,34 @@ def main() -> None:
             for metric in ("loss", "grad_norm"):
                 assert ours[metric] == pytest.approx(verls[metric], rel=1e-4, abs=1e-7), (strategy, name, metric)
             assert any(ours["grad_norm"]) == (name != "all rows")
+    weights_are_those_that_verl_sends()
     torch.distributed.destroy_process_group()
+
+
+def weights_are_those_that_verl_sends() -> None:
+    """With FSDP 1, before the first pass and after an update."""
+    worker = worker_of("fsdp", ENGINE_VENDOR)
+    engine, verls = worker.engine, FSDPEngineWithLMHead.get_per_tensor_param
+    before = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
+    for pass_of_verl in range(2):
+        weights, config = engine.get_per_tensor_param()
+        assert config is None
+        ours = {name: weight.clone() for name, weight in weights}
+        theirs = dict(verls(engine)[0])
+        assert set(ours) == set(theirs)
+        for name, weight in theirs.items():
+            assert torch.equal(ours[name], weight), name
+            assert ours[name].dtype == weight.dtype, name
+            assert torch.equal(ours[name], before[name]) == (pass_of_verl == 0), name
+        worker.train_mini_batch(batch(torch.distributed.get_rank(), "no row"))
 
 
 def learned(strategy: str, without_gradient: str, vendor: str) -> dict[str, list[float]]:
     """The metrics of both mini-batches; the second has the weights after the first."""
     data = batch(torch.distributed.get_rank(), without_gradient)
+    if vendor == ENGINE_VENDOR:
+        for name in ("prompts", "responses", "position_ids", "loss_mask"):  # it derives them
+            del data[name]
     output = worker_of(strategy, vendor).train_mini_batch(data)
     metrics: dict[str, list[float]] = tensordict_utils.get(output, "metrics")
     return metrics

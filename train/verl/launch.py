@@ -39,9 +39,8 @@ from groundwire.train.verl.hydra_config import (
 )
 from groundwire.train.verl.memory_plan import plan_run
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
+from groundwire.train.verl.patches import changed_functions
 from groundwire.train.verl.ray_job import ray_job
-
-_VERL = "0.9.1"
 
 
 class VerlTraining(Trainer):
@@ -159,12 +158,8 @@ def _check(config: RunConfig, data: TaskData) -> None:
         from verl.utils.device import auto_set_device
     except ImportError as error:
         raise ConfigError(f"verl cannot be imported: {error}. groundwire doctor lists what is missing") from error
-    if (installed := installed_version("verl")) != _VERL:
-        print(
-            f"warning: verl {installed} is not verl {_VERL}, for which this project is made and of which it replaces "
-            f"some functions: train a step and compare, or pip install verl=={_VERL}",
-            file=sys.stderr,
-        )
+    if problem := patch_problem():
+        print(f"warning: {problem}", file=sys.stderr)
     auto_set_device(composed)
     try:
         validate_config(
@@ -192,6 +187,16 @@ def _missing_here(composed: Any) -> str:
     if rollout.checkpoint_engine.backend == "nccl" and importlib.util.find_spec("cupy") is None:
         return "checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x"
     return ""
+
+
+def patch_problem() -> str:
+    """What is to be said about an installed verl or Ray that differs where this project replaces a function of it."""
+    if not (changed := changed_functions()):
+        return ""
+    return (
+        f"verl {installed_version('verl')} differs from verl 0.9.1, for which this project is made, in what it "
+        f"replaces there: {', '.join(changed)}; train a step and compare, or pip install verl==0.9.1"
+    )
 
 
 def peft_problem() -> tuple[str, str] | None:

@@ -1,51 +1,98 @@
-"""What is replaced in verl 0.9.1 and in Ray, where they have no setting for it: :data:`PATCHES` is all of it."""
+"""What is replaced in verl 0.9.1 and in Ray, where they have no setting for it, and why: :data:`PATCHES` is all of it.
+
+:func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list has
+a digest of each function's source, so :func:`changed_functions` says which of them another version has changed. The
+methods that our subclasses of verl's classes override are in :data:`EXTENDED`.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, partialmethod
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from groundwire.train.config.verl_names import OWN_ESTIMATOR
-from groundwire.train.verl.rows import PADDED_COLUMNS, READ_COLUMNS
+from groundwire.train.verl.rows import DERIVED_COLUMNS, PADDED_COLUMNS, READ_COLUMNS
 from groundwire.train.verl.shared_prefixes.balance import divide_rows
 
+
+class Patch(NamedTuple):
+    """A function or class of verl or Ray that is replaced."""
+
+    module: str
+    """In which the name is looked up, as verl or Ray does it."""
+    digest: str
+    """Of the source; "" if only its existence matters."""
+    source: str = ""
+    """Where another module defines it, from ``site-packages`` on: ``FILE:NAME``."""
+
+
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
-PATCHES: Mapping[str, str] = {
+_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+PATCHES: Mapping[str, Patch] = {
     # -- In the process of verl's trainer, from the creation of the manager on (patch_trainer):
     # verl divides rows among GPUs by length alone, whatever trainer.balance_batch is, and so each group among all.
-    "trainer_base.PPOTrainer._balance_batch": _TRAINER,
+    "trainer_base.PPOTrainer._balance_batch": Patch(_TRAINER, "6036c24b205d"),
     # During _balance_batch: its order is replaced afterwards, and computing it takes time for each row.
-    "trainer_base.get_seqlen_balanced_partitions": _TRAINER,
+    "trainer_base.get_seqlen_balanced_partitions": Patch(
+        _TRAINER, "f8f2c027ffb6", "verl/utils/seqlen_balancing.py:get_seqlen_balanced_partitions"
+    ),
     # With bypass_mode it reads a column and writes it under another name, which our rows have from the start.
-    "trainer_base.PPOTrainer._compute_old_log_prob": _TRAINER,
+    "trainer_base.PPOTrainer._compute_old_log_prob": Patch(_TRAINER, "47e705af8fb4"),
     # It reads six columns to compute advantages, which our rows have from the start.
-    "trainer_base.PPOTrainer._compute_advantage": _TRAINER,
+    "trainer_base.PPOTrainer._compute_advantage": Patch(_TRAINER, "723b42cbdaf4"),
     # During _compute_advantage, which also measures how far sampler and trainer differ: ours returns the rows' own.
-    "trainer_base.compute_advantage_for_multi_trajectories": _TRAINER,
+    "trainer_base.compute_advantage_for_multi_trajectories": Patch(
+        _TRAINER, "46c7a2240d72", "verl/trainer/ppo/v1/utils.py:compute_advantage_for_multi_trajectories"
+    ),
     # A row of padding copies the columns of another, and ours with a value per token then have the wrong length.
-    "padding_utils.construct_minimal_padding_template": "verl.trainer.ppo.padding_utils",
+    "padding_utils.construct_minimal_padding_template": Patch("verl.trainer.ppo.padding_utils", "8da2149e76c4"),
     # -- In verl's workers, during a mini-batch (shared_prefixes.engine):
+    # It copies a mini-batch row by row, also where that is the whole batch in its order.
+    "tensordict_utils.index_select_tensor_dict": Patch("verl.utils.tensordict_utils", "64f3112457ed"),
     # It divides rows by length; ours keeps common prefixes together, and leaves out rows without a gradient.
-    "transformer_impl.prepare_micro_batches": "verl.workers.engine.fsdp.transformer_impl",
+    "transformer_impl.prepare_micro_batches": Patch(
+        _ENGINE, "786b212905c6", "verl/workers/engine/utils.py:prepare_micro_batches"
+    ),
     # It computes logits for every token; ours for those with a loss.
-    "torch_functional.FusedLinearForPPO": "verl.utils.experimental.torch_functional",
+    "torch_functional.FusedLinearForPPO": Patch("verl.utils.experimental.torch_functional", "79a8adf00701"),
+    # It slices row by row, and the GPU stops for each row.
+    "losses.no_padding_2_padding": Patch(
+        "verl.workers.utils.losses", "c37d19e7d9c3", "verl/workers/utils/padding.py:no_padding_2_padding"
+    ),
     # -- In the process that starts the run, around Ray's start (ray_job):
     # verl calls it; what follows puts the run's keys where its processes find them, and not into runtime_env.
-    "ray.init": "ray",
+    "ray.init": Patch("ray", "", "ray/_private/worker.py:init"),
     # The first job of each Ray has number 1, and verl names the socket for the weights in /tmp after it
     # (verl/workers/rollout/vllm_rollout/vllm_rollout.py): two runs on one host would wait for each other.
-    "state.next_job_id": "ray._private.state",
+    "state.next_job_id": Patch("ray._private.state", "9b7e6485a183"),
 }
-"""What is replaced, with the module in which verl or Ray looks it up, and before each entry why."""
+"""What is replaced, and before each entry why."""
+EXTENDED: Mapping[str, str] = {
+    "verl/trainer/main_ppo.py:TaskRunnerV1.run": "ffed4efa9d54",
+    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer.sample": "93761c3e79ef",
+    "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer._wait_for_next_poll": "2a2b9e7c1cb9",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.forward_backward_batch": "5e839f106665",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.get_per_tensor_param": "d5eab48fadf1",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_inputs": "2652efd0aee1",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_outputs": "384ab09aab7b",
+    "verl/workers/rollout/llm_server.py:LLMServerClient._acquire_server": "c349eb1ca92b",
+    "verl/workers/rollout/llm_server.py:LLMServerClient._release_server": "48e478734cf6",
+    "verl/workers/rollout/router.py:GlobalRequestLoadBalancer.acquire_server": "d5735874a960",
+}
+"""Methods that subclasses override or call, and the digests of their sources."""
 
 
 def patch(name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
     """Replace ``name``, one of :data:`PATCHES`, by what ``wrap`` makes of it. The result puts it back."""
     classes, _, attribute = name.partition(".")[2].rpartition(".")
-    owner = pkgutil.resolve_name(f"{PATCHES[name]}:{classes}")
+    owner = pkgutil.resolve_name(f"{PATCHES[name].module}:{classes}")
     original = getattr(owner, attribute)
     setattr(owner, attribute, wrap(original))
     return lambda: setattr(owner, attribute, original)
@@ -61,6 +108,35 @@ def patched(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
         undo()
 
 
+def changed_functions() -> list[str]:
+    """The functions of both lists whose source is not that of the versions that this project was made for."""
+    sources = {source_of(name): entry.digest for name, entry in PATCHES.items() if entry.digest} | dict(EXTENDED)
+    return [source for source, digest in sources.items() if source_digest(source) != digest]
+
+
+def source_of(name: str) -> str:
+    """Where the source of one of :data:`PATCHES` is, as ``FILE:NAME``."""
+    entry = PATCHES[name]
+    return entry.source or f"{entry.module.replace('.', '/')}.py:{name.partition('.')[2]}"
+
+
+def source_digest(source: str) -> str:
+    """The digest of a source, given as ``FILE:NAME``; "" if there is none. Nothing is imported."""
+    file, _, name = source.partition(":")
+    package, _, rest = file.partition("/")
+    spec = importlib.util.find_spec(package)
+    path = Path(next(iter((spec and spec.submodule_search_locations) or [""]))) / rest
+    text = path.read_text() if path.is_file() else ""
+    node: Any = ast.parse(text)
+    for part in name.split("."):
+        node = next((inner for inner in getattr(node, "body", ()) if getattr(inner, "name", "") == part), None)
+    if node is None:
+        return ""
+    first = min(line.lineno for line in [node, *node.decorator_list])
+    lines = text.splitlines()[first - 1 : node.end_lineno]
+    return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
+
+
 # -- What verl's trainer does in its own process. ``verls`` is the function of verl's that is replaced.
 
 
@@ -71,18 +147,21 @@ def patch_trainer(*, shared_prefixes: bool) -> None:
     is :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
     """
 
-    patch("trainer_base.PPOTrainer._compute_old_log_prob", lambda verls: partialmethod(_old_log_prob_of_rows, verls))
-    patch("trainer_base.PPOTrainer._compute_advantage", lambda verls: partialmethod(_advantage_of_rows, verls))
+    def method(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:
+        return lambda verls: partialmethod(function, verls, *arguments)
+
+    patch("trainer_base.PPOTrainer._compute_old_log_prob", method(_old_log_prob_of_rows, shared_prefixes))
+    patch("trainer_base.PPOTrainer._compute_advantage", method(_advantage_of_rows, shared_prefixes))
     patch("padding_utils.construct_minimal_padding_template", lambda verls: partial(_short_padding, verls))
     if shared_prefixes:
-        patch("trainer_base.PPOTrainer._balance_batch", lambda verls: partialmethod(_groups_together, verls))
+        patch("trainer_base.PPOTrainer._balance_batch", method(_groups_together))
 
 
-def _limit_columns(batch: Any, config: Any) -> None:
+def _limit_columns(batch: Any, config: Any, derived: bool) -> None:
     from verl.trainer.ppo.utils import need_critic
 
     if not need_critic(config):  # a critic reads all columns
-        batch.fields = list(READ_COLUMNS)
+        batch.fields = [*READ_COLUMNS, *(() if derived else DERIVED_COLUMNS)]
 
 
 def _bypasses(config: Any) -> bool:
@@ -91,12 +170,16 @@ def _bypasses(config: Any) -> bool:
     return bool(correction and correction.get("bypass_mode"))
 
 
-def _old_log_prob_of_rows(trainer: Any, verls: Callable[..., Any], batch: Any, metrics: dict[str, Any]) -> Any:
-    _limit_columns(batch, trainer.config)
+def _old_log_prob_of_rows(
+    trainer: Any, verls: Callable[..., Any], derived: bool, batch: Any, metrics: dict[str, Any]
+) -> Any:
+    _limit_columns(batch, trainer.config, derived)
     return batch if _bypasses(trainer.config) else verls(trainer, batch, metrics)
 
 
-def _advantage_of_rows(trainer: Any, verls: Callable[..., Any], batch: Any, metrics: dict[str, Any]) -> Any:
+def _advantage_of_rows(
+    trainer: Any, verls: Callable[..., Any], derived: bool, batch: Any, metrics: dict[str, Any]
+) -> Any:
     """verl's also measures how far sampler and trainer differ, so it runs after a pass for log-probabilities."""
     if trainer.config.algorithm.adv_estimator != OWN_ESTIMATOR:
         return verls(trainer, batch, metrics)
@@ -114,7 +197,7 @@ def _advantage_of_rows(trainer: Any, verls: Callable[..., Any], batch: Any, metr
 
     with patched("trainer_base.compute_advantage_for_multi_trajectories", lambda _: of_rows):
         batch = verls(trainer, batch, metrics)
-    _limit_columns(batch, trainer.config)
+    _limit_columns(batch, trainer.config, derived)
     return batch
 
 

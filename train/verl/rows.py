@@ -2,7 +2,8 @@
 
 verl's estimators know no calls, so the advantages are those of :func:`.training_items`. Rows have them, and the
 sampler's log-probabilities as the old ones, from the start: verl's trainer would write them while the GPUs wait
-(:mod:`.patches`). Its workers would read all columns, and each costs time for each row: they read what they need.
+(:mod:`.patches`). Its workers would read all columns, and each costs time for each row: they read half of them, and
+derive what follows from these.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from groundwire.train.verl.shared_prefixes.prefixes import prefix_hashes
 
 if TYPE_CHECKING:  # verl's workers import this module and need none of these
+    from torch import Tensor
+
     from groundwire.adapters.tracing import LLMCall
     from groundwire.train.algorithms.credit import TrainingGroup
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
-READ_COLUMNS = (
-    *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask"),
-    *("old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages"),
-)
+READ_COLUMNS = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")
 """What a pass for log-probabilities or an update needs of a row, if the row has it."""
+DERIVED_COLUMNS = ("prompts", "responses", "position_ids", "loss_mask")
+"""What verl's engine also reads; ours calls :func:`add_derived_columns`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,3 +153,26 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
         # verl reads "acc" as accuracy and counts missing rollouts as 0, which infrastructure failures are not.
         "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
     }
+
+
+def add_derived_columns(data: Any) -> None:
+    """Add the columns that a worker did not read: each is jagged, int64 [rows, tokens] or [rows, reply's tokens]."""
+    import torch
+
+    if "loss_mask" in data:
+        return
+    ids, mask = data["input_ids"], data["response_mask"]
+    lengths, replies = ids.offsets().diff(), mask.offsets().diff()
+    position = torch.arange(len(ids.values())) - ids.offsets()[:-1].repeat_interleave(lengths)
+    of_reply = position >= (lengths - replies).repeat_interleave(lengths)
+    data["prompts"] = _jagged(ids.values()[~of_reply], lengths - replies)
+    data["responses"] = _jagged(ids.values()[of_reply], replies)
+    data["position_ids"] = _jagged(position, lengths)
+    data["loss_mask"] = mask
+
+
+def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    import torch
+
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(values, offsets)

@@ -16,17 +16,19 @@ as many tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import NonTensorData, TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
+from verl.utils.fsdp_utils import fsdp_version
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
@@ -35,6 +37,7 @@ from groundwire.tools.startup import freeze_objects
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
 from groundwire.train.verl.patches import patched
+from groundwire.train.verl.rows import add_derived_columns
 from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches, prefix_tree
 
 _log = logging.getLogger(__name__)
@@ -64,6 +67,15 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         super().initialize()
         freeze_objects()
 
+    @contextmanager
+    def train_mode(self, **options: Any) -> Iterator[None]:
+        """As verl's, in which a mini-batch of all rows is not copied row by row."""
+        with (
+            super().train_mode(**options),
+            patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
+        ):
+            yield
+
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """As verl's, with other micro-batches; results are in the order of ``data``.
 
@@ -71,6 +83,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
             torch.OutOfMemoryError: a micro-batch of one row is too large, other GPUs wait for this one, or FSDP 2 keeps
                 gradients of the failed pass, which only its private attributes could clear.
         """
+        add_derived_columns(data)
         if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
@@ -84,6 +97,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                     if shares:  # verl takes our micro-batches and our output layer
                         stack.enter_context(patched("transformer_impl.prepare_micro_batches", lambda _: prepare))
                         stack.enter_context(patched("torch_functional.FusedLinearForPPO", self._of_used_tokens))
+                        stack.enter_context(patched("losses.no_padding_2_padding", lambda _: _padded_replies))
                     return super().forward_backward_batch(data, loss_function, forward_only)
             except torch.OutOfMemoryError:
                 cleared = forward_only or self.engine_config.strategy == "fsdp"
@@ -100,6 +114,23 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 "log_prob" if forward_only else "ppo",
                 self._most_tokens[forward_only],
             )
+
+    def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, Tensor]], Any]:
+        """As verl's: all weights for the inference server. On several GPUs with FSDP 1 each layer is gathered once."""
+        model: Any = getattr(self.module, "_fsdp_wrapped_module", self.module)
+        as_verl = (
+            fsdp_version(self.module) != 1
+            or torch.distributed.get_world_size() == 1
+            or hasattr(model, "peft_config")
+            or self._is_offload_param
+            or self._qat_enabled
+            # A checkpoint has tensors that are no parameters.
+            or any(set(part._buffers) - part._non_persistent_buffers_set for part in model.modules())
+        )
+        if as_verl:
+            return super().get_per_tensor_param(**options)
+        units = _full_weights(self.module)
+        return (pair for unit in units for pair in transformer_impl.convert_weight_keys(unit, model).items()), None
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
@@ -226,6 +257,26 @@ def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Ke
     return _Kept(tree, tree.expand[used if len(used) else torch.zeros(1, dtype=torch.long)])
 
 
+def _padded_replies(values: Tensor, data: Any) -> Tensor:
+    """verl's function: ``values`` of each row's reply, [rows, longest reply], of jagged ``values`` [rows, tokens].
+
+    A reply's values are at the positions before it.
+    """
+    lengths = data["responses"].offsets().diff()
+    ends = (data["prompts"].offsets() + data["responses"].offsets())[1:]
+    position = torch.arange(int(lengths.max()), device=lengths.device)
+    index = ((ends - lengths - 1)[:, None] + position).clamp(max=values.values().shape[0] - 1)
+    replies = values.values().index_select(0, index.flatten()).view(index.shape)
+    return replies.where(position < lengths[:, None], 0.0)
+
+
+def _all_rows_at_once(verls: Callable[..., Any], batch: Any, rows: Sequence[Any]) -> Any:
+    """verl's selection of rows, which shares the tensors if all rows are selected in their order."""
+    if list(map(int, rows)) != list(range(len(batch))):
+        return verls(batch, rows)
+    return TensorDict(dict(batch.items()), batch_size=len(batch))  # copy() would also copy the names one by one
+
+
 def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
     """The rows with a nonzero advantage, if the loss of the others has no gradient; None if it may have one.
 
@@ -251,6 +302,27 @@ def _prompts_masks_and_lengths(data: Any) -> tuple[list[Tensor], list[Tensor], l
         trained = torch.nonzero(mask)  # verl's mask is of the reply, at the end of the row
         prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
     return prompts, masks, list(map(len, rows))
+
+
+def _full_weights(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The parameters of each unit of an FSDP 1 model by their names in the model; all ranks must iterate.
+
+    verl gathers each layer, divides it again, and then gathers each of its tensors alone. A unit's tensors are freed
+    when the next one is asked for. Their dtype is that of the optimizer's weights.
+    """
+    # The outermost unit is first: FSDP makes the first unit that it gathers the root of the others.
+    modules = ((_unwrapped(name), unit) for name, unit in module.named_modules())
+    units = {name: unit for name, unit in modules if isinstance(unit, FullyShardedDataParallel)}
+    for prefix, unit in units.items():
+        inner = tuple(f"{other}." for other in units if len(other) > len(prefix))
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+            parameters = unit.named_parameters(prefix=prefix, remove_duplicate=False)
+            own = ((_unwrapped(name), parameter) for name, parameter in parameters)
+            yield {name: parameter.detach() for name, parameter in own if not name.startswith(inner)}
+
+
+def _unwrapped(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "")
 
 
 def _nested(rows: list[Tensor]) -> Tensor:

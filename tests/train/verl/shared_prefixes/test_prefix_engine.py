@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.verl.rows import add_derived_columns
 from groundwire.train.verl.shared_prefixes.tree import micro_batches, prefix_tree
 
 SHAPE = LlamaConfig(
@@ -221,6 +222,23 @@ def nested(tensors):
     return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
 
 
+def test_what_a_worker_does_not_read_follows_from_what_it_reads():
+    lengths = [(5, 3), (1, 1), (7, 2)]
+    prompts, responses = ([torch.randint(99, (pair[part],)) for pair in lengths] for part in (0, 1))
+    masks = [torch.randint(2, (reply,)) for _, reply in lengths]
+    columns = {
+        "prompts": prompts,
+        "responses": responses,
+        "position_ids": [torch.arange(sum(pair)) for pair in lengths],
+        "loss_mask": masks,
+    }
+    data = {"input_ids": nested(map(torch.cat, zip(prompts, responses, strict=True))), "response_mask": nested(masks)}
+    add_derived_columns(data)
+    for name, rows in columns.items():
+        assert [row.tolist() for row in data[name].unbind()] == [row.tolist() for row in rows]
+        assert data[name].dtype == torch.int64
+
+
 def verl_batch(rows, masks):
     """A mini-batch as verl's trainer sends it, with at most 100 tokens a micro-batch."""
     from verl.utils import tensordict_utils
@@ -249,6 +267,27 @@ def verl_loss(model_output, data, dp_group):
         values = zip(model_output[name].unbind(), data["loss_mask"].unbind(), strict=True)
         parts += [factor * (row[-1 - len(m) : -1] * m * torch.arange(1, len(m) + 1)).sum() for row, m in values]
     return sum(parts), {"rows": len(data)}
+
+
+def test_a_mini_batch_is_copied_only_if_it_is_not_the_whole_batch(engines):
+    from verl.utils.tensordict_utils import get_non_tensor_data, make_iterator
+
+    prompts, replies = some_rows(1)
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    batch = verl_batch(rows, replies)
+
+    def mini_batches(size, **options):
+        with engines("fsdp2").ours.train_mode():
+            return list(make_iterator(batch, size, epochs=2, seed=1, dataloader_kwargs=options))
+
+    for whole in mini_batches(len(rows)):
+        assert whole["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
+        assert whole is not batch  # verl writes settings into it
+        assert get_non_tensor_data(whole, "temperature", None) == 0.7
+    for size, options in ((1, {}), (len(rows), {"shuffle": True})):
+        found = [row.tolist() for part in mini_batches(size, **options) for row in part["input_ids"].unbind()]
+        assert (found == [row.tolist() for row in rows] * 2) == (not options)
+        assert sorted(found) == sorted([row.tolist() for row in rows] * 2)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
@@ -305,6 +344,23 @@ def ppo_batch(rows, replies, advantages):
     settings = {"calculate_entropy": False, "return_model_output": False, "global_batch_size": len(rows)}
     tensordict_utils.assign_non_tensor(data, **settings)
     return data
+
+
+def test_values_of_replies_are_those_of_verls_function_for_them():
+    pytest.importorskip("verl")
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    from groundwire.train.verl.shared_prefixes.engine import _padded_replies
+
+    rows, replies = [torch.arange(length) for length in (9, 4, 12)], [torch.arange(length) for length in (3, 1, 11)]
+    data, results = ppo_batch(rows, replies, [1.0, 1.0, 1.0]), []
+    for function in (_padded_replies, no_padding_2_padding):
+        values = torch.randn(25, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        found = function(torch.nested.nested_tensor_from_jagged(values, data["input_ids"].offsets()), data)
+        (found * torch.arange(33.0).view(3, 11)).sum().backward()
+        results.append((found.detach(), values.grad))
+    for got, wanted in zip(*results, strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-mean"])
