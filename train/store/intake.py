@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from groundwire.train.store.agent_lightning import SpanFields
-from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, RefusedError, problem
+from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, BadRequestError, problem
 
 _CHUNK = 200
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")
@@ -52,7 +52,7 @@ async def store_spans(store: Any, items: Iterable[Mapping[str, Any]]) -> tuple[i
 
 
 def spans_of(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
-    """The spans of an OTLP request as JSON; those without a rollout are left out. Raises :class:`.RefusedError`."""
+    """The spans of an OTLP request as JSON; those without a rollout are left out. Raises :class:`.BadRequestError`."""
     count = size = 0
     for of_resource in request.resource_spans:
         spans = sum(len(of_scope.spans) for of_scope in of_resource.scope_spans)
@@ -60,9 +60,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
         # Each stored span contains its resource, so that a large one would be stored many times.
         size += of_resource.ByteSize() + spans * of_resource.resource.ByteSize()
     if count > MAX_ITEMS:
-        raise RefusedError(f"the request has {count} spans; at most {MAX_ITEMS} are allowed")
+        raise BadRequestError(f"the request has {count} spans; at most {MAX_ITEMS} are allowed")
     if size > MAX_REQUEST_BYTES:
-        raise RefusedError(f"the spans with their resources have {size >> 20} MiB; send them in smaller requests")
+        raise BadRequestError(f"the spans with their resources have {size >> 20} MiB; send them in smaller requests")
     for of_resource in request.resource_spans:
         yield from _spans_of(of_resource)
 

@@ -22,7 +22,7 @@ _MAX_BRACKETS = 1 << 19  # a list takes 60 bytes and a microsecond
 _MAX_TIME = 253_402_300_800.0  # the year 10000
 
 
-class RefusedError(ValueError):
+class BadRequestError(ValueError):
     """A request is outside of what a store accepts; the message says how. ``status`` is that of the response."""
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -71,9 +71,9 @@ Attributes = Annotated[dict[str, Any], AfterValidator(check_attributes)]
 
 
 def check_json_size(body: bytes) -> None:
-    """Check JSON text before it is parsed. Raises :class:`RefusedError`."""
+    """Check JSON text before it is parsed. Raises :class:`BadRequestError`."""
     if (brackets := body.count(b"[") + body.count(b"{")) > _MAX_BRACKETS:
-        raise RefusedError(f"the JSON of the request has {brackets} opening brackets, more than {_MAX_BRACKETS}")
+        raise BadRequestError(f"the JSON of the request has {brackets} opening brackets, more than {_MAX_BRACKETS}")
 
 
 def problem(error: Exception) -> str:
@@ -88,10 +88,10 @@ def problem(error: Exception) -> str:
 def decompress(body: bytes) -> bytes:
     """Decompress gzip or zlib, both of which OpenTelemetry's exporter can send.
 
-    Raises :class:`RefusedError` beyond ``MAX_REQUEST_BYTES``, and ``zlib.error``.
+    Raises :class:`BadRequestError` beyond ``MAX_REQUEST_BYTES``, and ``zlib.error``.
     """
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)
     data = decompressor.decompress(body, MAX_REQUEST_BYTES)
     if not decompressor.eof:
-        raise RefusedError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")
+        raise BadRequestError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")
     return data

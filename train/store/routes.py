@@ -14,7 +14,7 @@ from groundwire.train.store.agent_lightning import Config, Open, Request, SpanFi
 from groundwire.train.store.health import HEALTH
 from groundwire.train.store.intake import store_spans
 from groundwire.train.store.lightning_store import FIELDS
-from groundwire.train.store.limits import AnyJson, Count, Id, Items, RefusedError, Seconds, Table, Time
+from groundwire.train.store.limits import AnyJson, BadRequestError, Count, Id, Items, Seconds, Table, Time
 from groundwire.train.store.rollout import AttemptStatus, RolloutStatus
 
 _MAX_PAGE = 1000  # items of a list; "total" says how many there are
@@ -92,7 +92,7 @@ async def _add_span(store: Any, path: PathParameters, body: Any) -> Any:
 async def _add_spans(store: Any, path: PathParameters, body: Any) -> Any:
     _, refused, reason = await store_spans(store, body)
     if refused:
-        raise RefusedError(reason)
+        raise BadRequestError(reason)
 
 
 async def _next_sequence_ids(store: Any, path: PathParameters, body: Any) -> Any:

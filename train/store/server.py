@@ -31,7 +31,7 @@ from groundwire.tools.http.server import Runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API
 from groundwire.train.store.intake import spans_of, store_spans
-from groundwire.train.store.limits import MAX_REQUEST_BYTES, Id, RefusedError, check_json_size, decompress, problem
+from groundwire.train.store.limits import MAX_REQUEST_BYTES, BadRequestError, Id, check_json_size, decompress, problem
 from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _failure(request: str, error: Exception) -> tuple[int, bytes]:
     status, detail, fields = 500, problem(error), {}
     if isinstance(error, pydantic.ValidationError):
         status = 422
-    elif isinstance(error, RefusedError):
+    elif isinstance(error, BadRequestError):
         status = error.status
     elif isinstance(error, ValueError):  # raised by the stores for an unknown rollout or attempt
         status = 404
@@ -189,8 +189,10 @@ async def _not_found(request: web.Request) -> web.Response:
     raise _no_route(request.method, request.path)
 
 
-def _no_route(method: str, path: str) -> RefusedError:
-    return RefusedError(f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3", 404)
+def _no_route(method: str, path: str) -> BadRequestError:
+    return BadRequestError(
+        f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3", 404
+    )
 
 
 def _otlp_handler(store: Any) -> Any:
@@ -198,15 +200,15 @@ def _otlp_handler(store: Any) -> Any:
 
     async def handle(request: web.Request) -> web.Response:
         if request.content_type != _PROTOBUF:
-            raise RefusedError(f"the body is {request.content_type}; it must be {_PROTOBUF}")
+            raise BadRequestError(f"the body is {request.content_type}; it must be {_PROTOBUF}")
         body, message = await _read(request, ("identity", "gzip", "deflate")), ExportTraceServiceRequest()
         try:
             message.ParseFromString(decompress(body) if _ENCODING in request.headers else body)
             stored, refused, reason = await store_spans(store, spans_of(message))
         except (ValueError, zlib.error, DecodeError) as error:
-            raise RefusedError(f"the spans were refused: {error}") from error
+            raise BadRequestError(f"the spans were refused: {error}") from error
         if refused and not stored:
-            raise RefusedError(reason)
+            raise BadRequestError(reason)
         response = ExportTraceServiceResponse()
         if refused:  # the exporter must not repeat the request
             response.partial_success.rejected_spans = refused
@@ -220,11 +222,11 @@ async def _read(request: web.Request, encodings: Sequence[str] = ("identity",)) 
     """The body, still compressed."""
     encoding = request.headers.get(_ENCODING, "identity").lower()
     if encoding not in encodings:
-        raise RefusedError(f"{_ENCODING} is {encoding!r:.60}; supported: {', '.join(encodings)}", 415)
+        raise BadRequestError(f"{_ENCODING} is {encoding!r:.60}; supported: {', '.join(encodings)}", 415)
     try:
         read = request.read()
         return await (read if request.content.is_eof() else asyncio.wait_for(read, _BODY_S))
     except web.HTTPRequestEntityTooLarge:
-        raise RefusedError(f"the request has more than {MAX_REQUEST_BYTES >> 20} MiB", 413) from None
+        raise BadRequestError(f"the request has more than {MAX_REQUEST_BYTES >> 20} MiB", 413) from None
     except asyncio.TimeoutError:
-        raise RefusedError(f"the request was not complete after {_BODY_S:g} s", 408) from None
+        raise BadRequestError(f"the request was not complete after {_BODY_S:g} s", 408) from None
