@@ -33,7 +33,7 @@ from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, Prompt
 from groundwire.adapters.tracing import LLMCall, trajectories
 from groundwire.adapters.tracing.calls import order_calls
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer, message_ids, render, text_of
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.answers import SQL
@@ -45,7 +45,6 @@ _CONCURRENT = 16
 _FIRST_LIMIT = 100
 """The ``max_tokens`` of the first rollout; the next has one more. It identifies a rollout, and changes no prompt."""
 GOLD = "SELECT title FROM film WHERE year > 1990"
-_ROLE_IDS = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,12 +300,12 @@ class _Policy:
         reply = Reply(
             text="" if calls else f"```sql\n{GOLD} -- {n}\n```\nCORRECT",
             tool_calls=calls,
-            prompt_ids=_prompt_ids(body["messages"], sampled),
+            prompt_ids=render(body["messages"], lambda m: sampled.get(_content(m)) or message_ids(m)),
             token_ids=sampled_ids(n),
             logprobs=[-0.5] * 5,
         )
         self.requests[rollout].append(body)
-        sampled[_content(reply.text, calls)] = sampled_ids(n)
+        sampled[_content({"role": "assistant", "content": reply.text, "tool_calls": calls})] = sampled_ids(n)
         return reply
 
 
@@ -324,16 +323,8 @@ def _query_calls(body: dict[str, Any], n: int) -> list[dict[str, Any]]:
     return []
 
 
-def _prompt_ids(messages: Sequence[dict[str, Any]], sampled: Mapping[str, list[int]]) -> list[int]:
-    ids: list[int] = []
-    for message in messages:
-        text = text_of(message)
-        reply = sampled.get(_content(text, message.get("tool_calls"))) if message["role"] == "assistant" else None
-        ids += [_ROLE_IDS[message["role"]], *(reply or [*encode(text), END])]
-    return [*ids, _ROLE_IDS["assistant"]]
-
-
-def _content(text: str, tool_calls: Sequence[Mapping[str, Any]] | None) -> str:
-    """A key of an assistant's message: its text and its tool calls."""
-    functions = [call["function"] for call in tool_calls or ()]
-    return json.dumps([text, [[function["name"], json.loads(function["arguments"])] for function in functions]])
+def _content(message: Mapping[str, Any]) -> str:
+    """A key of a message: its role, its text and its tool calls."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [[function["name"], json.loads(function["arguments"])] for function in functions]
+    return json.dumps([message["role"], text_of(message), calls])

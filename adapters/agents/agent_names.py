@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from wrapt import register_post_import_hook, wrap_function_wrapper
 
-from groundwire.adapters.tracing import semconv
+from groundwire.adapters.tracing.calls import AGENT
 
 
 def current_agent() -> str:
@@ -86,7 +86,7 @@ _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 def _otel_agent(span: Any) -> str:
     attributes = getattr(span, "attributes", None) or {}
-    return str(attributes.get(semconv.AGENT) or _names.get(span, ""))
+    return str(attributes.get(AGENT) or _names.get(span, ""))
 
 
 class _AgentNames(SpanProcessor):

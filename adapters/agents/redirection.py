@@ -30,9 +30,9 @@ from wrapt import register_post_import_hook, wrap_function_wrapper
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
-from groundwire.adapters.tracing.wire.messages_input import chat_messages
+from groundwire.adapters.tracing.wire.messages import chat_messages
 from groundwire.adapters.tracing.wire.request import RefusedError
-from groundwire.adapters.tracing.wire.responses_input import input_messages
+from groundwire.adapters.tracing.wire.responses import input_messages
 from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
 

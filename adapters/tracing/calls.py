@@ -1,8 +1,8 @@
 """An LLM call: one request to the policy and its reply. In the store it is one span.
 
-Token ids are most of a span. They are packed as base64 of uint32; as JSON they would be a fifth larger and thirty times
-slower to read. Logprobs are packed as float32, which is how servers compute them. Messages stay JSON text until they
-are read, because training does not need them.
+Token ids are most of a span. They are packed as base64 of little-endian uint32; as JSON they would be a fifth larger
+and thirty times slower to read. Logprobs are packed as float32, which is how servers compute them. Messages stay JSON
+text until they are read, because training does not need them.
 """
 
 from __future__ import annotations
@@ -11,43 +11,47 @@ import base64
 import hashlib
 import json
 import math
-import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pydantic_core
 
-from groundwire.adapters.tracing import semconv
-from groundwire.adapters.tracing.spans import SpanRecord, call_rewards
+from groundwire.adapters.tracing.spans import CALL_ID, REPLY_ID, SpanRecord, rewards_in
 from groundwire.tools.text import valid_texts
 
 UNKNOWN_GRAMMAR = "null"
 """The grammar of a reply that was constrained in a way that the server did not report."""
-_UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
+AGENT = "gen_ai.agent.name"
+PROMPT_IDS = "groundwire.prompt_token_ids"
+"""Every call's span has it (empty if the call failed), and no other span."""
+_INPUT_TOKENS, _OUTPUT_TOKENS = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
+_FINISH_REASONS = "gen_ai.response.finish_reasons"
 _ATTRIBUTES = {
-    "agent": semconv.AGENT,
-    "model": semconv.REQUEST_MODEL,
-    "wire_api": semconv.WIRE_API,
-    "grammar": semconv.GRAMMAR,
-    "weights_version": semconv.WEIGHTS_VERSION,
-    "first_weights_version": semconv.FIRST_WEIGHTS_VERSION,
-    "status": semconv.STATUS,
-    "error": semconv.ERROR,
-    "call_id": semconv.CALL_ID,
-    "reply_id": semconv.RESPONSE_ID,
-    "choice": semconv.CHOICE,
-    "messages_json": semconv.INPUT_MESSAGES,
-    "tools_json": semconv.TOOLS,
-    "reply_json": semconv.OUTPUT_MESSAGES,
+    "agent": AGENT,
+    "model": "gen_ai.request.model",
+    "wire_api": "groundwire.wire_api",
+    "grammar": "groundwire.grammar",
+    "weights_version": "groundwire.weights_version",
+    "first_weights_version": "groundwire.first_weights_version",
+    "status": "http.response.status_code",
+    "error": "error.message",
+    "call_id": CALL_ID,
+    "reply_id": REPLY_ID,
+    "choice": "groundwire.choice",
+    "messages_json": "gen_ai.input.messages",
+    "tools_json": "gen_ai.tool.definitions",
+    "reply_json": "gen_ai.output.messages",
 }
-"""The attribute of a call's span for each field; one without a value is left out."""
+"""The attribute of a call's span for each field; one without a value is left out. The names are OpenTelemetry's for
+generative AI, which trace viewers know, or begin with ``groundwire.``."""
 _PACKED = {
-    "prompt_ids": (semconv.PROMPT_IDS, _UINT32),
-    "response_ids": (semconv.RESPONSE_IDS, _UINT32),
-    "logprobs": (semconv.LOGPROBS, "f"),
+    "prompt_ids": (PROMPT_IDS, "I"),
+    "response_ids": ("groundwire.response_token_ids", "I"),
+    "logprobs": ("groundwire.response_logprobs", "f"),
 }
 
 
@@ -151,11 +155,6 @@ class LLMCall:
         return ""
 
 
-def check_ids(values: Iterable[int]) -> list[int]:
-    """``values`` as a list. Raises ``TypeError`` or ``OverflowError`` unless all are unsigned 32-bit integers."""
-    return array(_UINT32, values).tolist()
-
-
 def to_json(value: Any) -> str:
     """``value`` as compact JSON in valid Unicode."""
     try:
@@ -167,16 +166,17 @@ def to_json(value: Any) -> str:
 def to_span(call: LLMCall) -> SpanRecord:
     """The span of a call. Attributes are str, int or lists of str, which every store accepts."""
     values = {name: getattr(call, field) for field, name in _ATTRIBUTES.items()}
+    key = f"{call.rollout_id}/{call.attempt_id}/{call.sequence}/{call.choice}".encode("utf-8", "surrogatepass")
     attributes: dict[str, Any] = {
-        semconv.OPERATION: "chat",
-        semconv.FINISH_REASONS: [call.finish_reason],
-        semconv.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
-        semconv.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
+        "gen_ai.operation.name": "chat",
+        _FINISH_REASONS: [call.finish_reason],
+        _INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
+        _OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
         **{name: value for name, value in values.items() if value not in ("", None)},
         **{name: _pack(typecode, getattr(call, field)) for field, (name, typecode) in _PACKED.items()},
     }
     return SpanRecord(
-        name=semconv.SPAN_NAME,
+        name="chat",
         rollout_id=call.rollout_id,
         attempt_id=call.attempt_id,
         sequence_id=call.sequence,
@@ -184,14 +184,8 @@ def to_span(call: LLMCall) -> SpanRecord:
         start_time=call.started,
         end_time=call.ended,
         error=call.error if call.error or call.status not in _OK else None,
-        span_id=_span_id(call),
+        span_id=hashlib.blake2b(key, digest_size=8).hexdigest(),  # sent again, it is stored once
     )
-
-
-def _span_id(call: LLMCall) -> str:
-    """Always the same for a call, so that a store skips one that is sent again."""
-    key = f"{call.rollout_id}/{call.attempt_id}/{call.sequence}/{call.choice}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(key, digest_size=8).hexdigest()
 
 
 def from_span(span: Any) -> LLMCall:
@@ -203,9 +197,9 @@ def from_span(span: Any) -> LLMCall:
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
-        prompt_tokens=0 if fields["prompt_ids"] else attributes.get(semconv.INPUT_TOKENS, 0),
-        response_tokens=0 if fields["response_ids"] else attributes.get(semconv.OUTPUT_TOKENS, 0),
-        finish_reason="".join(attributes.get(semconv.FINISH_REASONS, ())),
+        prompt_tokens=0 if fields["prompt_ids"] else attributes.get(_INPUT_TOKENS, 0),
+        response_tokens=0 if fields["response_ids"] else attributes.get(_OUTPUT_TOKENS, 0),
+        finish_reason="".join(attributes.get(_FINISH_REASONS, ())),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
         **fields,
@@ -215,21 +209,38 @@ def from_span(span: Any) -> LLMCall:
 def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     """Every call among ``spans``, in order, with its emitted reward. Other spans are ignored."""
     spans = list(spans)
-    return order_calls((from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})), spans)
+    return order_calls((from_span(span) for span in spans if PROMPT_IDS in (span.attributes or {})), spans)
 
 
 def order_calls(calls: Iterable[LLMCall], spans: Iterable[Any]) -> list[LLMCall]:
-    """The calls of an attempt in order, with the rewards that its other ``spans`` emitted for them."""
+    """The calls of an attempt in order, with the rewards that its other ``spans`` emitted for them.
+
+    An emitted reward belongs to the reply that it names, else to the call in whose context it was emitted, else to the
+    newest call before it; of several the last counts. The choices of a request share its reward.
+    Without marks of emitted spans the last reward is the rollout's, and so is an equal one after the last call.
+    """
     calls = sorted(calls, key=lambda call: (call.sequence, call.started))
-    requests = [call for call in calls if not call.choice]  # the choices of a request share its reward
-    ids = {name: index for index, call in enumerate(requests) for name in (call.call_id, call.reply_id) if name}
-    rewards = call_rewards([call.sequence for call in requests], spans, ids=ids)
-    rewarded = {id(requests[index]): reward for index, reward in rewards.items()}
-    firsts = {call.started: call for call in requests if call.choice == 0}
-    keys = [id(firsts.get(call.started, call) if call.choice else call) for call in calls]
+    requests = [call for call in calls if not call.choice]
+    sequences = [call.sequence for call in requests]
+    indices = {name: index for index, call in enumerate(requests) for name in (call.call_id, call.reply_id) if name}
+    all_rewards, by_request = rewards_in(spans), dict[tuple[int | None, float], float]()
+    returned = next((reward for reward in reversed(all_rewards) if not reward.emitted), None)
+    for reward in all_rewards:
+        index = indices.get(reward.call_id, bisect_left(sequences, reward.sequence) - 1)
+        if reward.reply_id:
+            index = indices.get(reward.reply_id, -1)  # a reply of another model is no call
+        repeated = returned is not None and index == len(requests) - 1 and reward.primary == returned.primary
+        if index >= 0 and (reward.emitted or not (reward is returned or repeated)):
+            by_request[_request_of(requests[index])] = reward.primary
     return [
-        replace(call, reward=rewarded[key]) if key in rewarded else call for call, key in zip(calls, keys, strict=True)
+        replace(call, reward=by_request[_request_of(call)]) if _request_of(call) in by_request else call
+        for call in calls
     ]
+
+
+def _request_of(call: LLMCall) -> tuple[int | None, float]:
+    """What the choices of one request have in common."""
+    return (call.sequence if call.choice is None else None), call.started
 
 
 def calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
@@ -259,15 +270,10 @@ def select_calls(calls: Iterable[LLMCall], selected: Callable[[LLMCall], object]
 
 
 def _pack(typecode: str, values: Sequence[float]) -> str:
-    packed = array(typecode, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return base64.b64encode(packed.tobytes()).decode("ascii")
+    return base64.b64encode(array(typecode, values).tobytes()).decode("ascii")
 
 
 def _unpack(typecode: str, text: str) -> list[Any]:
     packed = array(typecode)
     packed.frombytes(base64.b64decode(text))
-    if sys.byteorder == "big":
-        packed.byteswap()
     return packed.tolist()

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.call_writer import CallWriter
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord
 
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
@@ -27,8 +26,10 @@ CALL_HEADER = "x-call-id"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    id: str
-    before: _Call | None
+    emissions: Emissions
+    id: str = ""
+    """Empty for the start of the attempt."""
+    before: _Call | None = None
     """The last call in the context in which this one was made."""
 
     def follows(self, call: _Call) -> bool:
@@ -37,6 +38,9 @@ class _Call:
         while earlier is not None and earlier is not call:
             earlier = earlier.before
         return earlier is call
+
+
+_last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
 
 
 class Emissions:
@@ -51,39 +55,33 @@ class Emissions:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this :func:`current_emissions` in this task and in the tasks and threads that it starts."""
-        tokens = _emissions.set(self), _last_call.set(None)
+        token = _last_call.set(_Call(self))
         try:
             yield
         finally:
             self.ended = True
-            _emissions.reset(tokens[0])
-            _last_call.reset(tokens[1])
+            _last_call.reset(token)
 
     def start_call(self) -> str:
         """Note that a call is made in the current context; returns its new id."""
-        call = _Call(uuid.uuid4().hex, _last_call.get())
+        call = _Call(self, uuid.uuid4().hex, _last_call.get())
         _last_call.set(call)
         self._calls.append(call)
         return call.id
 
-    def add(
-        self, name: str, attributes: Mapping[str, Any], *, start_time: float, end_time: float, error: str | None
-    ) -> None:
-        """Store a span for a call that was made before; the arguments are those of :class:`SpanRecord`."""
+    def add(self, name: str, attributes: Mapping[str, Any], **fields: Any) -> None:
+        """Store a span for a call that was made before; ``fields`` are the other ones of a :class:`SpanRecord`."""
         last = _last_call.get()
-        call = next((made for made in reversed(self._calls) if last is None or made.follows(last)), None)
-        call_id = {} if call is None else {semconv.CALL_ID: call.id}
+        call_id = next((call.id for call in reversed(self._calls) if last is not None and call.follows(last)), None)
+        marks = {EMITTED: True} if call_id is None else {EMITTED: True, CALL_ID: call_id}
+        attempt = {"rollout_id": self._rollout_id, "attempt_id": self._attempt_id}
 
-        def make(sequence: int) -> SpanRecord:
-            return SpanRecord(
-                name=name,
-                rollout_id=self._rollout_id,
-                attempt_id=self._attempt_id,
-                sequence_id=sequence,
-                attributes={**attributes, semconv.EMITTED: True, **call_id},
-                start_time=start_time,
-                end_time=end_time,
-                error=error,
+        def write() -> None:
+            self._writer.finish(
+                self._writer.reserve(**attempt),
+                lambda sequence: SpanRecord(
+                    name=name, **attempt, sequence_id=sequence, attributes={**attributes, **marks}, **fields
+                ),
             )
 
         try:
@@ -91,22 +89,15 @@ class Emissions:
         except RuntimeError:
             in_loop = False
         if in_loop:
-            self._write(make)
+            write()
         else:
-            self._loop.call_soon_threadsafe(self._write, make)
-
-    def _write(self, make: Callable[[int], SpanRecord]) -> None:
-        self._writer.finish(self._writer.reserve(self._rollout_id, self._attempt_id), make)
-
-
-_emissions: ContextVar[Emissions | None] = ContextVar("emissions", default=None)
-_last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
+            self._loop.call_soon_threadsafe(write)
 
 
 def current_emissions() -> Emissions | None:
     """Those of the attempt that the calling task belongs to; None outside of an attempt, and after its end."""
-    emissions = _emissions.get()
-    return None if emissions is None or emissions.ended else emissions
+    last = _last_call.get()
+    return None if last is None or last.emissions.ended else last.emissions
 
 
 def call_headers() -> dict[str, str]:

@@ -10,12 +10,6 @@ Only attempts that run may call the policy (:mod:`groundwire.adapters.tracing.op
 
 The proxy runs on one event loop. Each choice of a request for several (``n``) is recorded as a call of its own. A reply
 whose agent leaves the stream is recorded up to the last token that was sent.
-
-    UserError
-    ├── ProxyError              the proxy cannot start
-    │   ├── HostUnusableError   this machine does not have the address
-    │   └── PortInUseError      the port is taken
-    └── CallsNotStoredError     (call_writer) the store did not accept some calls
 """
 
 from __future__ import annotations
@@ -38,15 +32,14 @@ from groundwire.adapters.tracing.open_attempts import CALLS_PATH, OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.upstreams import Upstreams
-from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS
-from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, LocalPolicy, WireCall, answer
+from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS, LocalPolicy, answer, answer_refusals
+from groundwire.adapters.tracing.wire.call import Conversations, WireCall
 from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange, read_exchange
 from groundwire.adapters.tracing.wire.messages import MessagesCall
-from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent, choices_of, read_request, require_list
-from groundwire.tools.errors import UserError
+from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent, choices_of, read_request, require
+from groundwire.tools.errors import CommandError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
-from groundwire.tools.secrets import masked_values
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
@@ -60,22 +53,6 @@ _NOT_SERVED = {
     "/responses/": "a response is not stored for retrieval; its previous_response_id works within the rollout",
 }
 """What to do instead, by a part of the path."""
-
-
-class ProxyError(UserError):
-    """The proxy cannot start."""
-
-    exit_code = 1
-
-
-class HostUnusableError(ProxyError):
-    """This machine cannot listen on the address."""
-
-    exit_code = 2
-
-
-class PortInUseError(ProxyError):
-    """Another program listens on the port."""
 
 
 class LLMProxy(HttpServer):
@@ -117,14 +94,12 @@ class LLMProxy(HttpServer):
         super().__init__(host=host, port=port, drain_timeout_s=drain_timeout_s, token=token)
         if policy is not None and upstreams:
             raise TypeError("give either the upstreams or a policy in this process, not both")
-        if isinstance(upstreams, str):
-            raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
         self._policy, self._sink, self._max_calls = policy, sink, max_calls
         self.upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
         self._sampling_rule = SamplingRule()
         self._writer: CallWriter
-        self._open_attempts = OpenAttempts(sink.sampling_of)
+        self._open_attempts = OpenAttempts(sink)
 
     def guard(self) -> Guard:
         """The routes of an attempt need no token."""
@@ -132,7 +107,7 @@ class LLMProxy(HttpServer):
 
     def application(self) -> web.Application:
         """The routes of the proxy."""
-        app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+        app = web.Application(client_max_size=_MAX_REQUEST_BYTES, middlewares=[answer_refusals])
         for path, api in PATHS.items():
             app.router.add_post(f"{_ROLLOUT}/v1/{path}", partial(self._call, api))
         for api in APIS:  # Agent Lightning's own resources leave out the /v1
@@ -147,30 +122,23 @@ class LLMProxy(HttpServer):
         return app
 
     async def start(self) -> None:
-        """Listen; ``port`` is the real one afterwards. Raises :class:`ProxyError`."""
-        if self._runner is not None:
-            raise ProxyError(f"the proxy is already running on port {self.port}")
+        """Listen; ``port`` is the real one afterwards. Raises :class:`CommandError` if the address cannot be used."""
         try:
             await super().start()
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise HostUnusableError(
+                raise CommandError(
                     f"cannot listen on {self.host}, which is no address of this machine: give one of its own with "
                     "--proxy-host"
                 ) from error
-            problems = {
-                errno.EADDRINUSE: (PortInUseError, "is in use"),
-                errno.EACCES: (ProxyError, "is reserved for root"),
-            }
-            if error.errno not in problems:
-                raise
-            kind, problem = problems[error.errno]
-            raise kind(
+            problem = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise CommandError(
                 f"port {self.port} on {self.host} {problem}: give another one with --proxy-host HOST:PORT, or leave "
-                "it out for any free port"
+                "it out for any free port",
+                exit_code=1,
             ) from error
         self.upstreams.start()
-        self._writer = CallWriter(self._sink)
+        self._writer = CallWriter(self._sink, self._sink.add_calls)
 
     async def stop(self) -> None:
         """Take no more calls, wait for those that are running, write every one, and close.
@@ -182,7 +150,6 @@ class LLMProxy(HttpServer):
             return
         try:
             await super().stop()
-            self._open_attempts.close()
             await self._writer.close(timeout_s=self.drain_timeout_s)
         finally:
             await self.upstreams.close()
@@ -213,14 +180,11 @@ class LLMProxy(HttpServer):
             wire_api=api.name,
             started=time.time(),
         )
-        try:
-            attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
-            if self._max_calls and attempt.calls.count >= self._max_calls:
-                attempt.calls.at_limit = True
-                raise RefusedError(400, f"the rollout has made {self._max_calls} calls, as many as max_calls allows")
-        except RefusedError as refused:
-            return _refusal(refused, api)
-        attempt.calls.add(exchange)
+        attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
+        if self._max_calls and attempt.calls >= self._max_calls:
+            attempt.at_limit = True
+            raise RefusedError(400, f"the rollout has made {self._max_calls} calls, as many as max_calls allows")
+        attempt.add_call(exchange)
         reserve = partial(self._writer.reserve, exchange.rollout_id, exchange.attempt_id)
         places = [reserve()]
         try:
@@ -229,12 +193,11 @@ class LLMProxy(HttpServer):
             exchange.request, exchange.reply_id = call.chat, call.reply_id
             self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
-            exchange.max_tokens = call.chat.get("max_completion_tokens") or call.chat.get("max_tokens")
             places += (reserve() for _ in range(exchange.choices - 1))
             return await self._answer(request, call, exchange, places)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
-            return _refusal(refused, api)
+            raise
         except BaseException as error:  # a cancelled handler, or a fault of ours: the call is recorded all the same
             if not exchange.ended:
                 gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
@@ -261,32 +224,23 @@ class LLMProxy(HttpServer):
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        try:
-            await self._open_attempts.check(**request.match_info)
-            body = read_request(await _read_body(request))
-            if self._policy is None:
-                return await self.upstreams.forward(request, COUNT_PATHS[0], body)
-            chat = MessagesCall(body, self._conversations.of(request.match_info["rollout_id"])).chat
-            count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
-            return web.json_response({"input_tokens": count})
-        except RefusedError as refused:
-            return _refusal(refused, MessagesCall)
+        await self._open_attempts.check(**request.match_info)
+        body = read_request(await _read_body(request))
+        if self._policy is None:
+            return await self.upstreams.forward(request, COUNT_PATHS[0], body)
+        chat = MessagesCall(body, self._conversations.of(request.match_info["rollout_id"])).chat
+        count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
+        return web.json_response({"input_tokens": count})
 
     async def _summary(self, request: web.Request) -> web.StreamResponse:
-        try:
-            names = require_list(read_request(await _read_body(request)).get("names"), "names")
-            attempt = await self._open_attempts.check(**request.match_info)
-            return web.json_response(asdict(attempt.calls.summary([str(name) for name in names])))
-        except RefusedError as refused:
-            return _refusal(refused)
+        names = require(list, read_request(await _read_body(request)).get("names"), "names")
+        attempt = await self._open_attempts.check(**request.match_info)
+        return web.json_response(asdict(attempt.summary([str(name) for name in names])))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._policy is not None:
             return web.json_response(self._policy.models())
-        try:
-            return await self.upstreams.forward(request, "models")
-        except RefusedError as refused:
-            return _refusal(refused)
+        return await self.upstreams.forward(request, "models")
 
     def _record(self, exchange: HttpExchange, places: Sequence[Place]) -> None:
         """Record a call that has ended: every choice of its reply, or the first alone if it failed as a whole."""
@@ -308,14 +262,10 @@ async def _read_body(request: web.Request) -> bytes:
         raise RefusedError(408, f"the request was not complete after {_BODY_S:g} s") from error
 
 
-def _refusal(refused: RefusedError, api: type[WireCall] = ChatCall) -> web.Response:
-    return web.json_response(masked_values(api.error(refused)), status=refused.status)
-
-
 async def _not_found(request: web.Request) -> web.StreamResponse:
-    advice = next((advice for part, advice in _NOT_SERVED.items() if part in request.path), None)
+    advice = next((advice for fragment, advice in _NOT_SERVED.items() if fragment in request.path), None)
     advice = advice or (
         "use the base URL of a rollout, http://HOST:PORT/rollout/ID/attempt/ID/v1, and its "
         + " or ".join(api.api for api in APIS)
     )
-    return _refusal(RefusedError(404, f"{request.method} {request.path:.200} is not traced: {advice}"))
+    raise RefusedError(404, f"{request.method} {request.path:.200} is not traced: {advice}")

@@ -51,8 +51,14 @@ class SamplingRule:
         ours = {name: sampling[name] for name in ("temperature", "top_p") if sampling.get(name) is not None}
         if "temperature" in ours:
             ours.setdefault("top_p", 1.0)
-        if not self._has_warned:
-            self._warn({name: chat[name] for name in ours if chat.get(name) not in (None, ours[name])}, ours)
+        theirs = {name: chat[name] for name in ours if chat.get(name) not in (None, ours[name])}
+        if theirs and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "an agent asks for %s; the run samples with %s, which training needs, whatever agents ask for",
+                ", ".join(f"{name}={value!r:.40}" for name, value in theirs.items()),
+                ", ".join(f"{name}={ours[name]!r:.40}" for name in theirs),
+            )
         if isinstance(limit := sampling.get("max_tokens"), int):
             asked = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
             ours |= {name: limit for name in asked if _is_above(chat.get(name), limit)}
@@ -60,15 +66,6 @@ class SamplingRule:
             prompt = _prompt(chat)
             ours["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
         chat.update(ours)
-
-    def _warn(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-        if theirs:
-            self._has_warned = True
-            _log.warning(
-                "an agent asks for %s; the run samples with %s, which training needs, whatever agents ask for",
-                ", ".join(f"{name}={value!r:.40}" for name, value in theirs.items()),
-                ", ".join(f"{name}={ours[name]!r:.40}" for name in theirs),
-            )
 
 
 def _prompt(chat: Mapping[str, Any]) -> str:

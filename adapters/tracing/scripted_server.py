@@ -17,7 +17,8 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, WireCall, answer
+from groundwire.adapters.tracing.wire.apis import answer, answer_refusals
+from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, WireCall
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
@@ -25,7 +26,7 @@ from groundwire.tools.http.server import HttpServer
 
 END = 256
 """The token that ends a turn, in prompts and in replies."""
-_ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+_ROLES = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
 _ERROR = 400
 
 
@@ -62,14 +63,22 @@ def encode(text: str) -> list[int]:
     return list(text.encode("utf-8", "replace"))
 
 
-def render(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The prompt's ids: each message as marker, text and :data:`END`, then the assistant's marker."""
+def render(
+    messages: Sequence[Mapping[str, Any]], content_ids: Callable[[Mapping[str, Any]], Sequence[int]] | None = None
+) -> list[int]:
+    """The prompt's ids: each message as marker, text and :data:`END`, then the assistant's marker.
+
+    ``content_ids`` gives other ids for what follows the marker of a message.
+    """
     ids: list[int] = []
     for message in messages:
-        calls = message.get("tool_calls") or ()
-        content = text_of(message) + "".join(_call_text(call) for call in calls)
-        ids += [_ROLES[message["role"]], *encode(content), END]
+        ids += [_ROLES[message["role"]], *(content_ids or message_ids)(message)]
     return [*ids, _ROLES["assistant"]]
+
+
+def message_ids(message: Mapping[str, Any]) -> list[int]:
+    """The ids of a message's text and tool calls, and :data:`END`."""
+    return [*encode(text_of(message) + "".join(map(_call_text, message.get("tool_calls") or ()))), END]
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -84,7 +93,7 @@ class ScriptedPolicyServer(HttpServer):
     ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond
     the end of the script is answered with status 500.
 
-    It is also a :class:`groundwire.adapters.tracing.wire.call.LocalPolicy`: ``LLMProxy(policy=server, ...)``.
+    It is also a :class:`groundwire.adapters.tracing.wire.apis.LocalPolicy`: ``LLMProxy(policy=server, ...)``.
     """
 
     def __init__(self, replies: Script, *, model: str = "scripted") -> None:
@@ -103,7 +112,7 @@ class ScriptedPolicyServer(HttpServer):
 
     def application(self) -> web.Application:
         """The routes of the server."""
-        app = web.Application()
+        app = web.Application(middlewares=[answer_refusals])
         for api in (ChatCall, CompletionsCall):
             app.router.add_post(f"/v1/{api.api}", partial(self._answer, api))
         app.router.add_get("/v1/models", self._models)
@@ -117,28 +126,45 @@ class ScriptedPolicyServer(HttpServer):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        _refuse_error(reply)
-        for index in range(body.get("n") or 1):
-            on_sampled(index, _sampled(body, reply))
-        return self._completion(body, reply)
+        sampled, choices = _sampled(body, reply), range(body.get("n") or 1)
+        for index in choices:
+            on_sampled(index, sampled)
+        choice = {"message": _message(reply), "finish_reason": sampled["finish_reason"], **_grammar(reply)}
+        choice |= _tokens(body, sampled, 0, len(sampled["response_ids"]))
+        return {
+            **self._head("chat.completion", reply),
+            "choices": [{"index": index, **choice} for index in choices],
+            "usage": _usage(sampled),
+            **_prompt(body, sampled),
+        }
 
     async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of the next reply. Raises :class:`RefusedError` for an error reply."""
+        """The chunks of the next reply, as of vLLM: an empty one with the prompt's ids, one for each token, the usage.
+
+        Raises :class:`RefusedError` for an error reply.
+        """
         reply = self._take(body)
-        _refuse_error(reply)
-        sampled, sent, is_whole = _sampled(body, reply), -1, False
+        sampled, head = _sampled(body, reply), self._head("chat.completion.chunk", reply)
+        token_count, sent = len(sampled["response_ids"]), 0
         try:
-            async for chunk, is_last in self._chunks(body, reply):
-                if is_last and reply.breaks_off:
-                    raise ConnectionResetError("the script breaks the stream off")
-                if is_last:
-                    is_whole = True
+            start = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield {**head, "choices": [{**start, **_grammar(reply)}], **_prompt(body, sampled)}
+            for index, delta in enumerate(_deltas(reply, token_count)):
+                finish_reason = None
+                if index == token_count - 1:
+                    await asyncio.sleep(reply.delay_s)
+                    if reply.breaks_off:
+                        raise ConnectionResetError("the script breaks the stream off")
+                    finish_reason = sampled["finish_reason"]
                     on_sampled(0, sampled)
+                choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
                 sent += 1
-                yield chunk
+                yield {**head, "choices": [{**choice, **_tokens(body, sampled, index, index + 1)}]}
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield {**head, "choices": [], "usage": _usage(sampled)}
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
-            if sent > 0 and not is_whole:
+            if 0 < sent < token_count:
                 cut = {name: sampled[name][:sent] for name in ("response_ids", "logprobs")}
                 on_sampled(0, {**sampled, **cut, "finish_reason": CANCELLED})
             raise
@@ -156,11 +182,7 @@ class ScriptedPolicyServer(HttpServer):
 
     async def _answer(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         call = api(await request.json(), Conversations().of(""))
-        try:
-            return await answer(request, call, self, session="", on_sampled=lambda *_: None)
-        except RefusedError as refused:
-            error = {"message": str(refused), "type": "scripted_error", "code": refused.code or refused.status}
-            return web.json_response({"error": {**error, "param": None}}, status=refused.status)
+        return await answer(request, call, self, session="", on_sampled=lambda *_: None)
 
     def _take(self, body: dict[str, Any]) -> Reply:
         self.requests.append(body)
@@ -174,49 +196,27 @@ class ScriptedPolicyServer(HttpServer):
         reply = Reply(text=reply) if isinstance(reply, str) else reply
         return reply if reply.id else replace(reply, id=f"chatcmpl-{number}")
 
-    def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
-        prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        choice = {"message": _message(reply), "finish_reason": _finish_reason(reply), **_grammar(reply)}
-        choice |= _tokens(body, reply, token_ids, 0)
-        choices = [{"index": index, **choice} for index in range(body.get("n") or 1)]
-        ids = {"prompt_token_ids": prompt_ids} if body.get("return_token_ids") else {}
-        head, usage = self._head("chat.completion", reply), _usage(prompt_ids, token_ids)
-        return {**head, "choices": choices, "usage": usage, **ids}
-
-    async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncGenerator[tuple[dict[str, Any], bool], None]:
-        """Like vLLM: an empty chunk with the prompt's ids, one for each token, the last marked, and the usage."""
-        head = self._head("chat.completion.chunk", reply)
-        prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        first = {"prompt_token_ids": prompt_ids} if body.get("return_token_ids") else {}
-        choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        yield {**head, "choices": [{**choice, **_grammar(reply)}], **first}, False
-        deltas = _deltas(reply, len(token_ids))
-        for index, (token, delta) in enumerate(zip(token_ids, deltas, strict=True)):
-            last = index == len(token_ids) - 1
-            if last:
-                await asyncio.sleep(reply.delay_s)
-            choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
-            choice |= _tokens(body, reply, [token], index)
-            yield {**head, "choices": [choice]}, last
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield {**head, "choices": [], "usage": _usage(prompt_ids, token_ids)}, False
-
     def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
         return {"id": reply.id, "object": kind, "created": 0, "model": self.model, **_version(reply)}
 
 
-def _refuse_error(reply: Reply) -> None:
+def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
+    """The fields of the call. Raises :class:`RefusedError` for an error reply."""
     if reply.status >= _ERROR:
         raise RefusedError(reply.status, reply.text, code=reply.code)
-
-
-def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
-    token_ids = _token_ids(reply)
+    prompt_ids, token_ids = reply.prompt_ids, reply.token_ids
+    if prompt_ids is None:
+        prompt = body.get(RAW_PROMPT)
+        prompt_ids = (
+            render(body["messages"]) if prompt is None else encode(prompt) if isinstance(prompt, str) else prompt
+        )
+    if token_ids is None:
+        token_ids = message_ids(_message(reply))
     return {
-        "prompt_ids": _prompt_ids(body, reply),
-        "response_ids": token_ids,
-        "logprobs": [token["logprob"] for token in _logprobs(reply, 0, len(token_ids))["content"]],
-        "finish_reason": _finish_reason(reply),
+        "prompt_ids": list(prompt_ids),
+        "response_ids": list(token_ids),
+        "logprobs": [-0.5] * len(token_ids) if reply.logprobs is None else list(reply.logprobs),
+        "finish_reason": reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop"),
         "reply_id": reply.id,
         "reply_json": to_json(_message(reply)),
         **_grammar(reply),
@@ -224,10 +224,20 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
     }
 
 
-def _tokens(body: Mapping[str, Any], reply: Reply, token_ids: Sequence[int], start: int) -> dict[str, Any]:
-    """What a choice has for ``token_ids``, those from ``start`` on, if the request asks for it."""
-    logprobs = {"logprobs": _logprobs(reply, start, start + len(token_ids))} if body.get("logprobs") else {}
-    return {**logprobs, "token_ids": token_ids} if body.get("return_token_ids") else logprobs
+def _prompt(body: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt_token_ids": sampled["prompt_ids"]} if body.get("return_token_ids") else {}
+
+
+def _tokens(body: Mapping[str, Any], sampled: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """What a choice has for some of the tokens, if the request asks for it."""
+    tokens: dict[str, Any] = {}
+    if body.get("logprobs"):
+        logprobs = sampled["logprobs"][start:end]
+        content = [{"token": "", "logprob": value, "top_logprobs": []} for value in logprobs]
+        tokens["logprobs"] = {"content": content}
+    if body.get("return_token_ids"):
+        tokens["token_ids"] = sampled["response_ids"][start:end]
+    return tokens
 
 
 def _version(reply: Reply) -> dict[str, int]:
@@ -243,32 +253,9 @@ def _message(reply: Reply) -> dict[str, Any]:
     return {**message, "tool_calls": list(reply.tool_calls)} if reply.tool_calls else message
 
 
-def _usage(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> dict[str, int]:
-    prompt, sampled = len(prompt_ids), len(token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def _prompt_ids(body: Mapping[str, Any], reply: Reply) -> list[int]:
-    if reply.prompt_ids is not None:
-        return list(reply.prompt_ids)
-    if (prompt := body.get(RAW_PROMPT)) is not None:
-        return encode(prompt) if isinstance(prompt, str) else list(prompt)
-    return render(body["messages"])
-
-
-def _token_ids(reply: Reply) -> list[int]:
-    if reply.token_ids is not None:
-        return list(reply.token_ids)
-    return [*encode(reply.text + "".join(map(_call_text, reply.tool_calls))), END]
-
-
-def _logprobs(reply: Reply, start: int, end: int) -> dict[str, Any]:
-    values = [-0.5] * end if reply.logprobs is None else list(reply.logprobs)
-    return {"content": [{"token": "", "logprob": value, "top_logprobs": []} for value in values[start:end]]}
-
-
-def _finish_reason(reply: Reply) -> str:
-    return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+def _usage(sampled: Mapping[str, Any]) -> dict[str, int]:
+    prompt, reply = len(sampled["prompt_ids"]), len(sampled["response_ids"])
+    return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

@@ -4,18 +4,26 @@ rollout's own and those that the agent emitted for its calls.
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from groundwire.adapters.tracing.semconv import CALL_ID, EMITTED, RESPONSE_ID, REWARD_PREFIX
 from groundwire.tools.errors import UserError
 
 if TYPE_CHECKING:
     from groundwire.adapters.tracing.calls import LLMCall
+
+CALL_ID = "groundwire.call_id"
+"""On a call's span the id that the agent's HTTP client gave it; on an emitted span that of its call."""
+REPLY_ID = "gen_ai.response.id"
+"""The reply's id, as the agent got it. On an emitted span it names the reply that a reward belongs to."""
+EMITTED = "groundwire.emitted"
+"""On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""
+REWARD_PREFIX = "agentlightning.reward."
+"""Agent Lightning's name: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +55,15 @@ class SinkRefusedError(UserError):
     exit_code = 1
 
 
-class TraceSink(Protocol):
+class CallSink(Protocol):
     """Stores calls and other spans. A ``ValueError`` or a :class:`SinkRefusedError` is not tried again."""
+
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
+
+        They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
+        """
+        ...
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
@@ -63,15 +78,21 @@ class TraceSink(Protocol):
         ...
 
 
-class CallSink(TraceSink, Protocol):
-    """A sink that knows which attempts are open: what the proxy needs."""
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward among the spans of an attempt."""
 
-    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
+    sequence: int
+    values: dict[str, float]
+    """The primary one first."""
+    emitted: bool
+    call_id: str
+    reply_id: str
 
-        They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
-        """
-        ...
+    @property
+    def primary(self) -> float:
+        """The value that counts."""
+        return next(iter(self.values.values()))
 
 
 def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
@@ -79,64 +100,26 @@ def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
 
     A reward with components that is then returned as its primary value is one reward, and keeps its components.
     """
-    rewards = [reward.values for reward in _rewards(spans) if not reward.emitted]
+    rewards = [reward for reward in rewards_in(spans) if not reward.emitted]
     if not rewards:
         return None
     last = rewards[-1]
-    if len(rewards) > 1 and len(last) == 1 and _primary(rewards[-2]) == _primary(last):
+    if len(rewards) > 1 and len(last.values) == 1 and rewards[-2].primary == last.primary:
         last = rewards[-2]
-    return last if len(last) > 1 else _primary(last)
+    return last.values if len(last.values) > 1 else last.primary
 
 
-def call_rewards(
-    sequences: Sequence[int], spans: Iterable[Any], *, ids: Mapping[str, int] | None = None
-) -> dict[int, float]:
-    """The emitted reward of each call that has one, by the call's index in ``sequences``, the sorted calls' numbers.
-
-    An emitted reward belongs to the reply that it names, else to the call in whose context it was emitted, else to the
-    newest call before it; of several the last counts. ``ids`` are the indices of calls by the ids of calls and replies.
-    Without marks of emitted spans the last reward is the rollout's, and so is an equal one after the last call.
-    """
-    ids = ids or {}
-    rewards = _rewards(spans)
-    returned = next((reward for reward in reversed(rewards) if not reward.emitted), None)
-    by_call: dict[int, float] = {}
-    for reward in rewards:
-        index = ids.get(reward.call_id, bisect_left(sequences, reward.sequence) - 1)
-        if reward.reply_id:
-            index = ids.get(reward.reply_id, -1)  # a reply of another model is no call
-        value = _primary(reward.values)
-        repeated = returned is not None and index == len(sequences) - 1 and value == _primary(returned.values)
-        if index >= 0 and (reward.emitted or not (reward is returned or repeated)):
-            by_call[index] = value
-    return by_call
-
-
-@dataclass(frozen=True, slots=True)
-class _Reward:
-    sequence: int
-    values: dict[str, float]
-    emitted: bool
-    call_id: str
-    reply_id: str
-
-
-def _rewards(spans: Iterable[Any]) -> list[_Reward]:
+def rewards_in(spans: Iterable[Any]) -> list[Reward]:
     """The finite rewards, in order."""
     rewards = []
-    for span in spans:
+    for span in sorted(spans, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
         values: dict[str, float] = {}
         attributes: Mapping[str, Any] = span.attributes or {}
-        index = 0
-        while (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is not None:
+        for index in itertools.count():
+            if (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is None:
+                break
             values[str(attributes.get(f"{REWARD_PREFIX}{index}.name", index))] = float(value)
-            index += 1
         if values and all(map(math.isfinite, values.values())):
-            call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(RESPONSE_ID, ""))
-            reward = _Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id)
-            rewards.append((span.sequence_id, span.start_time or 0.0, reward))
-    return [reward for *_, reward in sorted(rewards, key=lambda entry: entry[:2])]
-
-
-def _primary(values: dict[str, float]) -> float:
-    return next(iter(values.values()))
+            call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(REPLY_ID, ""))
+            rewards.append(Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id))
+    return rewards

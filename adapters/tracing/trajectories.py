@@ -64,48 +64,41 @@ def trajectories(calls: Iterable[LLMCall]) -> list[Trajectory]:
 
     Raises ``ValueError`` for a call with an :attr:`LLMCall.untrainable_reason`.
     """
-    open_: list[_OpenTrajectory] = []
+    merged: list[list[LLMCall]] = []
     for call in calls:
         if reason := call.untrainable_reason:
             raise ValueError(f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {reason}")
-        fitting = [trajectory for trajectory in open_ if call.choice is None and trajectory.precedes(call)]
+        fitting = [before for before in merged if _continues(call, before[-1])]
         if fitting:
-            max(fitting, key=lambda trajectory: len(trajectory.context)).add(call)
+            max(fitting, key=lambda before: len(before[-1].prompt_ids) + len(before[-1].response_ids)).append(call)
         else:
-            open_.append(_OpenTrajectory(call))
-    return [trajectory.close() for trajectory in open_]
+            merged.append([call])
+    return [_trajectory(calls) for calls in merged]
 
 
-class _OpenTrajectory:
-    """A trajectory that may still grow. ``context`` is every token so far."""
+def _continues(call: LLMCall, last: LLMCall) -> bool:
+    """Whether the prompt begins with the whole conversation up to ``last``."""
+    if call.choice is not None or last.choice is not None:
+        return False
+    prompt, start = call.prompt_ids, len(last.prompt_ids)
+    end = start + len(last.response_ids)
+    # Most calls do not extend a trajectory; the length or this one token usually shows it.
+    if end > len(prompt) or prompt[end - 1] != last.response_ids[-1]:
+        return False
+    return prompt[:start] == last.prompt_ids and prompt[start:end] == last.response_ids
 
-    def __init__(self, call: LLMCall) -> None:
-        self.context = list(call.prompt_ids)
-        self.mask: list[int] = []
-        self.logprobs: list[float] = []
-        self.calls: list[LLMCall] = []
-        self.add(call)
 
-    def precedes(self, call: LLMCall) -> bool:
-        if self.calls[-1].choice is not None:
-            return False
-        end, prompt = len(self.context), call.prompt_ids
-        # Most calls do not extend a trajectory; the length or this one token usually shows it.
-        return end <= len(prompt) and prompt[end - 1] == self.context[-1] and prompt[:end] == self.context
-
-    def add(self, call: LLMCall) -> None:
-        inserted = len(call.prompt_ids) - len(self.context)
-        self.context = call.prompt_ids + call.response_ids
-        self.mask += [0] * inserted + [1] * len(call.response_ids)
-        self.logprobs += [0.0] * inserted + call.logprobs
-        self.calls.append(call)
-
-    def close(self) -> Trajectory:
-        start = len(self.calls[0].prompt_ids)
-        return Trajectory(
-            prompt_ids=self.context[:start],
-            response_ids=self.context[start:],
-            loss_mask=self.mask,
-            logprobs=self.logprobs,
-            calls=tuple(self.calls),
-        )
+def _trajectory(calls: list[LLMCall]) -> Trajectory:
+    mask, logprobs, end = list[int](), list[float](), len(calls[0].prompt_ids)
+    for call in calls:
+        inserted = len(call.prompt_ids) - end
+        mask += [0] * inserted + [1] * len(call.response_ids)
+        logprobs += [0.0] * inserted + call.logprobs
+        end = len(call.prompt_ids) + len(call.response_ids)
+    return Trajectory(
+        prompt_ids=calls[0].prompt_ids,
+        response_ids=calls[-1].prompt_ids[len(calls[0].prompt_ids) :] + calls[-1].response_ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        calls=tuple(calls),
+    )

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 import pydantic_core
 from aiohttp import web
 
+from groundwire.adapters.tracing.wire.apis import send_stream
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.exchange import (
@@ -34,7 +36,6 @@ _CONNECT_S = 10.0
 # Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _KEEPALIVE_S = 3.0
 _OK = 200
-_EVENTS = "text/event-stream"
 _RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
@@ -78,9 +79,12 @@ class Upstreams:
         try:
             async with await self._post(f"{url}/{path}", sent, headers) as reply:
                 exchange.status = reply.status
-                if reply.content_type == _EVENTS:
+                if reply.content_type == "text/event-stream":
                     exchange.streamed = True
-                    return await self._stream(request, call, reply, exchange, record)
+                    received = self._received(reply, exchange, record)
+                    if isinstance(call, ChatCall):
+                        return await send_stream(request, call, received, reply.status, _returned_headers(reply))
+                    return await send_stream(request, call, _translated_events(call, received), reply.status)
                 exchange.body = self._without_key(await reply.read())
                 body = exchange.body if isinstance(call, ChatCall) else _translated(call, exchange)
                 return web.Response(status=reply.status, body=body, headers=_returned_headers(reply))
@@ -121,45 +125,24 @@ class Upstreams:
             # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
             return await self._session.post(url, data=body, headers=headers)
 
-    async def _stream(
-        self,
-        request: web.Request,
-        call: WireCall,
-        reply: aiohttp.ClientResponse,
-        exchange: HttpExchange,
-        record: Callable[[], None],
-    ) -> web.StreamResponse:
-        """Pass a stream on: a chat completion as it is, others in the format of the call's API."""
-        as_it_is = isinstance(call, ChatCall)
-        headers = _returned_headers(reply) if as_it_is else {"Content-Type": _EVENTS, "Cache-Control": "no-cache"}
-        response = web.StreamResponse(status=reply.status, headers=headers)
-        await response.prepare(request)
-        reader, received = EventReader(), bytearray()
+    async def _received(
+        self, reply: aiohttp.ClientResponse, exchange: HttpExchange, record: Callable[[], None]
+    ) -> AsyncGenerator[bytes, None]:
+        """A stream as it arrives. Raises :class:`RefusedError` if the server breaks it off."""
+        received = bytearray()
         try:
             async for data in reply.content.iter_any():
-                chunk = self._without_key(data)
-                received += chunk
-                sent = chunk if as_it_is else b"".join(call.events(_checked(event)) for event in reader.feed(data))
-                if reader.ended or (as_it_is and has_ended(received, chunk)):
+                masked = self._without_key(data)
+                received += masked
+                if has_ended(received, masked):
                     exchange.body = bytes(received)
                     record()
-                    sent += b"" if as_it_is else call.end()
-                if sent:
-                    await response.write(sent)
-                if reader.ended:
-                    break
-            else:
-                if not as_it_is:
-                    raise RefusedError(502, "the policy server's stream ended before the reply was complete")
-        except RefusedError as refused:
-            exchange.error = str(refused)
-            await response.write(call.error_event(refused))
-        except (asyncio.TimeoutError, aiohttp.ClientError, *UNREADABLE) as error:
-            await response.write(call.error_event(_broken_off(error, exchange)))
+                yield masked
+        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+            exchange.error = f"the policy server broke off its stream: {error!r}"
+            raise RefusedError(502, exchange.error) from error
         finally:
             exchange.body = bytes(received)
-        await response.write_eof()
-        return response
 
     def _without_key(self, data: bytes) -> bytes:
         """``data`` without the API key: a server may repeat the key that it refuses."""
@@ -178,26 +161,27 @@ class Upstreams:
         return self.urls[zlib.crc32(rollout_id.encode()) % len(self.urls)].rstrip("/")
 
 
-def _broken_off(error: Exception, exchange: HttpExchange) -> RefusedError:
-    if isinstance(error, aiohttp.ClientConnectionResetError):  # writing to a client that left
-        raise error
-    exchange.error = f"the policy server broke off its stream: {error!r}"
-    return RefusedError(502, exchange.error)
-
-
-def _checked(chunk: dict[str, Any]) -> dict[str, Any]:
-    """``chunk``, unless it reports an error."""
-    if "error" in chunk:
-        raise RefusedError(502, error_message(json.dumps(chunk).encode()))
-    return chunk
+async def _translated_events(call: WireCall, received: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A stream of chat chunks in the format of the call's API. Raises :class:`RefusedError` for an error in it."""
+    reader = EventReader()
+    try:
+        async with aclosing(received):
+            async for data in received:
+                for chunk in reader.feed(data):
+                    yield call.events(chunk)
+                if reader.ended:
+                    yield call.end()
+                    return
+    except UNREADABLE as error:
+        raise RefusedError(502, f"the policy server's stream cannot be read: {error!r}") from error
+    raise RefusedError(502, "the policy server's stream ended before the reply was complete")
 
 
 def _translated(call: WireCall, exchange: HttpExchange) -> bytes:
     if exchange.status != _OK:
         return json.dumps(call.error(RefusedError(exchange.status, error_message(exchange.body)))).encode()
     try:
-        exchange.reply = as_chat(parse_reply(exchange.body))
-        return json.dumps(call.reply(exchange.reply or {})).encode()
+        return json.dumps(call.reply(as_chat(parse_reply(exchange.body)))).encode()
     except UNREADABLE as error:
         raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error
 

@@ -23,8 +23,8 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS
-from groundwire.adapters.tracing.wire.call import Conversations, WireCall, answer
+from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS, answer, answer_refusals
+from groundwire.adapters.tracing.wire.call import Conversations, WireCall
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, read_request
@@ -62,7 +62,7 @@ def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
 class PolicyServer(HttpServer):
     """An OpenAI-compatible server in front of an engine, on the running event loop.
 
-    It is a :class:`groundwire.adapters.tracing.wire.call.LocalPolicy`, which the proxy asks without HTTP; started, it
+    It is a :class:`groundwire.adapters.tracing.wire.apis.LocalPolicy`, which the proxy asks without HTTP; started, it
     answers over HTTP.
 
     Args:
@@ -104,7 +104,7 @@ class PolicyServer(HttpServer):
 
     def application(self) -> web.Application:
         """The routes of the server."""
-        app = web.Application(client_max_size=MAX_BODY)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[answer_refusals])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         for path, api in PATHS.items():
@@ -195,19 +195,13 @@ class PolicyServer(HttpServer):
 
     async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         session = request.headers.get(SESSION_HEADER, "")
-        try:
-            body = await self._read_body(request)
-            call = api(body, self._conversations.of(session, len(await request.read())))
-            return await answer(request, call, self, session=session, on_sampled=_ignore)
-        except RefusedError as refused:
-            return web.json_response(api.error(refused), status=refused.status)
+        body = await self._read_body(request)
+        call = api(body, self._conversations.of(session, len(await request.read())))
+        return await answer(request, call, self, session=session, on_sampled=_ignore)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        try:
-            call = MessagesCall(await self._read_body(request), self._conversations.of(""))
-            return web.json_response({"input_tokens": await self.count_tokens(call.chat)})
-        except RefusedError as refused:
-            return web.json_response(MessagesCall.error(refused), status=refused.status)
+        call = MessagesCall(await self._read_body(request), self._conversations.of(""))
+        return web.json_response({"input_tokens": await self.count_tokens(call.chat)})
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
         try:

@@ -21,15 +21,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
-from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans, semconv
-from groundwire.adapters.tracing.calls import order_calls, to_json
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans
+from groundwire.adapters.tracing.calls import AGENT, PROMPT_IDS, order_calls, to_json
+from groundwire.adapters.tracing.spans import REWARD_PREFIX, SpanRecord
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.train.store.limits import AnyJson, Attributes, Count, Id, Items, Seconds, Table, Time
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
 
 _VLLM = "llm.hosted_vllm."
-_AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
+_AGENT_NAMES = (AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 _METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None}
 """Fields of a rollout that Agent Lightning has no name for, with their defaults."""
 _CONFIG: Mapping[str, str] = {
@@ -236,11 +236,11 @@ def outcome_span(outcome: Outcome, rollout_id: str, attempt_id: str, number: int
     if outcome.reward is not None:
         primary = "total" if outcome.reward_components else "primary"
         for index, (name, value) in enumerate({primary: outcome.reward, **outcome.reward_components}.items()):
-            attributes[f"{semconv.REWARD_PREFIX}{index}.name"] = name
-            attributes[f"{semconv.REWARD_PREFIX}{index}.value"] = float(value)
+            attributes[f"{REWARD_PREFIX}{index}.name"] = name
+            attributes[f"{REWARD_PREFIX}{index}.value"] = float(value)
     now = time.time()
     return SpanRecord(
-        name=semconv.ANNOTATION_SPAN,
+        name="agentlightning.annotation",
         rollout_id=rollout_id,
         attempt_id=attempt_id,
         sequence_id=number,
@@ -258,11 +258,11 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
     The calls of foreign tracers count if our proxy traced none, which would trace all.
     """
     try:
-        is_ours = any(semconv.PROMPT_IDS in span.attributes for span in spans)
+        is_ours = any(PROMPT_IDS in span.attributes for span in spans)
         by_id = {span.span_id: span for span in spans}
         calls, others = [], []
         for span in spans:
-            if semconv.PROMPT_IDS in span.attributes:
+            if PROMPT_IDS in span.attributes:
                 calls.append(from_span(span))
             elif span.name in _READERS and not is_ours:
                 calls.append(_foreign_call(span, by_id))

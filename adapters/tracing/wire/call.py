@@ -1,19 +1,15 @@
-"""What each wire API implements, the translation of one call to a chat completion and back; the conversations behind
-``previous_response_id``, whose agents send what is new while policies read all of it; and how a policy in this process
-answers a call.
+"""What each wire API implements: the translation of one call to a chat completion, and of the reply back.
+
+``previous_response_id`` needs the conversations: agents send what is new, while policies read all of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from aiohttp import web
-
-from groundwire.adapters.tracing.wire.exchange import OnSampled
-from groundwire.adapters.tracing.wire.request import RefusedError, require_text
+from groundwire.adapters.tracing.wire.request import RefusedError, require
 from groundwire.tools.secrets import masked_values
 
 _MAX_BYTES = 256 << 20
@@ -47,7 +43,7 @@ class Conversation:
         if response_id is None:
             return ()
         responses = self._all.kept.get(self._rollout_id, {})
-        if require_text(response_id, "previous_response_id") not in responses:
+        if require(str, response_id, "previous_response_id") not in responses:
             raise RefusedError(
                 400,
                 f"previous_response_id {response_id!r:.100} is unknown: the responses of an attempt are kept until it "
@@ -119,52 +115,3 @@ def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
     """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
-
-
-class LocalPolicy(Protocol):
-    """A policy in this process: no second connection carries every id and logprob as JSON.
-
-    ``body`` is a chat request. ``on_sampled`` is called before the reply is complete, and not for a refused request.
-    """
-
-    model_name: str
-
-    async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
-        """A chat completion. Raises :class:`RefusedError`."""
-        ...
-
-    def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a chat completion. Raises :class:`RefusedError`; closing it ends the sampling."""
-        ...
-
-    async def count_tokens(self, body: Any) -> int:
-        """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
-        ...
-
-    def models(self) -> dict[str, Any]:
-        """OpenAI's list of models."""
-        ...
-
-
-async def answer(
-    request: web.Request, call: WireCall, policy: LocalPolicy, *, session: str, on_sampled: OnSampled
-) -> web.StreamResponse:
-    """Answer ``call`` on ``request``. Raises :class:`RefusedError`, unless a stream has begun."""
-    if call.chat.get("stream") is not True:
-        completion = await policy.complete(call.chat, session=session, on_sampled=on_sampled)
-        return web.json_response(call.reply(completion))
-    async with aclosing(policy.stream(call.chat, session=session, on_sampled=on_sampled)) as chunks:
-        first = await anext(chunks)
-        # This sends the status, so later errors can only be events of the stream.
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await stream.prepare(request)
-        await stream.write(call.events(first))
-        try:
-            async for chunk in chunks:
-                if events := call.events(chunk):
-                    await stream.write(events)
-            await stream.write(call.end())
-        except RefusedError as error:
-            await stream.write(call.error_event(error))
-        await stream.write_eof()
-        return stream

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
-from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
+from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError, refuse_fields
 from groundwire.tools.files import shorten_repr
 
 _MAX_TOKENS = 16
@@ -28,15 +28,13 @@ class CompletionsCall(WireCall):
     name = "completions"
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        for name, reason in _REFUSED.items():
-            if request.get(name):
-                raise RefusedError(400, f"{name} is not served: {reason}", param=name)
+        refuse_fields(request, _REFUSED)
         prompt = _one_prompt(request.get("prompt"))
-        shown = prompt if isinstance(prompt, str) else json.dumps(prompt)
+        prompt_text = prompt if isinstance(prompt, str) else json.dumps(prompt)
         self.chat = {
             **{name: value for name, value in request.items() if name not in _OWN and value is not None},
             RAW_PROMPT: prompt,
-            "messages": [{"role": "user", "content": shown}],
+            "messages": [{"role": "user", "content": prompt_text}],
             "max_tokens": _MAX_TOKENS if request.get("max_tokens") is None else request["max_tokens"],
             "logprobs": request.get("logprobs") is not None,
         }
@@ -49,14 +47,14 @@ class CompletionsCall(WireCall):
         """The chunk as an event."""
         return encode_event(self._legacy(chunk, "delta"))
 
-    def _legacy(self, reply: Mapping[str, Any], part: str) -> dict[str, Any]:
+    def _legacy(self, reply: Mapping[str, Any], message_field: str) -> dict[str, Any]:
         """A chat completion, or a chunk of one, in the legacy format."""
         choices = []
         prompt_ids = reply.get("prompt_token_ids") if self.chat.get("return_token_ids") else None
         for choice in reply.get("choices") or ():
             legacy = {
                 "index": choice.get("index") or 0,
-                "text": (choice.get(part) or {}).get("content") or "",
+                "text": (choice.get(message_field) or {}).get("content") or "",
                 "logprobs": self._logprobs(choice),
                 "finish_reason": choice.get("finish_reason"),
                 **{name: choice[name] for name in _CHOICE_IDS if name in choice},

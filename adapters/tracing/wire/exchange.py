@@ -8,21 +8,22 @@ them, and reading never raises: a reply that cannot be read is a failed call.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, check_ids, to_json
-from groundwire.adapters.tracing.wire.request import is_constrained
+from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, to_json
+from groundwire.adapters.tracing.wire.request import RefusedError, is_constrained
 from groundwire.tools.secrets import mask_secrets
 
 CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
 OnSampled = Callable[[int, Mapping[str, Any]], None]
-"""Takes the index of a choice and the fields of the :class:`LLMCall` that a policy in this process has sampled for it,
-or only an ``error``."""
+"""Takes the index of a choice and the fields of its :class:`LLMCall` that a policy in this process has sampled, or only
+an ``error``."""
 CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
@@ -34,14 +35,6 @@ _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a malformed reply may raise."""
-
-
-class _StreamError(Exception):
-    """A stream that reports an error, or ends too early."""
-
-
-class _NothingSentError(Exception):
-    """An agent left a stream before it got a token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,13 +54,9 @@ class HttpExchange:
     status: int = _STATUS_OK
     body: bytes = b""
     """The reply as the policy server sent it."""
-    reply: Mapping[str, Any] | None = None
-    """The same, if it was parsed for the agent."""
     streamed: bool = False
     choices: int = 1
     """How many the request asks for."""
-    max_tokens: int | None = None
-    """The limit of the reply that the policy server was given."""
     sampled: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The arguments of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
     error: str = ""
@@ -87,7 +76,9 @@ class EventReader:
         """Whether ``[DONE]`` has arrived."""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """The chunks that ``data`` completes. Raises ``ValueError`` for one that is not JSON."""
+        """The chunks that ``data`` completes. Raises :class:`RefusedError` for one that is an error, and one of
+        :data:`UNREADABLE`.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -95,46 +86,53 @@ class EventReader:
                 if text == b"[DONE]":
                     self.ended = True
                 elif not self.ended:
-                    yield as_chat(parse_reply(text))
+                    chunk = as_chat(parse_reply(text))
+                    if "error" in chunk:
+                        raise RefusedError(502, error_message(text))
+                    yield chunk
 
 
 def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall:
     """The call of a choice of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
-    request, error, status = exchange.request, exchange.error, exchange.status
-    fields: dict[str, Any] = {}
-    if choice in exchange.sampled or (status == CLIENT_GONE and exchange.streamed):
-        error, status = "", _STATUS_OK
-    elif not error and status != _STATUS_OK:
-        error = error_message(exchange.body)
-    if not error:
-        try:
-            fields = _read_sampled(exchange, choice) if choice in exchange.sampled else _read_body(exchange, choice)
-        except _NothingSentError:
-            error, status = exchange.error, exchange.status
-        except _StreamError as caught:
-            error = str(caught)
-        except UNREADABLE as caught:
-            error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
+    request = exchange.request
+    fields = _read_choice(exchange, choice)
+    if exchange.reply_id:
+        fields["reply_id"] = exchange.reply_id
     return LLMCall(
         **{name: getattr(exchange, name) for name in _OF_THE_CALL},
         sequence=sequence,
         model=str(request.get("model") or ""),
-        status=status,
         choice=choice if exchange.choices > 1 else None,
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        **{"error": error, **fields, **({"reply_id": exchange.reply_id} if exchange.reply_id else {})},
+        **fields,
     )
 
 
-def _read_body(exchange: HttpExchange, choice: int) -> dict[str, Any]:
-    if exchange.streamed:
-        fields = read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
-    else:
-        fields = read_reply(parse_reply(exchange.body) if exchange.reply is None else exchange.reply, choice)
+def _read_choice(exchange: HttpExchange, choice: int) -> dict[str, Any]:
+    """The fields of the call that depend on the reply."""
+    failed = {"status": exchange.status, "error": exchange.error}
+    sampled = exchange.sampled.get(choice)
+    left = exchange.status == CLIENT_GONE and exchange.streamed
+    if sampled is None and not left and (exchange.error or exchange.status != _STATUS_OK):
+        return {**failed, "error": exchange.error or error_message(exchange.body)}
+    try:
+        if sampled is not None:
+            return {**sampled, "logprobs": list(map(float, sampled.get("logprobs", ())))}
+        if exchange.streamed:
+            fields = read_reply(_merge_stream(exchange.body, choice, left=left))
+        else:
+            fields = read_reply(as_chat(parse_reply(exchange.body)), choice)
+    except RefusedError as refused:
+        return {"error": str(refused)}
+    except UNREADABLE as error:
+        return {"error": f"the server's reply cannot be read: {type(error).__name__}: {error}"}
+    if left and not fields["response_ids"]:  # before it got a token
+        return failed
     if not fields["grammar"] and is_constrained(exchange.request):
         fields["grammar"] = UNKNOWN_GRAMMAR
-    if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == exchange.max_tokens:
+    limit = exchange.request.get("max_completion_tokens") or exchange.request.get("max_tokens")
+    if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == limit:
         fields["finish_reason"] = "length"  # vLLM replaces it if there was a whole call before the cut
     return fields
 
@@ -167,36 +165,22 @@ def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
     choice = reply["choices"][index]
     logprobs = (choice.get("logprobs") or {}).get("content") or ()
     return {
-        "prompt_ids": check_ids(reply.get("prompt_token_ids") or ()),
-        "response_ids": check_ids(choice.get("token_ids") or ()),
+        "prompt_ids": array("I", reply.get("prompt_token_ids") or ()).tolist(),  # refuses what are no ids
+        "response_ids": array("I", choice.get("token_ids") or ()).tolist(),
         "logprobs": [float(token["logprob"]) for token in logprobs],
         "finish_reason": str(choice.get("finish_reason") or ""),
         "reply_id": str(reply.get("id") or "")[:_MAX_ID],
         "reply_json": to_json(choice["message"]),
         "grammar": str(choice.get("grammar") or ""),
-        **_weights_versions(reply),
+        **{name: reply[name] for name in _VERSIONS if isinstance(reply.get(name), int)},
         **_token_counts(reply),
     }
 
 
-def _read_sampled(exchange: HttpExchange, choice: int) -> dict[str, Any]:
-    sampled = exchange.sampled[choice]
-    if "error" in sampled:
-        return {"error": str(sampled["error"])}
-    return {
-        **{name: value for name, value in sampled.items() if name not in _VERSIONS},
-        "prompt_ids": check_ids(sampled["prompt_ids"]),
-        "response_ids": check_ids(sampled["response_ids"]),
-        "logprobs": [float(logprob) for logprob in sampled["logprobs"]],
-        **_weights_versions(sampled),
-    }
-
-
 def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
-    """A choice of a stream as a whole reply.
+    """A choice of a stream as a whole reply, cut short if the agent has ``left``.
 
-    Raises :class:`_StreamError` if the stream reports an error or is cut off, and :class:`_NothingSentError` if the
-    agent has ``left`` it without a token.
+    Raises :class:`RefusedError` if the stream reports an error or is cut off by the server.
     """
     if left:
         body = body.rpartition(b"\n")[0]
@@ -206,48 +190,40 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     choice: dict[str, Any] = {"message": message, "token_ids": token_ids, "logprobs": {"content": logprobs}}
     reply: dict[str, Any] = {"choices": [choice]}
     for event in EventReader().feed(body + b"\n"):
-        if "error" in event:
-            raise _StreamError(error_message(json.dumps(event).encode()))
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
         reply |= {name: event[name] for name in ("id", "usage", *_VERSIONS) if event.get(name) is not None}
-        for part in event.get("choices") or ():  # the event with the usage has none
-            if part.get("index", 0) != index:
+        for chunk in event.get("choices") or ():  # the event with the usage has none
+            if chunk.get("index", 0) != index:
                 continue
-            token_ids += part.get("token_ids") or ()
-            logprobs += (part.get("logprobs") or {}).get("content") or ()
-            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
-            choice["grammar"] = part.get("grammar") or choice.get("grammar")
-            _add_delta(message, part.get("delta") or {})
-    if left and not token_ids:
-        raise _NothingSentError
+            token_ids += chunk.get("token_ids") or ()
+            logprobs += (chunk.get("logprobs") or {}).get("content") or ()
+            choice["finish_reason"] = chunk.get("finish_reason") or choice.get("finish_reason")
+            choice["grammar"] = chunk.get("grammar") or choice.get("grammar")
+            _add_delta(message, chunk.get("delta") or {})
     if left:
         choice["finish_reason"] = choice.get("finish_reason") or CANCELLED
     if not choice.get("finish_reason"):
-        raise _StreamError("the stream ended before the reply was complete")
+        raise RefusedError(502, "the stream ended before the reply was complete")
     return reply
 
 
 def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for key, value in delta.items():
         if key == "tool_calls":
-            for part in value or ():
-                _add_tool_call(message.setdefault("tool_calls", []), part)
+            for call_delta in value or ():
+                _add_tool_call(message.setdefault("tool_calls", []), call_delta)
         elif isinstance(value, str) and key != "role":
             message[key] = message.get(key, "") + value
 
 
-def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
-    index = part.get("index") or 0
+def _add_tool_call(calls: list[dict[str, Any]], call_delta: Mapping[str, Any]) -> None:
+    index = call_delta.get("index") or 0
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call, function = calls[index], part.get("function") or {}
-    call["id"] = call["id"] or part.get("id") or ""
+    call, function = calls[index], call_delta.get("function") or {}
+    call["id"] = call["id"] or call_delta.get("id") or ""
     call["function"]["name"] += function.get("name") or ""
     call["function"]["arguments"] += function.get("arguments") or ""
-
-
-def _weights_versions(reply: Mapping[str, Any]) -> dict[str, int]:
-    return {name: reply[name] for name in _VERSIONS if isinstance(reply.get(name), int)}
 
 
 def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
@@ -21,6 +21,8 @@ _CONSTRAINTS = (  # vLLM's own fields
     "bad_words", "logit_bias",
 )  # fmt: skip
 _MAX_CHOICES = 128
+_KINDS: Mapping[type, str] = {list: "a list", dict: "an object", str: "text"}
+T = TypeVar("T")
 
 
 class RefusedError(Exception):
@@ -40,10 +42,10 @@ class RefusedError(Exception):
         return {"error": error}
 
 
-def require_list(value: Any, name: str) -> list[Any]:
-    """``value``, the field ``name``, if it is a list. Raises :class:`RefusedError`."""
-    if not isinstance(value, list):
-        raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
+def require(kind: type[T], value: Any, name: str) -> T:
+    """``value``, the field ``name``, if it is of ``kind``, list, dict or str. Raises :class:`RefusedError`."""
+    if not isinstance(value, kind):
+        raise RefusedError(400, f"{name} must be {_KINDS[kind]}, not {shorten_repr(value)}", param=name)
     return value
 
 
@@ -52,44 +54,27 @@ def unserved_kind(name: str, kind: Any, advice: str, *, param: str | None = None
     return RefusedError(400, f"{name} is of type {kind!r:.60}, which {advice}", param=param)
 
 
-def reject_unserved(request: Mapping[str, Any], unserved: Mapping[str, str]) -> None:
-    """Raise :class:`RefusedError` for a field of ``unserved``, and for several choices.
-
-    The values of ``unserved`` say what to do instead. Only chat completions have several choices.
-    """
-    for name, advice in unserved.items():
+def refuse_fields(request: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    """Raise :class:`RefusedError` for a field of ``refused``, whose values say why, or what to do instead."""
+    for name, advice in refused.items():
         if request.get(name):
             raise RefusedError(400, f"{name} is not served: {advice}", param=name)
-    if request.get("n") not in (None, 1):
-        raise RefusedError(
-            400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"
-        )
-
-
-def require_object(value: Any, name: str) -> Mapping[str, Any]:
-    """``value``, the field ``name``, if it is an object. Raises :class:`RefusedError`."""
-    if not isinstance(value, dict):
-        raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
-    return value
-
-
-def require_text(value: Any, name: str) -> str:
-    """``value``, the field ``name``, if it is a string. Raises :class:`RefusedError`."""
-    if not isinstance(value, str):
-        raise RefusedError(400, f"{name} must be text, not {shorten_repr(value)}", param=name)
-    return value
 
 
 def read_content(content: Any, name: str, read_part: Callable[[Any, str], dict[str, Any]]) -> Any:
     """The content of a chat message: text as text, other content as parts."""
     if isinstance(content, str):
         return content
-    parts = [read_part(part, f"{name}[{index}]") for index, part in enumerate(require_list(content, name))]
+    parts = [read_part(part, f"{name}[{index}]") for index, part in enumerate(require(list, content, name))]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def passed_on(request: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
     """The fields of a request to another API that are a chat request's as well: those that are not its ``own``."""
+    if request.get("n") not in (None, 1):
+        raise RefusedError(
+            400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"
+        )
     chat = {name: value for name, value in request.items() if name not in own and value is not None}
     if request.get("stream"):
         chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
@@ -99,8 +84,8 @@ def passed_on(request: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
 def chat_tools(tools: Any, read_tool: Callable[[Mapping[str, Any], str], Mapping[str, Any]]) -> dict[str, Any]:
     """The field ``tools`` of a chat request, empty without any. ``read_tool`` gives each tool its ``parameters``."""
     functions = []
-    for index, value in enumerate(require_list(tools or [], "tools")):
-        tool = read_tool(require_object(value, f"tools[{index}]"), f"tools[{index}]")
+    for index, value in enumerate(require(list, tools or [], "tools")):
+        tool = read_tool(require(dict, value, f"tools[{index}]"), f"tools[{index}]")
         function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
         if tool.get("strict"):  # false is the default; the prompt shall not depend on the API
             function["strict"] = True

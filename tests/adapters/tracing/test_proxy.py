@@ -15,8 +15,9 @@ from open_rollouts import OpenRollouts
 from groundwire.adapters import AGENT_HEADER
 from groundwire.adapters.tracing import LLMCall, open_attempts
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError
-from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError
+from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
+from groundwire.tools.errors import CommandError
 from groundwire.train.store.rollout import Rollout
 
 HELLO = [{"role": "user", "content": "héllo"}]
@@ -161,10 +162,10 @@ async def test_a_reward_emitted_after_a_reply_has_a_higher_number_than_the_call(
 
 
 async def test_an_upstream_error_is_passed_on_unchanged_and_recorded(bench: Any) -> None:
-    b = await bench([Reply(status=400, text="This model's maximum context length is 8 tokens")])
+    b = await bench([Reply(status=400, text="This model's maximum context length is 8 tokens", code="its own")])
     with pytest.raises(openai.BadRequestError, match="maximum context length is 8") as caught:
         await b.ask()
-    assert caught.value.body["type"] == "scripted_error"
+    assert caught.value.body["code"] == "its own"
     (call,) = await b.calls()
     assert (call.status, call.error) == (400, "This model's maximum context length is 8 tokens")
     assert "failed with status 400" in call.untrainable_reason
@@ -295,7 +296,7 @@ async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: An
 
 async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
     b = await bench([])
-    with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
+    with pytest.raises(CommandError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
         await LLMProxy(upstreams=[b.server.base_url], sink=b.store, port=b.proxy.port).start()
 
 
@@ -303,7 +304,7 @@ async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
 async def test_an_address_of_another_machine_is_a_clear_error(bench: Any, host: str) -> None:
     b = await bench([])
     proxy = LLMProxy(upstreams=[b.server.base_url], sink=b.store, host=host, token="x" * 20)
-    with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
+    with pytest.raises(CommandError, match=f"cannot listen on {host}, .* --proxy-host"):
         await proxy.start()
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import LLMCall, call_writer, from_span, to_span
+from groundwire.adapters.tracing import LLMCall, from_span, to_span
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
 from groundwire.adapters.tracing.spans import SinkRefusedError
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
@@ -214,7 +214,8 @@ async def test_refusals_that_nobody_asks_for_are_not_kept_for_ever() -> None:
         async def add_calls(self, calls: Sequence[LLMCall]) -> None:
             raise AssertionError("calls without a number are not written")
 
-    writer, last = CallWriter(Refusing()), 1030  # type: ignore[arg-type]
+    sink: Any = Refusing()
+    writer, last = CallWriter(sink, sink.add_calls), 1030
     for number in range(last + 1):
         writer.finish(writer.reserve(f"r{number}", "a"), lambda sequence: None)  # type: ignore[arg-type,return-value]
     for _ in range(100):
@@ -226,9 +227,7 @@ async def test_refusals_that_nobody_asks_for_are_not_kept_for_ever() -> None:
         await writer.close(timeout_s=1)
 
 
-async def test_a_flush_writes_at_once_however_late_the_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_writer, "_WRITE_DELAY_S", 3600.0)
-
+async def test_a_flush_waits_for_late_numbers_which_are_in_the_order_of_arrival() -> None:
     class Slow(MemoryStore):
         async def reserve_sequence_ids(self, attempts: Any) -> Any:
             await asyncio.sleep(0.05)
@@ -239,7 +238,7 @@ async def test_a_flush_writes_at_once_however_late_the_numbers_are(monkeypatch: 
     await store.enqueue([rollout])
     await store.dequeue(1)
     ids = rollout.rollout_id, rollout.attempts[-1].attempt_id
-    writer = CallWriter(store)
+    writer = CallWriter(store, store.add_calls)
     for _ in range(2):
         call = LLMCall(rollout_id=ids[0], attempt_id=ids[1], sequence=0)
         writer.finish(writer.reserve(*ids), lambda sequence, call=call: replace(call, sequence=sequence))

@@ -17,7 +17,7 @@ from groundwire.adapters.tracing import (
     to_span,
     triplets,
 )
-from groundwire.adapters.tracing.semconv import EMITTED
+from groundwire.adapters.tracing.spans import EMITTED
 
 
 def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> LLMCall:

@@ -63,7 +63,7 @@ class ChatResponse:
     def sampled(self, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
         """The fields of the traced LLM call."""
         return {
-            "prompt_ids": reply.prompt_ids,
+            "prompt_ids": list(reply.prompt_ids),
             "response_ids": reply.token_ids,
             "reply_id": self._head["id"],
             "logprobs": reply.logprobs,

@@ -129,7 +129,7 @@ class RunnerPool:
 
     async def _run_agent(self, rollout: Rollout, resources: Mapping[str, Any]) -> tuple[Outcome, bool]:
         """Raises :class:`CallsNotStoredError` if the store refuses a span that the agent emitted."""
-        writer = self._writer = self._writer or CallWriter(self._store)
+        writer = self._writer = self._writer or CallWriter(self._store, self._store.add_annotations)
         rollout_id = rollout.rollout_id
         try:
             with Emissions(writer, rollout_id=rollout_id, attempt_id=rollout.attempts[-1].attempt_id).activate():
