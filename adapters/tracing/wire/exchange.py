@@ -28,8 +28,6 @@ CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
-_OF_THE_CALL = ("rollout_id", "attempt_id", "agent", "call_id", "wire_api", "started", "ended")
-"""The fields of an exchange that its call has as well."""
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
@@ -38,20 +36,11 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError,
 
 
 @dataclass(slots=True, kw_only=True)
-class HttpExchange:
-    """One request and its reply, not yet parsed."""
+class HttpExchange(LLMCall):
+    """A call whose reply is not parsed yet: the fields that the reply has are empty."""
 
-    rollout_id: str
-    attempt_id: str
-    agent: str
-    call_id: str = ""
-    reply_id: str = ""
-    """The reply's id, if the API of the call makes its own."""
-    wire_api: str = ""
-    started: float
-    ended: float = 0.0
+    sequence: int = 0
     request: Mapping[str, Any] = field(default_factory=dict)
-    status: int = _STATUS_OK
     body: bytes = b""
     """The reply as the policy server sent it."""
     streamed: bool = False
@@ -59,7 +48,6 @@ class HttpExchange:
     """How many the request asks for."""
     sampled: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The arguments of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
-    error: str = ""
 
 
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
@@ -94,47 +82,44 @@ class EventReader:
 
 def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall:
     """The call of a choice of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
-    request = exchange.request
-    fields = _read_choice(exchange, choice)
-    if exchange.reply_id:
-        fields["reply_id"] = exchange.reply_id
-    return LLMCall(
-        **{name: getattr(exchange, name) for name in _OF_THE_CALL},
-        sequence=sequence,
-        model=str(request.get("model") or ""),
-        choice=choice if exchange.choices > 1 else None,
-        messages_json=to_json(request.get("messages") or []),
-        tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        **fields,
-    )
+    request, known = exchange.request, {name: getattr(exchange, name) for name in LLMCall.__slots__}
+    known |= _read_choice(exchange, choice)
+    known |= {
+        "sequence": sequence,
+        "model": str(request.get("model") or ""),
+        "reply_id": exchange.reply_id or known["reply_id"],
+        "choice": choice if exchange.choices > 1 else None,
+        "messages_json": to_json(request.get("messages") or []),
+        "tools_json": to_json(request["tools"]) if request.get("tools") else "",
+    }
+    return LLMCall(**known)
 
 
 def _read_choice(exchange: HttpExchange, choice: int) -> dict[str, Any]:
     """The fields of the call that depend on the reply."""
-    failed = {"status": exchange.status, "error": exchange.error}
-    sampled = exchange.sampled.get(choice)
+    sampled, is_ok = exchange.sampled.get(choice), {"status": _STATUS_OK, "error": ""}
     left = exchange.status == CLIENT_GONE and exchange.streamed
     if sampled is None and not left and (exchange.error or exchange.status != _STATUS_OK):
-        return {**failed, "error": exchange.error or error_message(exchange.body)}
+        return {"error": exchange.error or error_message(exchange.body)}
     try:
         if sampled is not None:
-            return {**sampled, "logprobs": list(map(float, sampled.get("logprobs", ())))}
+            return {**is_ok, **sampled, "logprobs": list(map(float, sampled.get("logprobs", ())))}
         if exchange.streamed:
             fields = read_reply(_merge_stream(exchange.body, choice, left=left))
         else:
             fields = read_reply(as_chat(parse_reply(exchange.body)), choice)
     except RefusedError as refused:
-        return {"error": str(refused)}
+        return {**is_ok, "error": str(refused)}
     except UNREADABLE as error:
-        return {"error": f"the server's reply cannot be read: {type(error).__name__}: {error}"}
+        return {**is_ok, "error": f"the server's reply cannot be read: {type(error).__name__}: {error}"}
     if left and not fields["response_ids"]:  # before it got a token
-        return failed
+        return {}
     if not fields["grammar"] and is_constrained(exchange.request):
         fields["grammar"] = UNKNOWN_GRAMMAR
     limit = exchange.request.get("max_completion_tokens") or exchange.request.get("max_tokens")
     if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == limit:
         fields["finish_reason"] = "length"  # vLLM replaces it if there was a whole call before the cut
-    return fields
+    return {**fields, **is_ok}
 
 
 def parse_reply(body: bytes) -> Any:
