@@ -206,10 +206,8 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
         raise RefusedError(reply.status, reply.text, code=reply.code)
     prompt_ids, token_ids = reply.prompt_ids, reply.token_ids
     if prompt_ids is None:
-        prompt = body.get(RAW_PROMPT)
-        prompt_ids = (
-            render(body["messages"]) if prompt is None else encode(prompt) if isinstance(prompt, str) else prompt
-        )
+        prompt = body.get(RAW_PROMPT) or render(body["messages"])
+        prompt_ids = encode(prompt) if isinstance(prompt, str) else prompt
     if token_ids is None:
         token_ids = message_ids(_message(reply))
     return {
