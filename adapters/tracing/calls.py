@@ -13,7 +13,7 @@ import json
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -173,8 +173,9 @@ def to_span(call: LLMCall) -> SpanRecord:
         _INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
         _OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
         **{name: value for name, value in values.items() if value not in ("", None)},
-        **{name: _pack(typecode, getattr(call, field)) for field, (name, typecode) in _PACKED.items()},
     }
+    for name, (attribute, typecode) in _PACKED.items():
+        attributes[attribute] = base64.b64encode(array(typecode, getattr(call, name))).decode()
     return SpanRecord(
         name="chat",
         rollout_id=call.rollout_id,
@@ -192,7 +193,8 @@ def from_span(span: Any) -> LLMCall:
     """The call that :func:`to_span` wrote."""
     attributes = span.attributes
     fields = {field: attributes[name] for field, name in _ATTRIBUTES.items() if name in attributes}
-    fields |= {field: _unpack(typecode, attributes.get(name, "")) for field, (name, typecode) in _PACKED.items()}
+    for name, (attribute, typecode) in _PACKED.items():
+        fields[name] = array(typecode, base64.b64decode(attributes.get(attribute, ""))).tolist()
     return LLMCall(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
@@ -267,13 +269,3 @@ def select_calls(calls: Iterable[LLMCall], selected: Callable[[LLMCall], object]
             kept[first:] = [replace(choice, reward=(choice.reward or 0.0) + call.reward) for choice in kept[first:]]
         before = call.choice
     return kept
-
-
-def _pack(typecode: str, values: Sequence[float]) -> str:
-    return base64.b64encode(array(typecode, values).tobytes()).decode("ascii")
-
-
-def _unpack(typecode: str, text: str) -> list[Any]:
-    packed = array(typecode)
-    packed.frombytes(base64.b64decode(text))
-    return packed.tolist()
