@@ -36,10 +36,12 @@ _OF_THE_REQUEST = {
 """Errors of HTTP clients about what they were given. Some derive from ``OSError``."""
 _SERVER_STATUSES = {401, 402, 403, 407, 408, 425, 429}
 """Besides 5xx: the tool's own key, or too many requests. Any other status is an answer, to what was asked."""
-_SQLITE = re.compile(
-    r"is locked|is busy|disk i/o|disk is full|out of memory|unable to open|image is malformed|not a database",
-    re.IGNORECASE,
+_SQLITE_CODES = {3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 22, 26}
+"""PERM, BUSY, LOCKED, NOMEM, IOERR, CORRUPT, FULL, CANTOPEN, PROTOCOL, SCHEMA, NOLFS, NOTADB: no query causes them."""
+_SQLITE_MESSAGES = re.compile(
+    "access perm|database (is|table is|schema|disk|or disk)|disk I/O|file is not|large file|locking|out of mem|unable"
 )
+"""How their messages begin: Python 3.10 has no codes. No message that quotes a name of the query begins so."""
 _MYSQL = {1021, 1040, 1114, 1203, 1205, 1213}
 """Disk full, too many connections, table full, lock wait timeout, deadlock. The client's own codes are 2xxx."""
 _CONNECTED = {
@@ -86,6 +88,12 @@ def _linked(error: BaseException) -> Iterator[Any]:
 def infrastructure_errors(error: BaseException) -> list[BaseException]:
     """The failures of the network, the operating system or a server in the chain of causes of ``error``."""
     return [cause for cause in causes(error) if _is_infrastructure(cause)]
+
+
+def is_sqlite_failure(error: BaseException) -> bool:
+    """Whether an exception of the module ``sqlite3`` is about the database's file, and not about the query."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return _SQLITE_MESSAGES.match(str(error)) is not None if code is None else code & 0xFF in _SQLITE_CODES
 
 
 def is_infrastructure_text(text: str) -> bool:
@@ -150,7 +158,7 @@ def _is_database_down(error: BaseException) -> bool:
     code = error.args[0] if error.args else ""
     if isinstance(code, int):  # MySQL
         return 2000 <= code < 3000 or code in _MYSQL
-    return type(error).__module__ != "sqlite3" or _SQLITE.search(str(code)) is not None
+    return type(error).__module__ != "sqlite3" or is_sqlite_failure(error)
 
 
 def _values(error: BaseException) -> Iterator[Any]:

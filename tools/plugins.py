@@ -1,17 +1,14 @@
-"""Plugins: three pluggy hooks, each of which receives a ``register`` callback.
+"""Plugins: three pluggy hooks, ``register_backends``, ``register_rewards`` and ``register_domains``.
 
-A plugin is a module with functions marked ``@hookimpl``; a package names its module in the entry-point group
-``groundwire``. The built-in backends, rewards and domains register through the same hooks.
-
-    UserError
-    ├── PluginError        an installed plugin cannot be loaded
-    └── UnknownNameError   no plugin registered the name
+A plugin is a module with functions of these names marked ``@hookimpl``, which receive a callback, ``register(name,
+value)``; a package names its module in the entry-point group ``groundwire``. The built-in backends, rewards and domains
+register through the same hooks.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from functools import cached_property
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
@@ -25,23 +22,6 @@ NAMESPACE = "groundwire"
 T = TypeVar("T")
 
 hookimpl = pluggy.HookimplMarker(NAMESPACE)
-_hookspec = pluggy.HookspecMarker(NAMESPACE)
-
-
-class _Hooks:
-    @_hookspec
-    def register_backends(self, register: Callable[[str, Any], None]) -> None:
-        """Register agent frameworks: ``register(name, backend)``."""
-
-    @_hookspec
-    def register_rewards(self, register: Callable[[str, Any], None]) -> None:
-        """Register reward functions: ``register(name, reward)``."""
-
-    @_hookspec
-    def register_domains(self, register: Callable[[str, Any], None]) -> None:
-        """Register domains: ``register(name, domain)``."""
-
-
 _PLUGINS: list[Any] = []
 
 
@@ -69,15 +49,14 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, hook: str, builtin: str) -> None:
         self._kind, self._hook, self._builtin = kind, hook, builtin
-        self._entries: dict[str, Any] | None = None
 
     def names(self) -> list[str]:
         """The registered names, sorted."""
-        return sorted(self._loaded())
+        return sorted(self._entries)
 
     def check(self, name: str) -> None:
         """Raise :class:`UnknownNameError` if ``name`` is not registered. Imports nothing."""
-        if name not in self._loaded():
+        if name not in self._entries:
             raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(self.names())}")
 
     def get(self, name: str) -> T:
@@ -87,12 +66,11 @@ class Registry(Generic[T]):
         is missing: the caller adds how to install it.
         """
         self.check(name)
-        entries = self._loaded()
-        entry = entries[name]
+        entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
             try:
-                entries[name] = entry = getattr(importlib.import_module(module), attribute)
+                self._entries[name] = entry = getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError):
                 raise
             except Exception as error:  # a plugin's module may raise anything
@@ -101,29 +79,27 @@ class Registry(Generic[T]):
                 ) from error
         return entry
 
-    def _loaded(self) -> dict[str, Any]:
-        if self._entries is None:
-            manager = pluggy.PluginManager(NAMESPACE)
-            manager.add_hookspecs(_Hooks)
-            manager.register(importlib.import_module(self._builtin), self._builtin)
-            for point in metadata.entry_points(group=NAMESPACE):
-                try:
-                    manager.load_setuptools_entrypoints(NAMESPACE, point.name)
-                except Exception as error:  # a plugin's module may raise anything
-                    package = f" of the package {point.dist.name}" if point.dist else ""
-                    raise PluginError(
-                        f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: "
-                        f"{error}; repair the package, or uninstall it"
-                    ) from error
-            for module in _PLUGINS:
-                manager.register(module)
-            entries: dict[str, Any] = {}
+    @cached_property
+    def _entries(self) -> dict[str, Any]:
+        manager = pluggy.PluginManager(NAMESPACE)
+        manager.register(importlib.import_module(self._builtin), self._builtin)
+        for point in metadata.entry_points(group=NAMESPACE):
+            try:
+                manager.load_setuptools_entrypoints(NAMESPACE, point.name)
+            except Exception as error:  # a plugin's module may raise anything
+                package = f" of the package {point.dist.name}" if point.dist else ""
+                raise PluginError(
+                    f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: "
+                    f"{error}; repair the package, or uninstall it"
+                ) from error
+        for module in _PLUGINS:
+            manager.register(module)
+        entries: dict[str, Any] = {}
 
-            def register(name: str, value: Any) -> None:
-                if name in entries:
-                    raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
-                entries[name] = value
+        def register(name: str, value: Any) -> None:
+            if name in entries:
+                raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
+            entries[name] = value
 
-            getattr(manager.hook, self._hook)(register=register)
-            self._entries = entries
-        return self._entries
+        getattr(manager.hook, self._hook)(register=register)
+        return entries

@@ -7,7 +7,6 @@ sets the worker's limits and then calls :func:`answer_requests`.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
@@ -44,8 +43,7 @@ class WorkerPool:
     def __init__(self, module: str, *, size: int = 1, max_idle: int = 1) -> None:
         self._module, self._size, self._max_idle = module, size, max_idle
         self._reset()
-        os.register_at_fork(after_in_child=self._forget)
-        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._free = threading.BoundedSemaphore(self._size)
@@ -66,17 +64,21 @@ class WorkerPool:
             if cancelled and cancelled():
                 return None
         try:
-            worker, answer = self._pop(), None
+            worker, answer = self._take(), None
             try:
                 answer = worker.ask(request(), cancelled)
             finally:
-                if answer is None or not self._push(worker):
+                with self._lock:
+                    is_kept = answer is not None and len(self._idle) < self._max_idle
+                    if is_kept:
+                        self._idle.append(worker)
+                if not is_kept:
                     worker.close()
             return answer
         finally:
             self._free.release()
 
-    def _pop(self) -> _Worker:
+    def _take(self) -> _Worker:
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -85,23 +87,11 @@ class WorkerPool:
                 worker.close()
         return _Worker(self._module)
 
-    def _push(self, worker: _Worker) -> bool:
-        with self._lock:
-            if len(self._idle) == self._max_idle:
-                return False
-            self._idle.append(worker)
-            return True
-
     def close(self) -> None:
         """End the processes without a request; the next request starts a new one."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
-
-    def _forget(self) -> None:
-        for worker in self._idle:
-            worker.forget()
-        self._reset()
 
 
 class _Worker:
@@ -136,11 +126,6 @@ class _Worker:
         self._pipe.close()
         self.process.kill()
         self.process.wait()
-
-    def forget(self) -> None:
-        """Close this copy of a parent's process, in a forked child."""
-        self._pipe.close()
-        self.process.returncode = 0  # it is not a child of this process, so there is nothing to wait for
 
 
 def answer_requests(answer: Callable[[bytes], bytes], descriptor: int, parent: int) -> None:

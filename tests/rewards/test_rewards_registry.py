@@ -23,7 +23,7 @@ RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="", ok=True)
 @pytest.fixture
 def register() -> Iterator[Any]:
     """Adds rewards for one test."""
-    known = _registry._loaded()
+    known = _registry._entries
     before = dict(known)
     yield known.__setitem__
     known.clear()

@@ -7,11 +7,9 @@ process, in read-only mode. An agent that runs as root can change it nevertheles
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -29,7 +27,6 @@ _PRIVATE_BYTES = 16 << 20
 _IDLE_BYTES = 256 << 20
 """Bytes of copies that are kept for later rollouts; the one that was used last is always kept."""
 _LOGS = ("-wal", "-journal")
-_FICLONE = 0x40049409
 _State: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
@@ -56,20 +53,16 @@ class DatabaseStates(dict[str, _State]):
 
 @dataclass(eq=False)
 class DatabaseCopy:
-    """A copy of ``original``, at ``path``."""
+    """A copy of ``original``, at ``path`` in a ``folder`` that nothing else uses."""
 
     original: str
     path: str
+    folder: Path
     shared: bool
     size: int
     original_state: _State
     state: Mapping[str, tuple[int, ...]]
     users: int = 1
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the copy, which nothing else uses."""
-        return Path(self.path).parent.parent
 
 
 class DatabaseCopies:
@@ -133,18 +126,19 @@ class DatabaseCopies:
         with self._lock:
             self._root = self._root or TemporaryFolder(_PREFIX)
             self.originals.setdefault(database, state)
-            folder = Path(tempfile.mkdtemp(dir=self._root.path)) / (Path(database).parent.name or "database")
-        folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=self._root.path))
+        place = folder / (Path(database).parent.name or "database")
+        place.mkdir()
         try:
             for file in files:
-                _copy(file, folder / file.name)
+                shutil.copyfile(file, place / file.name)
                 if shared:
-                    (folder / file.name).chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+                    (place / file.name).chmod(0o444)
         except OSError:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        path = str(folder / Path(database).name)
-        copy = DatabaseCopy(database, path, shared, size, state, _folder_state(folder.parent))
+        path = str(place / Path(database).name)
+        copy = DatabaseCopy(database, path, folder, shared, size, state, _folder_state(folder))
         with self._lock:
             self._copies.setdefault(database, []).append(copy)
         return copy
@@ -183,11 +177,3 @@ def _files(database: str) -> list[Path]:
     if path.parent.name == path.stem:
         return [file for file in path.parent.iterdir() if file.is_file() and not file.name.endswith("-shm")]
     return [path, *(log for end in _LOGS if (log := Path(f"{database}{end}")).is_file())]
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file; on a file system that can, the two share their blocks until one changes."""
-    with suppress(OSError), source.open("rb") as read, target.open("wb") as written:
-        fcntl.ioctl(written, _FICLONE, read.fileno())
-        return
-    shutil.copyfile(source, target)

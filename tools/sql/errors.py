@@ -13,27 +13,10 @@ import re
 import sqlite3
 
 from groundwire.tools.errors import BrokenResourceError
+from groundwire.tools.infrastructure import is_sqlite_failure
 from groundwire.tools.sql import connections
 
-# SQLite's codes of failures that no query can cause, as numbers: Python 3.10 has no names for them. A read-only
-# connection reports READONLY only for a database that a crashed writer left to be repaired.
-# PERM, BUSY, LOCKED, READONLY, IOERR, CORRUPT, CANTOPEN, PROTOCOL, SCHEMA, NOLFS, NOTADB:
-_INFRASTRUCTURE = frozenset({3, 5, 6, 8, 10, 11, 14, 15, 17, 22, 26})
-_FULL, _IOERR_WRITE = 13, 10 | 3 << 8
-# Python 3.10 has no codes. A message that quotes a name or a value of the query is never equal to one of these.
-_INFRASTRUCTURE_MESSAGES = {
-    "access permission denied",
-    "attempt to write a readonly database",
-    "database disk image is malformed",
-    "database is locked",
-    "database schema has changed",
-    "database table is locked",
-    "disk I/O error",
-    "file is not a database",
-    "large file support is disabled",
-    "locking protocol",
-    "unable to open database file",
-}
+_IOERR_WRITE = 10 | 3 << 8
 
 
 class QueryError(Exception):
@@ -76,9 +59,11 @@ def query_error(conn: connections.Connection, path: str, sql: str, error: Except
         result = NotAllowedError("only one statement at a time: write a single SELECT")
     elif isinstance(error, MemoryError) or code == connections.IOERR_NOMEM:
         result = SqlError("the query needs too much memory")
-    elif code == _IOERR_WRITE or code & 0xFF == _FULL:  # SQLite writes nothing but the query's own temporary files
+    elif code == _IOERR_WRITE or message == "database or disk is full":
+        # SQLite writes nothing but the query's own temporary files.
         result = SqlError("the query needs too much temporary storage")
-    elif code & 0xFF in _INFRASTRUCTURE or message in _INFRASTRUCTURE_MESSAGES:
+    # On a read-only connection the second is about a database that a crashed writer left to be repaired.
+    elif is_sqlite_failure(error) or message == "attempt to write a readonly database":
         result = DatabaseError(f"the database {path} cannot be read: {message}")
     else:
         result = SqlError(message + _hint(path, conn.signature, sql, message))

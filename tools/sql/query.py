@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import _thread
-import marshal
 import os
+import pickle
 import resource
 import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.daemon_threads import fulfil
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.sql import connections
 from groundwire.tools.sql.errors import (
     DatabaseError,
@@ -41,7 +39,6 @@ workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 
-_ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
 Answer = tuple[list[str], list[tuple[Any, ...]], bool, int]
 """The columns, the rows, ``truncated`` and ``vm_steps`` of a result."""
 
@@ -84,7 +81,6 @@ def run_query(
     value. Another thread may set ``cancelled``: the query then stops within about ten milliseconds, with
     :class:`QueryTimeoutError`. Raises a :class:`QueryError`. No statement can change or create a file.
     """
-
     if len(sql) > connections.MAX_SQL_LENGTH:
         raise SqlError(f"the query is too long: {len(sql)} characters, at most {connections.MAX_SQL_LENGTH}")
     try:
@@ -104,26 +100,15 @@ def run_query(
         columns, rows, truncated, vm_steps = answer
         return QueryResult(columns, rows, truncated, time.perf_counter() - started, vm_steps)
 
-    return _run_in_other_thread(query) if threading.current_thread() is threading.main_thread() else query()
-
-
-def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
-    """Run a query of the main thread, where signal handlers run, in another thread.
-
-    SQLite swallows an exception that is raised inside its callbacks, so Ctrl-C would look like a failed query.
-    """
-    abandoned, answer, done = threading.Event(), Future[QueryResult](), _thread.allocate_lock()
-    done.acquire()
-
-    def run() -> None:
-        fulfil(answer, lambda: query(abandoned))
-        done.release()
-
+    if threading.current_thread() is not threading.main_thread():
+        return query()
+    # Signal handlers run in the main thread. SQLite swallows an exception that is raised inside its callbacks, so there
+    # Ctrl-C would look like a failed query.
+    abandoned = threading.Event()
     try:
-        # Thread.start() and Future.result() must not be interrupted at some points: locks would stay held.
-        _thread.start_new_thread(run, ())
+        answer = in_thread(lambda: query(abandoned), name="query")
         # A signal just before a wait without timeout would be handled after the query only.
-        while not done.acquire(timeout=_SIGNAL_CHECK_S):
+        while not wait([answer], _SIGNAL_CHECK_S).done:
             pass
         return answer.result()
     except BaseException:
@@ -176,31 +161,26 @@ def _run_in_process(
     deadline = started + timeout_s
 
     def request() -> bytes:
-        return marshal.dumps((*query, max(deadline - time.perf_counter(), _MIN_TIME_S)))
+        return pickle.dumps((*query, max(deadline - time.perf_counter(), _MIN_TIME_S)))
 
     try:
         cancelled = (lambda: any(stop.is_set() for stop in stops)) if stops else None
         answer = workers.ask(request, deadline=deadline, cancelled=cancelled)
-    except WorkerEndedError as error:
+    except (WorkerEndedError, TimeoutError) as error:
         # The status is lost if other code waits for every child process.
-        if error.timed_out or time.perf_counter() > deadline:
+        if isinstance(error, TimeoutError) or error.timed_out or time.perf_counter() > deadline:
             raise timeout_error(timeout_s) from error
         if error.crashed:
             raise SqlError("the query crashes SQLite") from error
         raise DatabaseError(f"the query failed: {error}") from error
-    except TimeoutError as error:
-        raise timeout_error(timeout_s) from error
     except OSError as error:
         raise DatabaseError(f"no process can be started for the query: {error}") from error
     if answer is None:
         raise timeout_error(timeout_s, cancelled=True)
-    kind, *values = marshal.loads(answer)  # noqa: S302 - from our own process
-    if kind == QueryTimeoutError.__name__:
-        raise timeout_error(timeout_s)
-    if kind is not None:
-        raise _ERRORS[kind](*values)
-    columns, rows, truncated, vm_steps = values
-    return columns, rows, truncated, vm_steps
+    result: Answer | QueryError = pickle.loads(answer)  # noqa: S301 - from our own process
+    if isinstance(result, QueryError):
+        raise timeout_error(timeout_s) if isinstance(result, QueryTimeoutError) else result
+    return result
 
 
 def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
@@ -262,9 +242,9 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _answer(request: bytes) -> bytes:
-    path, sql, max_rows, max_bytes, timeout_s = marshal.loads(request)  # noqa: S302 - from our parent
+    path, sql, max_rows, max_bytes, timeout_s = pickle.loads(request)  # noqa: S301 - from our parent
     with time_limit(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S):
         try:
-            return marshal.dumps((None, *run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)))
+            return pickle.dumps(run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False))
         except QueryError as error:
-            return marshal.dumps((type(error).__name__, str(error)))
+            return pickle.dumps(error)
