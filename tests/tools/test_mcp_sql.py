@@ -29,7 +29,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
 from programs import run
 
-from groundwire.tools.mcp_sql import lanes
+from groundwire.tools.mcp_sql import server as mcp_server
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError, database_names
 from groundwire.tools.mcp_sql.server import Limits, sql_server
 from groundwire.tools.terminal import version
@@ -393,7 +393,7 @@ async def test_a_flood_of_slow_queries_delays_nobody_and_most_are_refused_as_bus
 
     The flood is twice as many as the server runs and lets wait.
     """
-    flood_size = 2 * (lanes._SLOW_THREADS + lanes._MAX_WAITING_SLOW)
+    flood_size = 2 * (mcp_server._SLOW_THREADS + mcp_server._MAX_WAITING_SLOW)
     with http_server(database, "--timeout", "60") as (url, _):
         many = httpx2.AsyncClient(timeout=120, limits=httpx2.Limits(max_connections=None))
         async with many, Client(streamable_http_client(url, http_client=many)) as flood, Client(url) as other:

@@ -37,7 +37,7 @@ def database_names(folder: str | Path) -> dict[str, Path]:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    files: list[Path] = []
+    files = list[Path]()
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [Path(root, name) for name in names if not name.startswith(".")]
@@ -64,8 +64,7 @@ class Databases:
     def __init__(self, path: str | Path) -> None:
         self.root = Path(path).absolute()
         self.is_folder = self.root.is_dir()
-        self._short: dict[str, Path] = {} if self.is_folder else {self.root.stem: self.root}
-        self._relative: dict[str, Path] = {}
+        self._files: dict[str, Path] = {}
         if self.is_folder:
             if not self.names():
                 raise DatabaseError(f"no SQLite database in {path} or its folders")
@@ -76,25 +75,26 @@ class Databases:
 
     def names(self) -> list[str]:
         """The current names."""
-        if self.is_folder:
-            self._short = database_names(self.root)
-            self._relative = {path.relative_to(self.root).as_posix(): path for path in self._short.values()}
-        return list(self._short)
+        if not self.is_folder:
+            return [self.root.stem]
+        by_name = database_names(self.root)
+        self._files = {path.relative_to(self.root).as_posix(): path for path in by_name.values()} | by_name
+        return list(by_name)
 
     def path(self, name: str | None = None) -> Path:
         """The file ``name``; always the one file if there is no folder. Raises :class:`UnknownDatabaseError`."""
         if not self.is_folder:
             return self.root
         name = name or ""
-        if name not in self._short and name not in self._relative:
+        if name not in self._files:
             self.names()  # it may be a new file
-        file = self._short.get(name) or self._relative.get(name)
+        file = self._files.get(name)
         if file is None or not _is_inside(file, self.root.resolve()):  # a link may have replaced the file
             raise UnknownDatabaseError(self._unknown(name))
         return file
 
     def _unknown(self, name: str) -> str:
-        names = list(self._short)
+        names = self.names()
         near = [known for known in names if name.lower() in known.lower() or known.lower() in name.lower()] or names
         more = f" and {len(near) - _NAMES_IN_ERROR} more" if len(near) > _NAMES_IN_ERROR else ""
         name = f"{name[:_CHARS_IN_ERROR]}..." if len(name) > _CHARS_IN_ERROR else name

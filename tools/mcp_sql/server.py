@@ -11,6 +11,7 @@ protocol error. ``_meta`` has the kind, so that callers can separate a model's m
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 import sys
 import threading
@@ -18,9 +19,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import anyio
+import anyio.to_thread
 from fastmcp import FastMCP
 from fastmcp.exceptions import NotFoundError, ResourceError, ToolError
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
@@ -28,7 +31,6 @@ from fastmcp.tools import Tool, ToolResult
 from mcp_types import ToolAnnotations
 
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
-from groundwire.tools.mcp_sql.lanes import BusyError, Lanes
 from groundwire.tools.schema import describe_table, table_info
 from groundwire.tools.sql import (
     DatabaseError,
@@ -43,6 +45,13 @@ from groundwire.tools.terminal import version
 
 _BLOB_BYTES = 32
 _MIN_VALUE_CHARS = 20
+_QUICK_S = 0.25
+_QUICK_THREADS = 64
+_MAX_WAITING_QUICK = 2000
+_SLOW_THREADS = max(4, (os.cpu_count() or 1) // 2)
+_MAX_WAITING_SLOW = 8 * _SLOW_THREADS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,22 +108,74 @@ class _ShortNames(Middleware):
         return await call_next(context)
 
 
+class BusyError(QueryError):
+    """A slow query cannot run, because too many others do; the agent can write a cheaper one."""
+
+
+class _Lanes:
+    """Runs blocking functions in threads, so that slow queries do not delay quick ones, also of the same client.
+
+    The server cannot know who sends a query: one connection may serve a hundred agents, and one program may open a
+    hundred connections. So queries are separated by their duration. Each runs for at most a quarter of a second in the
+    quick lane. One that takes longer starts again in the slow lane, which runs few queries at once and lets a limited
+    number wait; beyond that the server is busy. A function gets an event that is set when its caller is gone.
+    """
+
+    def __init__(self) -> None:
+        self._quick, self._slow = anyio.CapacityLimiter(_QUICK_THREADS), anyio.CapacityLimiter(_SLOW_THREADS)
+        self._slow_threads = anyio.CapacityLimiter(_SLOW_THREADS)
+
+    async def run(self, work: Callable[[threading.Event], T]) -> T:
+        """Run ``work``, which takes milliseconds, in the quick lane. Raises DatabaseError if too many are waiting."""
+        if self._quick.statistics().tasks_waiting >= _MAX_WAITING_QUICK:
+            raise DatabaseError(f"{_MAX_WAITING_QUICK} requests are waiting for the server, try again in ten seconds")
+        return await _in_thread(work, self._quick)
+
+    async def run_query(self, query: Callable[[threading.Event, float], T], timeout_s: float) -> T:
+        """Run ``query``, which gets its time limit, in the quick lane, then in the slow one. Raises :class:`BusyError`.
+
+        It waits for the slow lane for at most ``timeout_s``.
+        """
+        try:
+            return await self.run(lambda cancelled: query(cancelled, min(timeout_s, _QUICK_S)))
+        except QueryTimeoutError:
+            if timeout_s <= _QUICK_S:
+                raise
+        if self._slow.statistics().tasks_waiting < _MAX_WAITING_SLOW:
+            with anyio.move_on_after(timeout_s) as waiting:
+                async with self._slow:
+                    waiting.deadline = math.inf
+                    return await _in_thread(lambda cancelled: query(cancelled, timeout_s), self._slow_threads)
+        raise BusyError(
+            f"the server is busy with other slow queries, and this one takes longer than {_QUICK_S:g} s: write a "
+            f"cheaper query, or try again in {timeout_s:g} s"
+        )
+
+
+async def _in_thread(work: Callable[[threading.Event], T], threads: anyio.CapacityLimiter) -> T:
+    cancelled = threading.Event()
+    try:
+        return await anyio.to_thread.run_sync(work, cancelled, abandon_on_cancel=True, limiter=threads)
+    except MemoryError as error:  # while opening a connection: not caused by this query
+        raise DatabaseError("the server is short of memory, try again in ten seconds") from error
+    finally:
+        cancelled.set()
+
+
 class _Functions:
     """The tools' functions. Each runs in a thread and stops when its caller disconnects."""
 
     def __init__(self, databases: Databases, limits: Limits) -> None:
         self.databases = databases
         self.limits = limits
-        self._lanes = Lanes()
+        self._lanes = _Lanes()
 
     async def query(self, sql: str, database: str | None = None) -> ToolResult:
-        limits = self.limits
-
         def run(cancelled: threading.Event, timeout_s: float) -> QueryResult:
-            path = self.databases.path(database)
-            return run_query(path, sql, timeout_s=timeout_s, max_rows=limits.max_rows, cancelled=cancelled)
+            path, max_rows = self.databases.path(database), self.limits.max_rows
+            return run_query(path, sql, timeout_s=timeout_s, max_rows=max_rows, cancelled=cancelled)
 
-        return _rows_result(await self._lanes.run_query(run, limits.timeout_s), limits.max_chars)
+        return _rows_result(await self._lanes.run_query(run, self.limits.timeout_s), self.limits.max_chars)
 
     async def list_databases(self) -> ToolResult:
         names = await self._lanes.run(lambda _: self.databases.names())

@@ -12,11 +12,9 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from cachetools import LRUCache
 from platformdirs import user_cache_path
 
 from groundwire.tools.files import TemporaryFolder
@@ -32,9 +30,6 @@ class NoVariantsError(Exception):
     """A gold has no variants; the message says why."""
 
 
-_known: LRUCache[tuple[object, ...], tuple[tuple[str, ...], str]] = LRUCache(maxsize=65_536)
-"""The files of a gold, and why there are none."""
-_known_lock = threading.Lock()
 _making = [threading.Lock() for _ in range(_LOCKS)]
 
 
@@ -45,25 +40,28 @@ def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]
     except OSError as error:
         raise NoVariantsError(connections.read_error(database, error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
-        with _known_lock:
-            files, problem = _known.get(key, ((), ""))
-        # The cache may be emptied at any time.
-        if not (problem or files) or not all(map(os.path.isfile, files)):
-            files, problem = _find(database, gold, question)
-            with _known_lock:
-                _known[key] = files, problem
+        files, problem = _find(*key)
+        if not all(map(os.path.isfile, files)):  # the folder of the cache may be emptied at any time
+            _find.cache_clear()
+            files, problem = _find(*key)
     if not files:
         raise NoVariantsError(problem)
     return files
 
 
-def _find(database: str, gold: str, question: str) -> tuple[tuple[str, ...], str]:
+@lru_cache(maxsize=65_536)
+def _find(database: str, _signature: tuple[int, ...], gold: str, question: str) -> tuple[tuple[str, ...], str]:
+    """The files of a gold, and why there are none."""
     try:
         source = read_source(database, gold, question)
         try:
             folder = CACHE / source.key[:2] / source.key
             if not folder.is_dir():
-                with _locked(source.key):
+                locks = CACHE / ".locks"
+                locks.mkdir(parents=True, exist_ok=True)
+                with (locks / source.key[0]).open("w") as lock:  # another process may make them now
+                    with contextlib.suppress(OSError):  # a file system without locks
+                        fcntl.flock(lock, fcntl.LOCK_EX)
                     _make(folder, source)
         except OSError as error:
             _log.warning("variants of databases are not kept, because %s cannot be written: %s", CACHE, error)
@@ -81,25 +79,14 @@ def _make(folder: Path, source: GoldSource) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as name:
-        part = Path(name) / "part"
-        part.mkdir()
-        build_variants(source, part)
+        complete = Path(name) / "complete"
+        complete.mkdir()
+        build_variants(source, complete)
         try:
-            part.rename(folder)
+            complete.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster, on a file system without locks
                 raise
-
-
-@contextlib.contextmanager
-def _locked(key: str) -> Iterator[None]:
-    """Wait while another process makes variants with such a key."""
-    locks = CACHE / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / key[0]).open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @lru_cache(maxsize=1)
