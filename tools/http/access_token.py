@@ -57,7 +57,8 @@ def token_place(file: str | Path | None = None) -> str:
         return str(file)
     if os.environ.get(VARIABLE):
         return f"the environment variable {VARIABLE}"
-    return _shown(_user_file())
+    path, home = _user_file(), os.path.expanduser("~")  # unlike Path.home() it raises nothing
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,11 +78,6 @@ def _user_file() -> Path:
     import platformdirs
 
     return platformdirs.user_state_path("groundwire") / "token"
-
-
-def _shown(path: Path) -> str:
-    home = os.path.expanduser("~")  # unlike Path.home() it raises nothing
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _user_token() -> str:

@@ -76,12 +76,10 @@ class Guard:
                 return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"
         if self._token is None or has_token or path in self._public or path.startswith(self._public_prefixes):
             return None
-        own = self._variable == VARIABLE
-        place = f"{token_place()}, or in the file of its --token-file" if own else self._variable
-        return 401, (
-            "the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's token, which is in "
-            f"{place}"
-        )
+        own = f"{token_place()}, or in the file of its --token-file"
+        place = own if self._variable == VARIABLE else self._variable
+        needed = "send 'Authorization: Bearer TOKEN' with the server's token"
+        return 401, f"the request has no valid token: {needed}, which is in {place}"
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         if self._token is None:
@@ -94,8 +92,8 @@ class Guard:
         if scheme.lower() == b"basic":
             with suppress(binascii.Error):
                 password = base64.b64decode(encoded, validate=True).partition(b":")[2]
-        given = ((key, self._token), (authorization, b"Bearer " + self._token), (password, self._token))
-        return any(value and hmac.compare_digest(value, wanted) for value, wanted in given)
+        sent = ((key, self._token), (authorization, b"Bearer " + self._token), (password, self._token))
+        return any(value and hmac.compare_digest(value, wanted) for value, wanted in sent)
 
     def _find_host(self, host: str) -> bool:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
@@ -115,8 +113,8 @@ def middleware(guard: Guard) -> Any:
         refused = guard.refusal(request.method, request.path, request.headers)
         if refused is None:
             return await handler(request)
-        status, body, own = _answer(*refused)
-        return web.Response(status=status, body=body, headers=own)
+        status, body, headers = _answer(*refused)
+        return web.Response(status=status, body=body, headers=headers)
 
     return check
 
@@ -130,15 +128,13 @@ class AsgiGuard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
         if scope["type"] == "http":
-            from multidict import CIMultiDict
+            from starlette.datastructures import Headers
+            from starlette.responses import Response
 
-            headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-            refused = self._guard.refusal(scope["method"], scope["path"], headers)
+            refused = self._guard.refusal(scope["method"], scope["path"], Headers(scope=scope))
             if refused is not None:
-                status, body, own = _answer(*refused)
-                encoded = [(name.lower().encode(), value.encode()) for name, value in own.items()]
-                await send({"type": "http.response.start", "status": status, "headers": encoded})
-                await send({"type": "http.response.body", "body": body})
+                status, body, headers = _answer(*refused)
+                await Response(body, status, headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -17,7 +17,7 @@ Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
 _KEEPALIVE_S = 75.0
 _FIRST_REQUEST_S = 15.0
-"""A connection without a request is closed after this time, or twice of it."""
+"""A connection without a request is closed after this time."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,35 +37,32 @@ class Runner(web.AppRunner):
     def __init__(self, app: web.Application, **options: Any) -> None:
         options = {"keepalive_timeout": _KEEPALIVE_S, **options}
         super().__init__(app, access_log=None, auto_decompress=False, logger=_log, **options)
-        self._used: set[Any] = set()
-        self._closing: asyncio.Task[None] | None = None
+        self._waiting: set[Any] = set()
+        """The connections whose first request has not come."""
         app.middlewares.insert(0, self._note_use)
 
     async def setup(self) -> None:
-        """Begin to close unused connections."""
+        """Accept connections, each of which is closed unless a request comes in time."""
         await super().setup()
-        self._closing = asyncio.create_task(self._close_unused(), name="close-unused-connections")
+        server: Any = self.server
+        connection_made = server.connection_made
 
-    async def cleanup(self) -> None:
-        """Close all connections."""
-        if self._closing is not None:
-            self._closing.cancel()
-        await super().cleanup()
+        def connect(connection: Any, transport: Any) -> None:
+            connection_made(connection, transport)
+            self._waiting.add(connection)
+            asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_waiting, connection)
+
+        server.connection_made = connect
+
+    def _close_waiting(self, connection: Any) -> None:
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+            connection.force_close()
 
     @web.middleware
     async def _note_use(self, request: web.Request, handler: Any) -> Any:
-        self._used.add(request.protocol)
+        self._waiting.discard(request.protocol)
         return await handler(request)
-
-    async def _close_unused(self) -> None:
-        waiting: set[Any] = set()
-        while self.server is not None:
-            await asyncio.sleep(_FIRST_REQUEST_S)
-            connections = set(self.server.connections)
-            self._used &= connections
-            for connection in waiting & connections - self._used:
-                connection.force_close()
-            waiting = connections - self._used
 
 
 class HttpServer(ABC):

@@ -1,11 +1,4 @@
-"""Why a query failed, with a message that tells the agent how to continue.
-
-QueryError
-├── SqlError            the SQL is wrong; the agent can repair it
-├── NotAllowedError     the SQL does more than read; the agent can write another
-├── QueryTimeoutError   stopped by its deadline or its caller; the agent can write a cheaper one
-└── DatabaseError       the file is missing, damaged or locked; not the agent's fault
-"""
+"""Why a query failed, with a message that tells the agent how to continue."""
 
 from __future__ import annotations
 

@@ -1,16 +1,4 @@
-"""Errors of the policy: its model's files, its training, its sampling engine, and its HTTP API.
-
-UserError
-├── ConfigError
-│   └── ModelUnreadableError   a model or tokenizer cannot be loaded
-├── UnsupportedModelError      the engine does not implement the architecture
-└── NonFiniteGradientError     several updates in a row had a gradient that is not finite
-RefusedError                   what an HTTP server answers in place of a reply
-├── EngineError                the engine could not complete a request
-│   └── EngineClosedError      because it was closed
-├── ContextLengthError         the prompt leaves no tokens for a reply
-└── ChatRequestError           a request is malformed, or asks for something unsupported
-"""
+"""Errors of the policy: its model's files, its training, its sampling engine, and its HTTP API."""
 
 from __future__ import annotations
 
