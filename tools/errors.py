@@ -132,16 +132,13 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
     if handles:
         signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield
+        with named_layer():
+            yield
         if handles and signal.getsignal(signal.SIGTERM) is _interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return
     except UserError as caught:
         error = caught
-    except ModuleNotFoundError as caught:
-        if not (message := missing_layer(caught)):
-            raise
-        error = CommandError(message)
     except KeyboardInterrupt:
         error = CommandError("stopped", CommandError.INTERRUPTED)
     except OSError as caught:
@@ -163,11 +160,6 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def raise_keyboard_interrupt(_signal: int, _frame: object) -> NoReturn:
-    """Signal handler: end cleanly on SIGTERM, as on Ctrl-C."""
-    raise KeyboardInterrupt
 
 
 def _interrupt(_signal: int, frame: Any) -> None:

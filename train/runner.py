@@ -25,7 +25,7 @@ import typer
 from groundwire import adapters, domains, rewards
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.errors import exit_now, exit_on_user_error
 from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
@@ -96,7 +96,7 @@ def main(
         check_store(address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
         with suppress(KeyboardInterrupt):  # the usual end
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, raise_keyboard_interrupt)
+                signal.signal(number, signal.default_int_handler)
             with fast_import():
                 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
                 from groundwire.train.rollouts.runner.request_check import RequestCheck

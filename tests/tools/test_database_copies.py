@@ -194,7 +194,7 @@ def test_idle_copies_are_removed_beyond_a_size(task: Task, tmp_path: Path) -> No
         path = tmp_path / f"{number}.sqlite"
         shutil.copy(task["db_path"], path)
         copies.give_back(copies.take(str(path)))
-    assert len(copies._idle) == 1
+    assert len(copies._copies) == 1
     copies.close()
 
 

@@ -58,9 +58,9 @@ def _idle_process_ids() -> list[int]:
     ],
 )
 def test_a_process_gives_the_same_result(database: Path, sql: str) -> None:
-    columns, rows, truncated, _ = run_here(str(database), sql, 5.0, 10, 1000)
+    here = run_here(str(database), sql, 5.0, 10, 1000)
     result = run_query(database, _in_process(sql))
-    assert (result.columns, repr(result.rows), result.truncated) == (columns, repr(rows), truncated)
+    assert (result.columns, repr(result.rows), result.truncated) == (here.columns, repr(here.rows), here.truncated)
     assert _idle_process_ids()
 
 

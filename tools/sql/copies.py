@@ -72,8 +72,8 @@ class DatabaseCopies:
         self._private_bytes, self._idle_bytes = private_bytes, idle_bytes
         self._lock, self._copying = threading.Lock(), threading.Lock()
         self._root: TemporaryFolder | None = None
-        self._copies: dict[str, list[DatabaseCopy]] = {}
-        self._idle: dict[DatabaseCopy, None] = {}
+        self._copies: list[DatabaseCopy] = []
+        """Those for later rollouts, in the order of their last use."""
         self._warned: set[str] = set()
         self.originals = DatabaseStates()
 
@@ -97,28 +97,28 @@ class DatabaseCopies:
             if changed and copy.original not in self._warned:
                 self._warned.add(copy.original)
                 _log.warning("an agent changed its copy of %s; the original is as it was", copy.original)
-            if changed or not reusable:
+            if changed or not reusable or copy not in self._copies:
                 self._forget(copy)
-            elif not copy.users:
-                self._idle[copy] = None
-            while len(self._idle) > 1 and sum(idle.size for idle in self._idle) > self._idle_bytes:
-                self._forget(next(iter(self._idle)))
+            else:
+                self._copies.append(self._copies.pop(self._copies.index(copy)))
+            idle = [other for other in self._copies if not other.users]
+            while len(idle) > 1 and sum(other.size for other in idle) > self._idle_bytes:
+                self._forget(idle.pop(0))
 
     def close(self) -> None:
         """Remove all copies."""
         with self._lock:
             if self._root is not None:
                 self._root.remove()
-            self._root, self._copies, self._idle = None, {}, {}
+            self._root, self._copies = None, []
 
     def _reuse(self, database: str, state: _State) -> DatabaseCopy | None:
         with self._lock:
-            for copy in [*self._copies.get(database, ())]:
+            for copy in [copy for copy in self._copies if copy.original == database]:
                 if copy.original_state != state:
                     self._forget(copy)
                 elif copy.shared or not copy.users:
                     copy.users += 1
-                    self._idle.pop(copy, None)
                     return copy
             return None
 
@@ -140,14 +140,13 @@ class DatabaseCopies:
         path = str(place / Path(database).name)
         copy = DatabaseCopy(database, path, folder, shared, size, state, _folder_state(folder))
         with self._lock:
-            self._copies.setdefault(database, []).append(copy)
+            self._copies.append(copy)
         return copy
 
     def _forget(self, copy: DatabaseCopy) -> None:
         """Give the copy to no other rollout, and remove it when none uses it."""
-        self._idle.pop(copy, None)
-        with suppress(KeyError, ValueError):
-            self._copies[copy.original].remove(copy)
+        with suppress(ValueError):
+            self._copies.remove(copy)
         if not copy.users:
             shutil.rmtree(copy.folder, ignore_errors=True)
 

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,6 @@ _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
 workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or 1), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
-
-
-Answer = tuple[list[str], list[tuple[Any, ...]], bool, int]
-"""The columns, the rows, ``truncated`` and ``vm_steps`` of a result."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,10 @@ def run_query(
             stops = (cancelled, *stops)
         started = time.perf_counter()
         try:
-            answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
+            return run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
         except connections.NeedsProcessError:
-            answer = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
-        columns, rows, truncated, vm_steps = answer
-        return QueryResult(columns, rows, truncated, time.perf_counter() - started, vm_steps)
+            result = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
+            return replace(result, elapsed_s=time.perf_counter() - started)
 
     if threading.current_thread() is not threading.main_thread():
         return query()
@@ -125,7 +120,7 @@ def run_here(
     stops: tuple[threading.Event, ...] = (),
     *,
     inline: bool = True,
-) -> Answer:
+) -> QueryResult:
     """The result of a query that runs in this process.
 
     With ``inline`` raises :class:`groundwire.tools.sql.connections.NeedsProcessError` for a query that may exceed its
@@ -133,19 +128,20 @@ def run_here(
     """
     if inline:
         connections.check_inline(sql)
-    deadline = time.perf_counter() + timeout_s
+    started = time.perf_counter()
     try:
         conn = connections.acquire(path, inline=inline)
     except (OSError, sqlite3.Error, MemoryError) as error:
         raise DatabaseError(connections.read_error(path, error)) from error
     cursor = conn.raw.cursor()
     try:
-        conn.start(deadline, stops)
+        conn.start(started + timeout_s, stops)
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
-        return [column[0] for column in cursor.description], rows, truncated, conn.vm_steps
+        names = [column[0] for column in cursor.description]
+        return QueryResult(names, rows, truncated, time.perf_counter() - started, conn.vm_steps)
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
         if inline and conn.needs_process(error):
             raise connections.NeedsProcessError from error
@@ -157,7 +153,7 @@ def run_here(
 
 def _run_in_process(
     query: tuple[str, str, int, int], started: float, timeout_s: float, stops: tuple[threading.Event, ...]
-) -> Answer:
+) -> QueryResult:
     deadline = started + timeout_s
 
     def request() -> bytes:
@@ -177,7 +173,7 @@ def _run_in_process(
         raise DatabaseError(f"no process can be started for the query: {error}") from error
     if answer is None:
         raise timeout_error(timeout_s, cancelled=True)
-    result: Answer | QueryError = pickle.loads(answer)  # noqa: S301 - from our own process
+    result: QueryResult | QueryError = pickle.loads(answer)  # noqa: S301 - from our own process
     if isinstance(result, QueryError):
         raise timeout_error(timeout_s) if isinstance(result, QueryTimeoutError) else result
     return result
