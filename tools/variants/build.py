@@ -62,13 +62,12 @@ class GoldSource:
 
 
 @dataclass
-class _Gold:
-    sql: str
-    result: Any
+class _Search:
+    source: GoldSource
     misses: list[str]
     probes: list[TieProbe]
-    kills: dict[int, set[str]] = field(default_factory=dict)
-    """By variant, the wrong queries that it separates; only variants that the gold can use."""
+    separated: dict[int, set[str]] = field(default_factory=dict)
+    """The wrong queries that each variant separates; only variants that the gold can use."""
 
 
 def read_source(database: str, gold: str, question: str) -> GoldSource:
@@ -87,10 +86,10 @@ def build_variants(source: GoldSource, folder: Path) -> None:
     """
     started = time.perf_counter()
     misses = _near_misses(source, started + _ORIGINAL_S)
-    gold = _Gold(source.gold, source.result, misses, tie_probes(source.gold))
+    search = _Search(source, misses, tie_probes(source.gold))
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        files = _try_variants(Path(name), source, gold, started + _BUDGET_S)
-        for place, variant in enumerate(_choose(gold)):
+        files = _try_variants(Path(name), search, started + _BUDGET_S)
+        for place, variant in enumerate(_choose(search.separated)):
             files[variant].rename(folder / f"{place}.sqlite")
 
 
@@ -123,8 +122,9 @@ def _near_misses(source: GoldSource, deadline: float) -> list[str]:
     return misses
 
 
-def _try_variants(folder: Path, source: GoldSource, gold: _Gold, deadline: float) -> dict[int, Path]:
-    """Make variants until more of them separate no more; record in ``gold`` what each does. Raises DatabaseError."""
+def _try_variants(folder: Path, search: _Search, deadline: float) -> dict[int, Path]:
+    """Make variants until more of them separate no more; record in ``search`` what each does. Raises DatabaseError."""
+    source = search.source
     values, counts, _ = literals(source.gold)
     known = _known_values(source.schema, values, source.question)
     largest = max((number for number in counts if number <= _MAX_COUNT), default=0)
@@ -146,40 +146,42 @@ def _try_variants(folder: Path, source: GoldSource, gold: _Gold, deadline: float
             problem = error
             continue
         files[variant] = path
-        if (killed := _separated(str(path), gold)) is not None:
-            gold.kills[variant] = killed
-        separated = sum(min(count, _ENOUGH) for count in _counts(gold).values())
+        if (queries := _separated(str(path), search)) is not None:
+            search.separated[variant] = queries
+        times = _times_separated(search)
+        separated = sum(min(count, _ENOUGH) for count in times.values())
         last_gain = variant if separated > most else last_gain
         most = max(most, separated)
-        if variant - last_gain >= _PATIENCE and _counts(gold).keys() >= {_RESULT, _NO_ROWS}:
+        if variant - last_gain >= _PATIENCE and times.keys() >= {_RESULT, _NO_ROWS}:
             break
     if not files:
         raise DatabaseError(f"no variant of {source.database} can be made: {problem}")
     return files
 
 
-def _counts(gold: _Gold) -> Counter[str]:
+def _times_separated(search: _Search) -> Counter[str]:
     """The number of variants that separate each wrong query."""
-    return Counter(query for killed in gold.kills.values() for query in killed)
+    return Counter(query for queries in search.separated.values() for query in queries)
 
 
-def _separated(path: str, gold: _Gold) -> set[str] | None:
+def _separated(path: str, search: _Search) -> set[str] | None:
     """The wrong queries with another result than the gold's on a variant; None if the gold cannot use the variant."""
-    ordered = _is_ordered(gold.sql)
-    expected = _outcome(path, gold.sql, ordered)
-    if expected is None or _is_nothing(expected, gold) or depends_on_ties(path, gold.probes, equal_rows=True):
+    gold, original = search.source.gold, search.source.result
+    ordered = _is_ordered(gold)
+    expected = _outcome(path, gold, ordered)
+    if expected is None or _is_nothing(expected, gold) or depends_on_ties(path, search.probes, equal_rows=True):
         return None
-    counts = _counts(gold)
-    outcomes = {query: _outcome(path, query, ordered) for query in gold.misses if counts[query] < _ENOUGH}
+    times = _times_separated(search)
+    outcomes = {query: _outcome(path, query, ordered) for query in search.misses if times[query] < _ENOUGH}
     nothing = type(expected)()
-    outcomes |= {_RESULT: nothing if gold.result is None else gold.result, _NO_ROWS: nothing}
+    outcomes |= {_RESULT: nothing if original is None else original, _NO_ROWS: nothing}
     return {query for query, outcome in outcomes.items() if outcome is not None and outcome != expected}
 
 
-def _choose(gold: _Gold) -> list[int]:
+def _choose(separated_by: Mapping[int, set[str]]) -> list[int]:
     """A few variants, each the one that separates most of what is left, then most in all."""
     chosen, separated = list[int](), set[str]()
-    left = {variant: gold.kills[variant] for variant in sorted(gold.kills) if gold.kills[variant]}
+    left = {variant: queries for variant, queries in separated_by.items() if queries}
     while left and len(chosen) < _MOST_FILES:
         best = max(left, key=lambda variant: (len(separated | left[variant]), len(left[variant])))
         if len(chosen) >= _LEAST and left[best] <= separated:
@@ -193,9 +195,9 @@ def _is_ordered(gold: str) -> bool:
     return "order by" in gold.lower()
 
 
-def _is_nothing(outcome: Any, gold: _Gold) -> bool:
+def _is_nothing(outcome: Any, gold: str) -> bool:
     """Whether the largest or first of no rows was asked for: MAX has a row with NULL then, and LIMIT 1 has none."""
-    return all(value is None for row in outcome for value in row) and (bool(outcome) or " limit " in gold.sql.lower())
+    return all(value is None for row in outcome for value in row) and (bool(outcome) or " limit " in gold.lower())
 
 
 def _outcome(path: str, sql: str, ordered: bool, *, timeout_s: float = _TIMEOUT_S) -> Any:
