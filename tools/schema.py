@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import ShortenedWarning
-from groundwire.tools.sql import DatabaseError, QueryError, SqlError, connections, run_query
+from groundwire.tools.sql import QueryError, SqlError, connections, readable, run_query
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = frozenset(
@@ -70,10 +70,8 @@ def table_info(
     Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
-    try:
+    with readable(path):
         return _describe(path, connections.signature(path), max_chars, example_values, show_keys)
-    except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(connections.read_error(path, error)) from error
 
 
 def describe_table(database: str | Path, table: str) -> str:
@@ -82,24 +80,19 @@ def describe_table(database: str | Path, table: str) -> str:
     Raises :class:`groundwire.tools.sql.SqlError` for an unknown name, and :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
-    try:
-        with contextlib.closing(connections.open_readonly(path)) as conn:
-            kinds = dict(
-                conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-            )
-            name = next((name for name in kinds if name.lower() == table.lower()), None)
-            if name is None:
-                known = [name for name in kinds if not name.startswith("sqlite_")]
-                raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
-            if kinds[name] == "table":
-                return "\n".join(_table_lines(conn, path, name, 3, show_keys=True))
-            try:
-                (line,) = _table_lines(conn, path, name, 0, show_keys=False)
-            except sqlite3.OperationalError as error:  # a view over a dropped table
-                raise SqlError(f"the view {name} cannot be used: {error}") from error
-            return line.replace("TABLE", "VIEW", 1)
-    except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(connections.read_error(path, error)) from error
+    with readable(path), contextlib.closing(connections.open_readonly(path)) as conn:
+        kinds = dict(conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall())
+        name = next((name for name in kinds if name.lower() == table.lower()), None)
+        if name is None:
+            known = [name for name in kinds if not name.startswith("sqlite_")]
+            raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
+        if kinds[name] == "table":
+            return "\n".join(_table_lines(conn, path, name, 3, show_keys=True))
+        try:
+            (line,) = _table_lines(conn, path, name, 0, show_keys=False)
+        except sqlite3.OperationalError as error:  # a view over a dropped table
+            raise SqlError(f"the view {name} cannot be used: {error}") from error
+        return line.replace("TABLE", "VIEW", 1)
 
 
 @lru_cache(maxsize=1024)

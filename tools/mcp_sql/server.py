@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ from groundwire.tools.sql import (
     QueryResult,
     QueryTimeoutError,
     connections,
+    readable,
     render,
     run_query,
 )
@@ -207,10 +207,8 @@ class _Functions:
 
     def _columns(self, database: str | None) -> dict[str, list[str]]:
         path = str(self.databases.path(database))
-        try:
+        with readable(path):
             return connections.columns(path, connections.signature(path))
-        except (OSError, sqlite3.Error) as error:
-            raise DatabaseError(connections.read_error(path, error)) from error
 
 
 def _tool_result(text: str, structured: dict[str, Any], cuts: Sequence[str]) -> ToolResult:

@@ -7,7 +7,14 @@ continue (:mod:`groundwire.tools.sql.errors`).
 """
 
 from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
-from groundwire.tools.sql.errors import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, SqlError
+from groundwire.tools.sql.errors import (
+    DatabaseError,
+    NotAllowedError,
+    QueryError,
+    QueryTimeoutError,
+    SqlError,
+    readable,
+)
 from groundwire.tools.sql.query import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
@@ -30,6 +37,7 @@ __all__ = [
     "QueryTimeoutError",
     "SqlError",
     "is_sqlite",
+    "readable",
     "render",
     "run_query",
     "sorted_row",

@@ -99,13 +99,6 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def read_error(path: str, error: Exception) -> str:
-    """Why the database at ``path`` cannot be read."""
-    if not os.path.exists(path):
-        return f"no database at {path}"
-    return f"the database {path} cannot be read: {error}"
-
-
 def _header(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(_HEADER_SIZE)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.infrastructure import is_sqlite_failure
@@ -30,6 +33,18 @@ class QueryTimeoutError(QueryError):
 
 class DatabaseError(QueryError, BrokenResourceError):
     """The database cannot be read: a failure of the infrastructure, not of the agent."""
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raise :class:`DatabaseError` if the file ``path`` turns out to be missing or no database that can be read."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, MemoryError) as error:
+        exists = os.path.exists(path)
+        raise DatabaseError(
+            f"the database {path} cannot be read: {error}" if exists else f"no database at {path}"
+        ) from error
 
 
 def timeout_error(timeout_s: float, *, cancelled: bool = False) -> QueryTimeoutError:

@@ -24,6 +24,7 @@ from groundwire.tools.sql.errors import (
     QueryTimeoutError,
     SqlError,
     query_error,
+    readable,
     timeout_error,
 )
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
@@ -129,10 +130,8 @@ def run_here(
     if inline:
         connections.check_inline(sql)
     started = time.perf_counter()
-    try:
+    with readable(path):
         conn = connections.acquire(path, inline=inline)
-    except (OSError, sqlite3.Error, MemoryError) as error:
-        raise DatabaseError(connections.read_error(path, error)) from error
     cursor = conn.raw.cursor()
     try:
         conn.start(started + timeout_s, stops)

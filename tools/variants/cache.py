@@ -18,7 +18,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from groundwire.tools.files import TemporaryFolder
-from groundwire.tools.sql import DatabaseError, connections
+from groundwire.tools.sql import DatabaseError, connections, readable
 from groundwire.tools.variants.build import GoldSource, build_variants, read_source
 
 CACHE = user_cache_path("groundwire", appauthor=False) / "variants"
@@ -36,9 +36,10 @@ _making = [threading.Lock() for _ in range(_LOCKS)]
 def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]:
     """The variants on which an answer must be right; the first call takes a moment. Raises :class:`NoVariantsError`."""
     try:
-        key = (database, connections.signature(database), gold, question)
-    except OSError as error:
-        raise NoVariantsError(connections.read_error(database, error)) from error
+        with readable(database):
+            key = (database, connections.signature(database), gold, question)
+    except DatabaseError as error:
+        raise NoVariantsError(str(error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
         files, problem = _find(*key)
         if not all(map(os.path.isfile, files)):  # the folder of the cache may be emptied at any time

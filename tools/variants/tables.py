@@ -6,12 +6,11 @@ At most a few hundred rows of a table are read, so a database of any size takes 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groundwire.tools.sql import DatabaseError, QueryError, connections, run_query
+from groundwire.tools.sql import DatabaseError, QueryError, connections, readable, run_query
 
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 1_000_000
@@ -59,15 +58,12 @@ def read_schema(database: str, pairs: Sequence[tuple[str, str]] = ()) -> Schema:
     ``pairs`` are names of columns that queries compare with each other: links that no foreign key declares. Raises
     :class:`groundwire.tools.sql.DatabaseError`, also for a database with virtual tables, which cannot be made again.
     """
-    try:
-        with contextlib.closing(connections.open_readonly(database)) as connection:
-            entries = connection.execute(
-                "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND sql IS NOT NULL"
-                " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-            ).fetchall()
-            tables = [_read_table(connection, database, name, ddl) for kind, name, ddl in entries if kind == "table"]
-    except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(connections.read_error(database, error)) from error
+    with readable(database), contextlib.closing(connections.open_readonly(database)) as connection:
+        entries = connection.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND sql IS NOT NULL"
+            " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+        ).fetchall()
+        tables = [_read_table(connection, database, name, ddl) for kind, name, ddl in entries if kind == "table"]
     if len(tables) > _MAX_TABLES:
         raise DatabaseError(f"{database} has {len(tables)} tables; variants are made of {_MAX_TABLES} at most")
     views = tuple(ddl for kind, _, ddl in entries if kind == "view")
