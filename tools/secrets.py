@@ -39,7 +39,7 @@ def secret_masker() -> Callable[[str], str]:
     """:func:`mask_secrets` for many texts: it reads the environment once."""
     secrets = dict.fromkeys(_registered, _MASK)
     secrets |= {value: f"${name}" for name, value in os.environ.items() if name.upper().endswith(_NAMES)}
-    forms = {form: shown for value, shown in secrets.items() for form in (value, quote(value, safe=""))}
+    forms = {form: mark for value, mark in secrets.items() for form in (value, quote(value, safe=""))}
     # The longest first: a secret may be a part of another.
     ordered = sorted((form for form in forms if len(form) >= MIN_LENGTH), key=len, reverse=True)
 

@@ -36,7 +36,7 @@ def valid_texts(value: Any) -> Any:
     if isinstance(value, str):
         return valid_text(value)
     if isinstance(value, dict):
-        return {valid_texts(key): valid_texts(each) for key, each in value.items()}
+        return {valid_texts(key): valid_texts(item) for key, item in value.items()}
     return type(value)(map(valid_texts, value)) if type(value) in (list, tuple) else value
 
 
@@ -48,13 +48,13 @@ def texts_in(value: Any) -> Iterator[str]:
             with suppress(ValueError, RecursionError):
                 yield from texts_in(json.loads(value))
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(item)
 
 
 def is_damaged(value: Any) -> bool:
     """Whether any text in ``value`` has half of a surrogate pair, or U+FFFD: a character was cut, or not decoded."""
     if isinstance(value, str):
         return not value.isascii() and _DAMAGED.search(value) is not None
-    parts = (*value, *value.values()) if isinstance(value, dict) else value
-    return isinstance(parts, list | tuple) and any(map(is_damaged, parts))
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return isinstance(items, list | tuple) and any(map(is_damaged, items))

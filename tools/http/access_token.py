@@ -96,14 +96,14 @@ def _user_token() -> str:
 
 def _create(path: Path) -> None:
     """Write a new token; if another process does so at the same time, the first one wins."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
         with suppress(FileExistsError):
-            os.link(part, path)
+            os.link(new, path)
     finally:
-        part.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:

@@ -97,14 +97,10 @@ class _ShortNames(Middleware):
     def __init__(self, max_chars: int) -> None:
         self._max_chars = max_chars
 
-    async def on_call_tool(self, context: MiddlewareContext[Any], call_next: CallNext[Any, Any]) -> Any:
-        if len(name := context.message.name) > self._max_chars:
-            raise ToolError(f"unknown tool: {_shorten(name, self._max_chars)}")
-        return await call_next(context)
-
-    async def on_read_resource(self, context: MiddlewareContext[Any], call_next: CallNext[Any, Any]) -> Any:
-        if len(uri := str(context.message.uri)) > self._max_chars:
-            raise ResourceError(f"unknown resource: {_shorten(uri, self._max_chars)}")
+    async def on_request(self, context: MiddlewareContext[Any], call_next: CallNext[Any, Any]) -> Any:
+        for field, kind, error in (("name", "tool", ToolError), ("uri", "resource", ResourceError)):
+            if len(name := str(getattr(context.message, field, ""))) > self._max_chars:
+                raise error(f"unknown {kind}: {_shorten(name, self._max_chars)}")
         return await call_next(context)
 
 
@@ -199,8 +195,8 @@ class _Functions:
         if len(text) > limit:
             shown_part = f"{limit} of {len(text)} characters shown"
             cuts.append(f"{shown_part}: SELECT the columns that you need to see their values.")
-        shown = {"columns": [_shorten(name, limit) for name in columns[:width]], "definition": text[:limit]}
-        return _tool_result(text[:limit], shown, cuts)
+        described = {"columns": [_shorten(name, limit) for name in columns[:width]], "definition": text[:limit]}
+        return _tool_result(text[:limit], described, cuts)
 
     async def schema(self, database: str | None = None) -> str:
         return (await self._lanes.run(lambda _: table_info(self.databases.path(database)))).text
@@ -248,11 +244,12 @@ def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
 
 
 def _names_result(kind: str, names: list[str], max_chars: int) -> ToolResult:
-    shown = [_shorten(name, max_chars) for name in names[: _fitting([len(name) + 2 for name in names], max_chars)]]
-    cuts = [f"{len(shown)} of {len(names)} {kind} shown."] if len(shown) < len(names) else []
+    fitting = _fitting([len(name) + 2 for name in names], max_chars)
+    listed = [_shorten(name, max_chars) for name in names[:fitting]]
+    cuts = [f"{fitting} of {len(names)} {kind} shown."] if fitting < len(names) else []
     if cuts and kind == "tables":
         cuts.append("Others: SELECT name FROM sqlite_master WHERE name LIKE '...'")
-    return _tool_result(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cuts)
+    return _tool_result(", ".join(listed) or f"There are no {kind}.", {kind: listed}, cuts)
 
 
 def _fitting(sizes: Sequence[int], limit: int) -> int:
@@ -297,10 +294,10 @@ class _FixedSchemaTool(Tool):
 
 
 class _ArgumentsError(QueryError):
-    def __init__(self, tool: str, wanted: list[str], given: Mapping[str, Any]) -> None:
+    def __init__(self, tool: str, wanted: list[str], arguments: Mapping[str, Any]) -> None:
         needs = " and ".join(f"{name!r} (a string)" for name in wanted) or "no arguments"
-        got = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in given.items()) or "nothing"
-        only = " and nothing else" if wanted and set(given) - set(wanted) else ""
+        got = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in arguments.items()) or "nothing"
+        only = " and nothing else" if wanted and set(arguments) - set(wanted) else ""
         super().__init__(f"{tool} needs {needs}{only}; it got {got}")
 
 
@@ -324,7 +321,7 @@ def _tools(functions: _Functions) -> list[Tool]:
         takes: dict[str, str],
         gives: dict[str, Any],
     ) -> Tool:
-        properties = {key: {"type": "string", "description": about} for key, about in takes.items()}
+        properties = {key: {"type": "string", "description": meaning} for key, meaning in takes.items()}
         return _FixedSchemaTool(
             name=name or work.__name__,
             description=description,
@@ -359,7 +356,7 @@ def _tools(functions: _Functions) -> list[Tool]:
 
 def _resources(functions: _Functions, server: FastMCP) -> None:
     """The whole schema as text, for clients that add it to the context themselves."""
-    about = {"description": "The tables with their keys and a few values of each column", "mime_type": "text/plain"}
+    options = {"description": "The tables with their keys and a few values of each column", "mime_type": "text/plain"}
 
     async def schema(database: str) -> str:
         try:
@@ -370,7 +367,7 @@ def _resources(functions: _Functions, server: FastMCP) -> None:
             raise ResourceError(str(error).replace(str(functions.databases.root), "...")) from error
 
     if functions.databases.is_folder:
-        server.resource("sqlite:///{database*}/schema", name="schema", **about)(schema)
+        server.resource("sqlite:///{database*}/schema", name="schema", **options)(schema)
     else:
         (name,) = functions.databases.names()
-        server.resource(f"sqlite:///{quote(name)}/schema", name="schema", **about)(partial(schema, name))
+        server.resource(f"sqlite:///{quote(name)}/schema", name="schema", **options)(partial(schema, name))

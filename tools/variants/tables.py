@@ -130,8 +130,8 @@ def _sorted_by_links(tables: Sequence[Table]) -> tuple[Table, ...]:
     """Parents first; in a cycle the order of the file."""
     left, result = list(tables), dict[str, Table]()
     while left:
-        ready = [t for t in left if all(c.link is None or c.link[0] in {*result, t.name.lower()} for c in t.columns)]
-        table = (ready or left)[0]
+        roots = [t for t in left if all(c.link is None or c.link[0] in {*result, t.name.lower()} for c in t.columns)]
+        table = (roots or left)[0]
         left.remove(table)
         result[table.name.lower()] = table
     return tuple(result.values())

@@ -34,7 +34,7 @@ def tie_probes(gold: str) -> list[TieProbe]:
 
 
 def _probe(select: Any) -> TieProbe:
-    aliases = {part.alias.lower(): part.this for part in select.expressions if isinstance(part, exp.Alias)}
+    aliases = {alias.alias.lower(): alias.this for alias in select.expressions if isinstance(alias, exp.Alias)}
     keys = []
     for ordered in select.args["order"].expressions:
         key = ordered.this
