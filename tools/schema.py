@@ -25,17 +25,14 @@ from groundwire.tools.errors import ShortenedWarning
 from groundwire.tools.sql import QueryError, SqlError, connections, readable, run_query
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-RESERVED = frozenset(
-    [
-        *("add", "all", "alter", "and", "as", "autoincrement", "between", "case", "check", "collate", "commit"),
-        *("constraint", "create", "cross", "current_date", "current_time", "current_timestamp", "default"),
-        *("deferrable", "delete", "distinct", "drop", "else", "escape", "except", "exists", "foreign", "from", "full"),
-        *("group", "having", "in", "index", "indexed", "inner", "insert", "intersect", "into", "is", "isnull", "join"),
-        *("left", "limit", "natural", "not", "nothing", "notnull", "null", "on", "or", "order", "outer", "primary"),
-        *("references", "returning", "right", "select", "set", "table", "then", "to", "transaction", "union", "unique"),
-        *("update", "using", "values", "when", "where"),
-    ]
+_RESERVED = (
+    "add all alter and as autoincrement between case check collate commit constraint create cross current_date "
+    "current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign "
+    "from full group having in index indexed inner insert intersect into is isnull join left limit natural not "
+    "nothing notnull null on or order outer primary references returning right select set table then to "
+    "transaction union unique update using values when where"
 )
+RESERVED = frozenset(_RESERVED.split())
 """The keywords, in lower case, that SQLite accepts as names only in quotes."""
 # In the order of SQLite's own tests (https://www.sqlite.org/datatype3.html#determination_of_column_affinity). Types
 # with numeric affinity are split by their usual content.

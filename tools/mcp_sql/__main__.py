@@ -136,9 +136,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        cause = "the port is taken, choose another --port" if taken else error
+    except OSError as error:
+        cause = "the port is taken, choose another --port" if error.errno == errno.EADDRINUSE else error
         raise CommandError(f"cannot listen on {host}:{port}: {cause}") from error
 
 
