@@ -1,39 +1,41 @@
 """All errors of the project, and how a command ends with one that its user can fix.
 
-UserError: the input or the machine is wrong; the command ends with this one line, and says what to do
-├── tools      CommandError, PluginError, TokenError, UnknownNameError ── UnusableRewardError
-├── domains    DataError
-├── rewards    JudgeSettingsError
-├── adapters   UnknownPromptError, CallsNotStoredError
-│              ProxyError ── HostUnusableError, PortInUseError
-│              SinkRefusedError ── StoreFailedError
-└── train      ConfigError ── ModelUnreadableError
-               RunDirError ── RunDamagedError
-               TrainingError, ReflectionError, UnsupportedModelError, NonFiniteGradientError
-               RolloutsFailedError, RunnersEndedError, EventLoopError
-               StoreAddressError, StoreFileError, MongoStoreError, StoreGoneError, StoreLostDataError
+An exception stands after those that it derives from, below them or behind a line.
 
-BackendError: a rollout failed; a run counts it and continues
-├── AgentError: by its agent's code ── MalformedOutputError, TurnLimitError
-├── EndpointError: the model was unreachable, or refused the request ── PromptTooLongError
-└── AgentSetupError, ToolError, TimeLimitError
-RewardError: an answer could not be judged ── JudgeAbstainedError
-RequestRefusedError, UnreadableAnswerError: a rollout that was not run, an answer that its reward cannot read
+    UserError: the input or the machine is wrong; the command ends with this one line, and says what to do
+    ├── tools      CommandError, PluginError, TokenError, UnknownNameError ── UnusableRewardError
+    ├── domains    DataError
+    ├── rewards    JudgeSettingsError
+    ├── adapters   UnknownPromptError, CallsNotStoredError
+    │              ProxyError ── HostUnusableError, PortInUseError
+    │              SinkRefusedError ── StoreFailedError
+    └── train      ConfigError ── ModelUnreadableError
+                   RunDirError ── RunDamagedError
+                   TrainingError, ReflectionError, UnsupportedModelError, NonFiniteGradientError
+                   RolloutsFailedError, RunnersEndedError, EventLoopError
+                   StoreAddressError, StoreFileError, MongoStoreError, StoreGoneError, StoreLostDataError
 
-QueryError: what an agent reads in place of its query's rows
-├── SqlError: the SQL is wrong; the agent can repair it
-├── NotAllowedError: it does more than read; the agent can write another
-├── QueryTimeoutError: stopped by its deadline or its caller; the agent can write a cheaper one
-├── BusyError, UnknownDatabaseError: of the MCP server
-└── DatabaseError: the file is missing, damaged or locked; a BrokenResourceError, which is no agent's fault
+    BackendError: a rollout failed; a run counts it and continues
+    ├── AgentError: by its agent's code ── MalformedOutputError, TurnLimitError
+    ├── EndpointError: the model was unreachable, or refused the request ── PromptTooLongError
+    └── AgentSetupError, ToolError, TimeLimitError
+    RewardError: an answer could not be judged ── JudgeAbstainedError
+    RequestRefusedError, UnreadableAnswerError: a rollout that was not run, an answer that its reward cannot read
 
-RefusedError: what an HTTP server answers in place of a reply
-├── EngineError ── EngineClosedError
-└── ContextLengthError, ChatRequestError
+    QueryError: what an agent reads in place of its query's rows
+    ├── SqlError: the SQL is wrong; the agent can repair it
+    ├── NotAllowedError: it does more than read; the agent can write another
+    ├── QueryTimeoutError: stopped by its deadline or its caller; the agent can write a cheaper one
+    ├── BusyError, UnknownDatabaseError: of the MCP server
+    └── DatabaseError: the file is missing, damaged or locked; a BrokenResourceError, which is no agent's fault
 
-Caught by the code that calls: AttemptEndedError, BindingError, ComparisonTimeoutError, JudgeRequestError,
-MissingPackageError, NeedsProcessError, NoVariantsError, PoolStoppedError, RefusedValueError, TemplateLimitError,
-TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
+    RefusedError: what an HTTP server answers in place of a reply
+    ├── EngineError ── EngineClosedError
+    └── ContextLengthError, ChatRequestError
+
+    Caught by the code that calls: AttemptEndedError, BindingError, ComparisonTimeoutError, JudgeRequestError,
+    MissingPackageError, NeedsProcessError, NoVariantsError, PoolStoppedError, RefusedValueError, TemplateLimitError,
+    TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
 """
 
 from __future__ import annotations
