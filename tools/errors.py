@@ -34,8 +34,8 @@ An exception stands after those that it derives from, below them or behind a lin
     └── ContextLengthError, ChatRequestError
 
     Caught by the code that calls: AttemptEndedError, BindingError, ComparisonTimeoutError, JudgeRequestError,
-    MissingPackageError, NeedsProcessError, NoVariantsError, PoolStoppedError, RefusedValueError, TemplateLimitError,
-    TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
+    MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError, TemplateRefusedError, UnreadableError,
+    WorkerEndedError. A ShortenedWarning says what an agent is not shown.
 """
 
 from __future__ import annotations
