@@ -35,16 +35,19 @@ class DatabaseError(QueryError, BrokenResourceError):
     """The database cannot be read: a failure of the infrastructure, not of the agent."""
 
 
+def unreadable(path: str, error: Exception) -> DatabaseError:
+    """The error of a database that cannot be opened."""
+    exists = os.path.exists(path)
+    return DatabaseError(f"the database {path} cannot be read: {error}" if exists else f"no database at {path}")
+
+
 @contextmanager
 def readable(path: str) -> Iterator[None]:
     """Raise :class:`DatabaseError` if the file ``path`` turns out to be missing or no database that can be read."""
     try:
         yield
-    except (OSError, sqlite3.Error, MemoryError) as error:
-        exists = os.path.exists(path)
-        raise DatabaseError(
-            f"the database {path} cannot be read: {error}" if exists else f"no database at {path}"
-        ) from error
+    except (OSError, sqlite3.Error) as error:
+        raise unreadable(path, error) from error
 
 
 def timeout_error(timeout_s: float, *, cancelled: bool = False) -> QueryTimeoutError:

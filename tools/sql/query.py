@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import pickle
 import resource
@@ -9,13 +10,13 @@ import signal
 import sqlite3
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.daemon_threads import fulfil
 from groundwire.tools.sql import connections
 from groundwire.tools.sql.errors import (
     DatabaseError,
@@ -24,8 +25,8 @@ from groundwire.tools.sql.errors import (
     QueryTimeoutError,
     SqlError,
     query_error,
-    readable,
     timeout_error,
+    unreadable,
 )
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
@@ -100,11 +101,18 @@ def run_query(
         return query()
     # Signal handlers run in the main thread. SQLite swallows an exception that is raised inside its callbacks, so there
     # Ctrl-C would look like a failed query.
-    abandoned = threading.Event()
+    abandoned, answer, ended = threading.Event(), Future[QueryResult](), _thread.allocate_lock()
+    ended.acquire()
+
+    def run() -> None:
+        fulfil(answer, lambda: query(abandoned))
+        ended.release()
+
     try:
-        answer = in_thread(lambda: query(abandoned), name="query")
+        # Thread.start() and Future.result() take longer, and must not be interrupted at some points.
+        _thread.start_new_thread(run, ())
         # A signal just before a wait without timeout would be handled after the query only.
-        while not wait([answer], _SIGNAL_CHECK_S).done:
+        while not ended.acquire(timeout=_SIGNAL_CHECK_S):
             pass
         return answer.result()
     except BaseException:
@@ -130,8 +138,10 @@ def run_here(
     if inline:
         connections.check_inline(sql)
     started = time.perf_counter()
-    with readable(path):
+    try:
         conn = connections.acquire(path, inline=inline)
+    except (OSError, sqlite3.Error, MemoryError) as error:
+        raise unreadable(path, error) from error
     cursor = conn.raw.cursor()
     try:
         conn.start(started + timeout_s, stops)
