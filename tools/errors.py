@@ -33,7 +33,7 @@ An exception stands after those that it derives from, below them or behind a lin
     ├── EngineError ── EngineClosedError
     └── ContextLengthError, ChatRequestError
 
-    Caught by the code that calls: AttemptEndedError, BindingError, ComparisonTimeoutError, JudgeRequestError,
+    Caught by the code that calls: AttemptEndedError, BindingError, JudgeRequestError,
     MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError, TemplateRefusedError, UnreadableError,
     WorkerEndedError. A ShortenedWarning says what an agent is not shown.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import marshal
 import os
-import pickle
 import resource
 import signal
 import sqlite3
@@ -39,6 +39,8 @@ _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
 workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or 1), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
+
+_ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _run_in_process(
     deadline = started + timeout_s
 
     def request() -> bytes:
-        return pickle.dumps((*query, max(deadline - time.perf_counter(), _MIN_TIME_S)))
+        return marshal.dumps((*query, max(deadline - time.perf_counter(), _MIN_TIME_S)))
 
     try:
         cancelled = (lambda: any(stop.is_set() for stop in stops)) if stops else None
@@ -182,10 +184,12 @@ def _run_in_process(
         raise DatabaseError(f"no process can be started for the query: {error}") from error
     if answer is None:
         raise timeout_error(timeout_s, cancelled=True)
-    result: QueryResult | QueryError = pickle.loads(answer)  # noqa: S301 - from our own process
-    if isinstance(result, QueryError):
-        raise timeout_error(timeout_s) if isinstance(result, QueryTimeoutError) else result
-    return result
+    kind, *values = marshal.loads(answer)  # noqa: S302 - from our own process
+    if kind == QueryTimeoutError.__name__:
+        raise timeout_error(timeout_s)
+    if kind:
+        raise _ERRORS[kind](*values)
+    return QueryResult(*values)
 
 
 def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
@@ -247,9 +251,10 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _answer(request: bytes) -> bytes:
-    path, sql, max_rows, max_bytes, timeout_s = pickle.loads(request)  # noqa: S301 - from our parent
+    path, sql, max_rows, max_bytes, timeout_s = marshal.loads(request)  # noqa: S302 - from our parent
     with time_limit(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S):
         try:
-            return pickle.dumps(run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False))
+            result = run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)
+            return marshal.dumps(("", *vars(result).values()))  # it takes less memory than pickle
         except QueryError as error:
-            return pickle.dumps(error)
+            return marshal.dumps((type(error).__name__, str(error)))
