@@ -185,7 +185,7 @@ class Connection:
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
         self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
-        if _HAS_LIMITS:
+        if hasattr(self.raw, "setlimit"):
             for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         self.raw.set_progress_handler(self._progress, _OPCODES_PER_CHECK)
