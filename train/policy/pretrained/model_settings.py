@@ -25,12 +25,14 @@ def read_chat_templates(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     stored = settings.get("chat_template") or ""
     if not isinstance(stored, list):
         stored = [{"name": "default", "template": stored}]
-    templates = {entry.get("name"): str(entry.get("template") or "") for entry in stored if isinstance(entry, dict)}
+    templates = {
+        str(entry.get("name")): str(entry.get("template") or "") for entry in stored if isinstance(entry, dict)
+    }
     for file in (folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))):
         if file.is_file():
             name = "default" if file.parent == folder else file.stem
             templates[name] = _read(file, lambda file: read_bytes(file).decode())
-    tokens = {name: value.get("content") if isinstance(value, dict) else value for name, value in settings.items()}
+    tokens = {str(name): value.get("content") if isinstance(value, dict) else value for name, value in settings.items()}
     variables = {name: token for name, token in tokens.items() if name.endswith("_token") and isinstance(token, str)}
     return templates, variables
 

@@ -66,8 +66,11 @@ def _golds(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
             questions = make_questions(domain, data.train, settings, wrong=settings.later_turns > 0, on_end=on_end)
         source = GoldTurns(questions, settings)
 
+        def make(group: list[GoldQuestion], epoch: int) -> list[Example]:
+            return encode(tokenizer, source.turns(group, epoch))
+
         def groups(epoch: int) -> list[MakeExamples]:
-            return [lambda group=group: encode(tokenizer, source.turns(group, epoch)) for group in source.groups(epoch)]
+            return [partial(make, group, epoch) for group in source.groups(epoch)]
 
         held_out = _held_out_questions(domain, data, settings)
         turns = [turn for asked in held_out for turn in (*write_turns(asked, settings), *answer_turns(asked, settings))]
@@ -184,7 +187,8 @@ def _read_line(line: bytes, source: str) -> list[Turn]:
     try:
         if not isinstance(chat, dict):
             raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")
-        messages, tools = chat.get("messages"), chat.get("tools") or []
+        messages: Any = chat.get("messages")
+        tools = chat.get("tools") or []
         parse_request({"messages": messages, "tools": tools}, served="")
         replies = [
             i for i, message in enumerate(messages) if message["role"] == "assistant" and _is_learned(message, i)
