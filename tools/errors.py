@@ -7,7 +7,6 @@ An exception stands after those that it derives from, below them or behind a lin
     ├── domains    DataError
     ├── rewards    JudgeSettingsError
     ├── adapters   UnknownPromptError, CallsNotStoredError
-    │              ProxyError ── HostUnusableError, PortInUseError
     │              SinkRefusedError ── StoreFailedError
     └── train      ConfigError ── ModelUnreadableError
                    RunDirError ── RunDamagedError
@@ -33,7 +32,7 @@ An exception stands after those that it derives from, below them or behind a lin
     ├── EngineError ── EngineClosedError
     └── ContextLengthError, ChatRequestError
 
-    Caught by the code that calls: AttemptEndedError, BindingError, JudgeRequestError,
+    Caught by the code that calls: AttemptEndedError, BadRequestError, BindingError, JudgeRequestError,
     MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError, TemplateRefusedError, UnreadableError,
     WorkerEndedError. A ShortenedWarning says what an agent is not shown.
 """
