@@ -74,7 +74,7 @@ class Emissions:
         last = _last_call.get()
         call_id = next((call.id for call in reversed(self._calls) if last is not None and call.follows(last)), None)
         marks = {EMITTED: True} if call_id is None else {EMITTED: True, CALL_ID: call_id}
-        attempt = {"rollout_id": self._rollout_id, "attempt_id": self._attempt_id}
+        attempt: dict[str, Any] = {"rollout_id": self._rollout_id, "attempt_id": self._attempt_id}
 
         def write() -> None:
             self._writer.finish(
