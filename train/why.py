@@ -10,9 +10,9 @@ causes apart, so no chat template is needed.
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -137,9 +137,8 @@ def _explain(
     matches: list[tuple[Rollout, Reason]] = []
     for rollouts in batches:
         if any(rollout.rollout_id.startswith(rollout_id) for rollout in rollouts):
-            reasons = diagnose(rollouts, settings(rollouts[0].step))
-            explained = zip(rollouts, reasons, strict=True)
-            matches += [(rollout, reason) for rollout, reason in explained if rollout.rollout_id.startswith(rollout_id)]
+            explained = zip(rollouts, diagnose(rollouts, settings(rollouts[0].step)), strict=True)
+            matches += [match for match in explained if match[0].rollout_id.startswith(rollout_id)]
     matches = [match for match in matches if match[0].rollout_id == rollout_id] or matches
     if len(matches) != 1:
         problem = f"{len(matches)} rollouts begin with" if matches else "no rollout of this run is"
@@ -175,18 +174,21 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
     contexts: list[list[int]] = []
     for index, call in enumerate(calls):
         prompt = call.prompt_ids
-        common = [_common_prefix(context, prompt) for context in contexts]
-        if common and not any(length == len(context) for length, context in zip(common, contexts, strict=True)):
+        if contexts and not any(prompt[: len(context)] == context for context in contexts):
+            common = [
+                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(context, prompt, strict=False)))
+                for context in contexts
+            ]
             earlier = max(range(index), key=lambda place: (common[place], place))
             before, position = calls[earlier], common[earlier]
             sampled = position >= len(before.prompt_ids)
-            cause = (_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder)
-            found = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
+            actual = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
             expected = decoder.token(contexts[earlier][position])
             difference = (
                 f"call {index + 1} ({call.agent or 'no name'}) does not begin with call {earlier + 1}: token "
-                f"{position} is {found}, and {expected!r} was {'sampled' if sampled else 'in the earlier prompt'}"
+                f"{position} is {actual}, and {expected!r} was {'sampled' if sampled else 'in the earlier prompt'}"
             )
+            cause = (_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder)
             mismatches.append(PrefixMismatch(cause, difference))
         contexts.append(prompt + call.response_ids)
     return mismatches
@@ -230,32 +232,11 @@ def _cause_in_prompt(before: LLMCall, prompt: list[int], position: int, decoder:
 
 def _first_turn(ids: Sequence[int], decoder: TokenDecoder) -> list[int]:
     """The tokens before the first special one."""
-    end = next((index for index, token in enumerate(ids) if token in decoder.special), len(ids))
-    return list(ids[:end])
+    return list(takewhile(lambda token: token not in decoder.special, ids))
 
 
-def _count(ids: Sequence[int], part: Sequence[int]) -> int:
-    """The number of occurrences of ``part`` in ``ids``, found as bytes because prompts are long."""
-    if not part:
-        return 0
-    values = array("Q", ids)
-    data, wanted = values.tobytes(), array("Q", part).tobytes()
-    count, start = 0, -1
-    while (start := data.find(wanted, start + 1)) >= 0:
-        count += start % values.itemsize == 0
-    return count
-
-
-def _common_prefix(one: list[int], other: list[int]) -> int:
-    """The length of the common prefix, by bisection: prompts of thousands of tokens are mostly equal."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _count(ids: Sequence[int], wanted: Sequence[int]) -> int:
+    return sum(ids[start : start + len(wanted)] == wanted for start in range(len(ids))) if wanted else 0
 
 
 if __name__ == "__main__":
