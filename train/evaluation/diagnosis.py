@@ -10,6 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -92,9 +93,7 @@ def trained_calls(rollout: Rollout, agent_match: str | None) -> list[LLMCall]:
 
 
 def credit_lines(rollout: Rollout) -> Iterator[str]:
-    """What each call was trained with, as the trainer recorded it. None was in a validation, without a reward, and if
-    another estimator of verl's computed the advantages.
-    """
+    """What each call was trained with, as the trainer recorded it; no line if verl computed the advantages."""
     trained = [(call.agent, call.credit) for call in rollout.calls if call.credit is not None]
     for number, (agent, credit) in enumerate(trained, 1):
         figures = f"return {credit.returns:.4g}, advantage {credit.advantage:.3g}, weight {credit.weight:.3g}"
@@ -107,7 +106,6 @@ def scored(rollout: Rollout) -> str:
 
 
 def _reward(rollout: Rollout) -> float:
-    """Of a rollout that has one."""
     return rollout.outcome.reward or 0.0
 
 
@@ -127,11 +125,8 @@ def _reason(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None)
         return failure or _nothing_trainable(rollout, None) or validated
     if failure is not None and rollout.outcome.reward is None:
         return failure
-    reason = (
-        _nothing_trainable(rollout, agent_match)
-        or _no_gradient(rollout, group, agent_match)
-        or Reason("trained", _trained_text(rollout, group, agent_match))
-    )
+    reason = _nothing_trainable(rollout, agent_match) or _no_gradient(rollout, group, agent_match)
+    reason = reason or Reason("trained", _trained_text(rollout, group, agent_match))
     return reason if failure is None else Reason(reason.kind, f"{failure.text}; {reason.text}")
 
 
@@ -192,7 +187,7 @@ def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | 
     if len(compared) < 2:
         return Reason("only_reward", "no other rollout of its group has a reward to compare it with")
     rewards = [_reward(other) for other in compared]
-    own, mean = _reward(rollout), sum(rewards) / len(rewards)
+    own, mean = _reward(rollout), fmean(rewards)
     if not any(_has_gradient(other, mean) for other in compared):
         equal = min(rewards) == max(rewards)
         text = f"all {len(rewards)} rewards of its group were {own:g}"
@@ -216,8 +211,5 @@ def _trained_text(rollout: Rollout, group: Sequence[Rollout], agent_match: str |
     tokens = sum(len(call.response_ids) for call in calls)
     other_calls = len(rollout.trainable_calls) - len(calls)
     others = f", {other_calls} {'of other agents' if agent_match else 'constrained'} left out" if other_calls else ""
-    mean = sum(map(_reward, group)) / max(1, len(group))
-    return (
-        f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {_reward(rollout):g}, mean of its group "
-        f"{mean:.3g}"
-    )
+    rewards = f"reward {_reward(rollout):g}, mean of its group {fmean(map(_reward, group)):.3g}"
+    return f"trained on {tokens} tokens of {len(calls)} call(s){others}: {rewards}"

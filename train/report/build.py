@@ -12,7 +12,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -26,13 +26,13 @@ from groundwire.domains import gold_answer
 from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.evaluation.diagnosis import KINDS, credit_lines, diagnose
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
-from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rollout import Outcome, Rollout
 
 _FOLDER = Path(__file__).parent
 # They limit a page to about 540 rollouts with about 20 kB of text and 3,000 tokens each.
@@ -83,7 +83,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
         tiles=list(_tiles(metrics, len(notes), changes)),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,
-        reasons=[(KINDS[kind], count) for kind, count in Counter(note.kind for note in notes).most_common()],
+        reasons=[(KINDS[kind], count) for kind, count in Counter(note.reason.kind for note in notes).most_common()],
         total=len(notes),
         shown=len(data["rollouts"]),
         settings=json.dumps(config, indent=1, ensure_ascii=False, default=str),
@@ -128,22 +128,20 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """What is known of a rollout after the first pass. ``place`` is its batch, and its index in it."""
+class Note(NamedTuple):
+    """What is known of a rollout after the first pass."""
 
     place: tuple[int, int]
-    step: int
-    mode: str
-    temperature: float
-    group: str
-    task: str
-    failure: str
-    reward: float | None
-    kind: str
-    """Of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
-    why: str
-    credit: list[str]
+    """Its batch, and its index in it."""
+    rollout: Rollout
+    """Without texts and calls."""
+    reason: Reason
+    credit: Sequence[str] = ()
+
+    @property
+    def task(self) -> str:
+        """The id of its task."""
+        return str(self.rollout.task["id"])
 
 
 def _read_notes(run: RunDir, unreadable: list[str]) -> tuple[list[Note], dict[int, dict[str, float]]]:
@@ -151,27 +149,15 @@ def _read_notes(run: RunDir, unreadable: list[str]) -> tuple[list[Note], dict[in
     notes: list[Note] = []
     lengths: dict[int, dict[str, float]] = {}
     for batch_index, batch in enumerate(run.rollout_batches(None, unreadable)):
-        for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
-            notes.append(
-                Note(
-                    place=(batch_index, index),
-                    step=rollout.step,
-                    mode=str(rollout.mode),
-                    temperature=rollout.sampling["temperature"],
-                    group=rollout.group,
-                    task=str(rollout.task["id"]),
-                    failure=rollout.outcome.failure,
-                    reward=rollout.outcome.reward,
-                    kind=reason.kind,
-                    why=reason.text,
-                    credit=list(credit_lines(rollout)),
-                )
-            )
         if calls := [call for rollout in batch if rollout.mode == "train" for call in rollout.trainable_calls]:
             lengths[batch[0].step] = {
                 "reply": fmean(len(call.response_ids) for call in calls),
                 "prompt": fmean(len(call.prompt_ids) for call in calls),
             }
+        for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
+            outcome = Outcome(failure=rollout.outcome.failure, reward=rollout.outcome.reward)
+            short = replace(rollout, task={"id": rollout.task["id"]}, outcome=outcome, calls=[])
+            notes.append(Note((batch_index, index), short, reason, list(credit_lines(rollout))))
     return notes, lengths
 
 
@@ -201,34 +187,36 @@ def _training(notes: Sequence[Note]) -> Iterator[Note]:
     by_step: dict[int, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
     failures: Counter[str] = Counter()
     for note in notes:
-        if note.mode != "train":
+        if note.rollout.mode != "train":
             continue
-        by_step[note.step][note.group].append(note)
-        if note.failure:
-            failures[note.failure] += 1
-            if failures[note.failure] <= MAX_FAILURES:
+        by_step[note.rollout.step][note.rollout.group].append(note)
+        if failure := note.rollout.outcome.failure:
+            failures[failure] += 1
+            if failures[failure] <= MAX_FAILURES:
                 yield note
     for step in _evenly_spaced(sorted(by_step), MAX_STEPS):
         groups = list(by_step[step].values())
-        unequal = [group for group in groups if len({note.reward for note in group}) > 1]
+        unequal = [group for group in groups if len({note.rollout.outcome.reward for note in group}) > 1]
         yield from (unequal or groups)[0][:MAX_GROUP]
 
 
 def _validation(notes: Sequence[Note]) -> Iterator[Note]:
     """The same questions before and after training, at the lowest temperature."""
-    validation = [note for note in notes if note.mode == "val"]
-    if not validation:
+    by_temperature: dict[float, dict[int, dict[str, Note]]] = defaultdict(lambda: defaultdict(dict))
+    for note in notes:
+        if note.rollout.mode == "val":
+            by_temperature[note.rollout.sampling["temperature"]][note.rollout.step][note.task] = note
+    if not by_temperature:
         return
-    lowest = min(note.temperature for note in validation)
-    by_step: dict[int, dict[str, Note]] = defaultdict(dict)
-    for note in validation:
-        if note.temperature == lowest:
-            by_step[note.step][note.task] = note
+    by_step = by_temperature[min(by_temperature)]
     before, after = by_step[min(by_step)], by_step[max(by_step)]
-    changed = [task for task in before if task in after and before[task].reward != after[task].reward]
+    rewards = {
+        task: [by_task[task].rollout.outcome.reward for by_task in (before, after) if task in by_task]
+        for task in before
+    }
+    changed = [task for task, values in rewards.items() if len(set(values)) > 1]
     others = [task for task in before if task not in set(changed)]
-    free = max(0, MAX_QUESTIONS - len(changed))
-    for task in [*changed[:MAX_QUESTIONS], *_evenly_spaced(others, free)]:
+    for task in [*changed[:MAX_QUESTIONS], *_evenly_spaced(others, max(0, MAX_QUESTIONS - len(changed)))]:
         yield before[task]
         if task in after:
             yield after[task]
@@ -257,12 +245,12 @@ def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
         "task": note.task,
         "step": rollout.step,
         "mode": rollout.mode,
-        "temperature": note.temperature,
+        "temperature": rollout.sampling["temperature"],
         "status": outcome.status,
         "reward": outcome.reward,
         **{name: _shorten(getattr(outcome, name)) for name in ("message", "answer", "input")},
         "reward_components": dict(outcome.reward_components),
-        "why": "" if rollout.mode == "val" and not outcome.failure else note.why,
+        "why": "" if rollout.mode == "val" and not outcome.failure else note.reason.text,
         "credit": note.credit,
         "seconds": round(rollout.seconds, 2),
         "judged_field": outcome.judged_field,
@@ -290,9 +278,9 @@ def _token_spans(rollout: Rollout, agent_match: str | None) -> list[list[Any]]:
 
 def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple[int, str], int]) -> list[list[Any]]:
     """``spans`` with each token id replaced by its index in ``words``, to which new ones are added."""
-    ids = [token_id for mask, part in spans if mask >= 0 for token_id in part]
+    ids = [token_id for mask, span in spans if mask >= 0 for token_id in span]
     indices = iter([words.setdefault(pair, len(words)) for pair in zip(ids, decoder.pieces(ids), strict=True)])
-    return [[mask, part if mask < 0 else [next(indices) for _ in part]] for mask, part in spans]
+    return [[mask, span if mask < 0 else [next(indices) for _ in span]] for mask, span in spans]
 
 
 def _spans(ids: Sequence[int], mask: Sequence[int]) -> list[list[Any]]:

@@ -71,8 +71,8 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
     and of a prompt (``{"reply": …, "prompt": …}``).
     """
     steps = [line for line in metrics if line["step"] > 0]
-    components = {line["step"]: line.get("reward_components", {}) for line in steps}
     by_step = {line["step"]: line for line in steps}
+    components = {step: line.get("reward_components", {}) for step, line in by_step.items()}
     made = [
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
@@ -88,10 +88,12 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
 def accuracy_chart(metrics: Metrics) -> Chart:
     """Training reward, and validation accuracy with its confidence interval; without series if there is no data."""
     rewards = [(line["step"], line["reward"]) for line in metrics if line.get("reward") is not None]
-    series = [
-        Series(name="training reward (sampled)", points=rewards, faint=True),
-        *(_validation(metrics, key, way) for key, way in VALIDATIONS.items()),
-    ]
+    series = [Series(name="training reward (sampled)", points=rewards, faint=True)]
+    for key, way in VALIDATIONS.items():
+        results = {line["step"]: line[key] for line in metrics if line.get(key, {}).get("accuracy") is not None}
+        points = [(step, result["accuracy"]) for step, result in results.items()]
+        bands = [(low, high) for low, high in (result["ci95"] for result in results.values())]
+        series.append(Series(name=f"validation, {way}", points=points, bands=bands))
     values = [value for one in series for _, value in one.points]
     graded = any(line.get(key, {}).get("metric_name") == "mean reward" for line in metrics for key in VALIDATIONS)
     return Chart(
@@ -100,15 +102,6 @@ def accuracy_chart(metrics: Metrics) -> Chart:
         unit="mean reward" if graded else "share of questions",
         top=None if graded or any(not 0 <= value <= 1 for value in values) else 1.0,
         series=[one for one in series if one.points],
-    )
-
-
-def _validation(metrics: Metrics, key: str, way: str) -> Series:
-    measured = [(line["step"], line[key]) for line in metrics if line.get(key, {}).get("accuracy") is not None]
-    return Series(
-        name=f"validation, {way}",
-        points=[(step, result["accuracy"]) for step, result in measured],
-        bands=[(result["ci95"][0], result["ci95"][1]) for _, result in measured],
     )
 
 
@@ -158,10 +151,10 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
 def draw_pngs(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write ``folder/<key>.png`` for each chart; creates the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {folder / f"{chart.key}.png": chart for chart in charts}
-    for file, chart in files.items():
+    files = [folder / f"{chart.key}.png" for chart in charts]
+    for file, chart in zip(files, charts, strict=True):
         _save_png(chart, file)
-    return list(files)
+    return files
 
 
 def svg(chart: Chart) -> str:

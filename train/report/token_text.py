@@ -27,7 +27,7 @@ class TokenDecoder:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return next((found for file in self._files if (found := _read_tokenizer(file)) is not None), None)
+        return next(filter(None, map(_read_tokenizer, self._files)), None)
 
     @cached_property
     def special(self) -> frozenset[int]:

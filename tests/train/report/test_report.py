@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.diagnosis import Reason
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import (
     MAX_CHARACTERS,
@@ -42,6 +43,7 @@ from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
 from groundwire.train.report.live import LiveReport
 from groundwire.train.report.token_text import token_decoder
 from groundwire.train.rollouts.event_loop import EventLoopThread
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.why import app as why_app
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
@@ -296,17 +298,17 @@ def test_reward_components_have_a_chart(tmp_path: Path) -> None:
 
 
 def note(step: int, number: int, *, mode: str, reward: float) -> Note:
-    return Note(
-        place=(step, number), step=step, mode=mode, temperature=float(mode == "train"), group="g", failure="",
-        task=str(number) if mode == "val" else "t", reward=reward, kind="trained", why="", credit=[],
-    )  # fmt: skip
+    task = {"id": str(number) if mode == "val" else "t"}
+    outcome, sampling = Outcome(reward=reward), {"temperature": float(mode == "train")}
+    made = Rollout(task=task, group="g", mode=mode, step=step, sampling=sampling, outcome=outcome)  # type: ignore[arg-type]
+    return Note((step, number), made, Reason("trained", ""))
 
 
 def test_the_number_of_shown_rollouts_is_limited() -> None:
     made = [note(step, number, mode="train", reward=float(number == 0)) for step in range(500) for number in range(20)]
     chosen = choose(made)
     assert len(chosen) == MAX_STEPS * MAX_GROUP
-    assert {chosen[0].step, chosen[-1].step} == {0, 499}
+    assert {chosen[0].rollout.step, chosen[-1].rollout.step} == {0, 499}
 
 
 def test_validation_questions_with_a_changed_reward_come_first() -> None:
