@@ -83,14 +83,14 @@ def main(
     """Check this machine, line by line."""
     with exit_on_user_error():
         read_env_file()
-        if not plan and (settings or config):
-            raise ConfigError("the settings of a run have a use with --plan only: add it, or leave them out")
-        if not plan and gpu_memory is not None:
-            raise ConfigError(f"--gpu-memory {gpu_memory:g} has a use with --plan only: add it, or leave it out")
+        of_plan = "the settings of a run have" if settings or config else ""
+        of_plan = of_plan or (f"--gpu-memory {gpu_memory:g} has" if gpu_memory is not None else "")
+        if of_plan and not plan:
+            raise ConfigError(f"{of_plan} a use with --plan only: add it, or leave it out")
         if gpu_memory is not None and not 0 < gpu_memory < math.inf:
             raise ConfigError(f"--gpu-memory is {gpu_memory:g}: give the GB of the GPU, e.g. 80")
         planned = planned_settings(config, model, trainer, settings or []) if plan else None
-    failed, out = False, console()
+    failed, output = False, console()
     for finding in examine(
         trainer=trainer,
         model=model,
@@ -103,10 +103,10 @@ def main(
         planned=planned,
         gpu_memory=gpu_memory,
     ):
-        out.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
-        out.print(mask_secrets(finding.text), markup=False)
+        output.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
+        output.print(mask_secrets(finding.text), markup=False)
         if finding.remedy:
-            out.print(f"         → {finding.remedy}", markup=False)
+            output.print(f"         → {finding.remedy}", markup=False)
         failed |= finding.level == "failure"
     raise typer.Exit(failed)
 
@@ -136,14 +136,10 @@ def examine(
         check_shared_memory(),
         _check_logins(),
     ]
-    if planned is not None:
-        checks.append(check_memory(planned, gpu_memory))
-    if model is not None:
-        checks.append(_check_chat_template(model, tool_format))
-    if store is not None:
-        checks.append(_check_store(store, token_file))
-    if endpoint is not None:
-        checks.append(_check_endpoint(endpoint))
+    checks += [check_memory(planned, gpu_memory)] if planned is not None else []
+    checks += [_check_chat_template(model, tool_format)] if model is not None else []
+    checks += [_check_store(store, token_file)] if store is not None else []
+    checks += [_check_endpoint(endpoint)] if endpoint is not None else []
     for check in checks:
         try:
             yield from check
@@ -166,10 +162,9 @@ def _check_port(port: int) -> Iterator[Check]:
 
 def _check_logins() -> Iterator[Check]:
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    if os.environ.get("HF_TOKEN") or (cache / "token").exists():
-        yield Check("ok", "Hugging Face: logged in")
-    else:
-        yield Check("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
+    has_token = os.environ.get("HF_TOKEN") or (cache / "token").exists()
+    state = "logged in" if has_token else "not logged in (only gated models, such as Llama, need it: hf auth login)"
+    yield Check("ok", f"Hugging Face: {state}")
     if installed_version("wandb") is not None:
         state = "logged in" if logged_in("wandb") else "not logged in (--track wandb needs it: wandb login)"
         yield Check("ok", f"Weights & Biases: {state}")
@@ -189,7 +184,9 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return
-    written = _tool_format(template)
+    written = "llama3_json" if '"parameters"' in template else None
+    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML inside the tag, not JSON
+        written = "hermes"
     if written is None:
         remedy = "use the langgraph backend, which calls no tools"
         yield Check("warning", f"the chat template of {model} has no tool calls", remedy)
@@ -198,12 +195,6 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
         yield Check("failure", f"{model} writes tool calls as {written}, but they are parsed as {tool_format}", remedy)
     else:
         yield Check("ok", f"{model}: chat template with {written} tool calls")
-
-
-def _tool_format(template: str) -> str | None:
-    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML inside the tag, not JSON
-        return "hermes"
-    return "llama3_json" if '"parameters"' in template else None
 
 
 def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:

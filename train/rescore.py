@@ -152,21 +152,18 @@ def main(
         with progress("Judging", sum(rollout.outcome.reward is not None for rollout in rollouts)) as on_end:
             result = asyncio.run(rescore(rollouts, function, on_end=on_end))
         changes = _changes(result)
-        judged = changes["judged"]
-        means = [
-            round(fmean(rewards), 4) if judged else None
-            for rewards in ([rollout.old for rollout in judged], [rollout.new for rollout in judged])
-        ]
+        rewards = zip(*((rollout.old, rollout.new) for rollout in changes["judged"]), strict=True)
+        old, new = [round(fmean(values), 4) for values in rewards] or (None, None)
         if json_file is not None:
             counts = {name: len(changed) for name, changed in changes.items()}
-            told = {"reward": reward, "damaged": damaged, "mean_old": means[0], "mean_new": means[1], **counts}
-            listed = asdict(result)
-            write_json(json_file, {**told, "failed_then": listed.pop("failed"), **listed})
+            figures = {"reward": reward, "damaged": damaged, "mean_old": old, "mean_new": new, **counts}
+            lists = asdict(result)
+            write_json(json_file, {**figures, "failed_then": lists.pop("failed"), **lists})
     for message in damaged:
         typer.echo(f"left out: {message}", err=True)
     for note in notes:
         typer.echo(f"note: {note}")
-    typer.echo("\n".join(_table(result, changes, means, reward)))
+    typer.echo("\n".join(_table(result, changes, old, new, reward)))
     typer.echo(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
 
 
@@ -184,12 +181,14 @@ def _changes(result: RescoredRun) -> dict[str, list[Any]]:
     }
 
 
-def _table(result: RescoredRun, changes: dict[str, list[Any]], means: Sequence[float | None], reward: str) -> list[str]:
+def _table(
+    result: RescoredRun, changes: dict[str, list[Any]], old: float | None, new: float | None, reward: str
+) -> list[str]:
     counts = {name: len(changed) for name, changed in changes.items()}
     before, after = counts["groups_keep"] + counts["groups_lose"], counts["groups_keep"] + counts["groups_gain"]
-    shown = f": mean {means[0]:.3f} in the run, {means[1]:.3f} now" if changes["judged"] else ""
+    means = f": mean {old:.3f} in the run, {new:.3f} now" if changes["judged"] else ""
     lines = [
-        f"reward {reward} on {counts['judged']:,} rollouts{shown}",
+        f"reward {reward} on {counts['judged']:,} rollouts{means}",
         f"    {result.failed:,} failed in the run and are left out, {counts['failed_now']:,} cannot be scored now",
         f"groups with a gradient: {before:,} of {len(result.groups):,} in the run, {after:,} now",
     ]

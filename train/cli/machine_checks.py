@@ -70,13 +70,13 @@ class Check:
 
 def check_python() -> Iterator[Check]:
     """The version of Python."""
-    version = platform.python_version()
-    if (3, 10) <= sys.version_info[:2] < (3, 14):
-        yield Check("ok", f"Python {version}")
-    elif sys.version_info[:2] == (3, 14):
-        yield Check("warning", f"Python {version} runs agents (--runner-python)", "for the trainer use 3.10 to 3.13")
+    text, minor = f"Python {platform.python_version()}", sys.version_info[:2]
+    if minor == (3, 14):
+        yield Check("warning", f"{text} runs agents (--runner-python)", "for the trainer use 3.10 to 3.13")
+    elif (3, 10) <= minor < (3, 14):
+        yield Check("ok", text)
     else:
-        yield Check("failure", f"Python {version}", "use Python 3.10 to 3.13")
+        yield Check("failure", text, "use Python 3.10 to 3.13")
 
 
 def check_packages() -> Iterator[Check]:
@@ -92,12 +92,11 @@ def check_packages() -> Iterator[Check]:
             yield Check("failure", f"opentelemetry-sdk {tracing} loses the spans of agentlightning", remedy)
     if installed_version("verl") is not None:
         return  # compared with verl's set
-    others = ", ".join(
-        f"{name} {installed_version(name) or 'missing'} ({good})"
-        for name, good in VERSION_SETS["laptop"].items()
-        if _differs(name, good)
-    )
-    text = f"other versions than in requirements/train.txt: {others}" if others else "as tested together"
+    installed = {name: installed_version(name) or "missing" for name in VERSION_SETS["laptop"]}
+    others = [
+        f"{name} {installed[name]} ({good})" for name, good in VERSION_SETS["laptop"].items() if _differs(name, good)
+    ]
+    text = f"other versions than in requirements/train.txt: {', '.join(others)}" if others else "as tested together"
     yield Check("ok", f"packages: {text}")
 
 
