@@ -32,9 +32,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run every task ``samples`` times at ``val_temperature``, write the run's files, return the metrics.
 
-    The policy is ``upstream``, else that of :func:`runtime_of`. Rollouts are written after each sample of all tasks, so
-    a killed evaluation keeps those. Raises :class:`groundwire.train.rollouts.errors.RolloutsFailedError` if no rollout
-    could be judged, all failed in the same way, or the reward failed for most.
+    Rollouts are written after each sample of all tasks, so a killed evaluation keeps those. Raises
+    :class:`RolloutsFailedError` if no rollout could be judged, all failed in the same way, or the reward failed for
+    most.
     """
     config, timer = job.config, StepTimer()
     tasks = choose_tasks(job.data.validation, config.val_tasks)

@@ -59,8 +59,7 @@ def compute_accuracy(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None 
 
 def compute_metrics(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
     """The metrics of one evaluation, as in ``evaluation.json``: accuracy, by turn too, and tokens per call."""
-    judged = list(filter(is_judged, rollouts))
-    scores = scores_by_question(judged)
+    judged, scores = list(filter(is_judged, rollouts)), scores_by_question(rollouts)
     failed = [rollout.outcome for rollout in rollouts if rollout.outcome.failure]
     return {
         **compute_accuracy(rollouts, breakdowns),
@@ -80,7 +79,7 @@ def component_means(rollouts: Iterable[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for name, value in rollout.outcome.reward_components.items() if rollout.succeeded else ():
             values[name].append(value)
-    return {name: round(_mean(given), 4) for name, given in values.items()}
+    return {name: round(_mean(scores), 4) for name, scores in values.items()}
 
 
 def scores_by_question(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:

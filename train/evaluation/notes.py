@@ -88,9 +88,9 @@ class RolloutNotes:
             self._once("cached", text, partial(_log.warning, "%s"))
 
     def _show_left_out(self, rollouts: Sequence[Rollout]) -> None:
-        trained = [call for rollout in rollouts for call in rollout.calls if call.credit is not None]
-        if left := sum(call.credit.weight == 0 and not call.truncated for call in trained if call.credit is not None):
-            share = f"{left} of {len(trained)} calls of this step ({left / len(trained):.0%}) teach nothing"
+        calls = [(call, call.credit) for rollout in rollouts for call in rollout.calls if call.credit is not None]
+        if left := sum(credit.weight == 0 and not call.truncated for call, credit in calls):
+            share = f"{left} of {len(calls)} calls of this step ({left / len(calls):.0%}) teach nothing"
             only = "credit=last trains only the last request of a rollout"
             self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
 
@@ -123,9 +123,9 @@ def _answers_note(rollouts: Sequence[Rollout]) -> str:
     """A warning if all answers to different tasks are empty or equal; empty if not."""
     ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
     answers = {rollout.task["id"]: rollout.outcome.answer.strip() for rollout in ended}
-    if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
+    answer, *others = set(answers.values()) or [""]
+    if len(answers) < _MIN_ANSWERS or others:
         return ""
-    [answer] = set(answers.values())
     same = f"the same: {answer[:_MAX_MESSAGE]!r}" if answer else "empty"
     return (
         f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
@@ -154,8 +154,8 @@ def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
             prompt = _words(" ".join(texts_in(first.messages)))
             pairs.append((gold, prompt))
             if gold in prompt:
-                given = view.columns(rollout.task)
-                columns |= {name: None for name, value in given.items() if gold in _words(str(value))}
+                visible = view.columns(rollout.task).items()
+                columns |= {name: None for name, value in visible if gold in _words(str(value))}
     # How often would a gold be found by chance? As often as that of another task is: short golds are in many prompts.
     golds = list(dict.fromkeys(gold for gold, _ in pairs))
     another = dict(zip(golds, [*golds[1:], *golds[:1]], strict=True))
@@ -201,22 +201,21 @@ def _takes_text(tool: dict[str, Any]) -> bool:
 
 
 def nothing_judged(rollouts: Sequence[Rollout]) -> str:
-    """Why no rollout (of a step, or a validation) could be judged, and what to do; empty if one could."""
+    """Why no rollout of a step or a validation could be judged, and what to do; empty if one could."""
     if not rollouts or any(map(is_judged, rollouts)):
         return ""
     return f"none of {_counted(rollouts)} could be judged; {_first_failure(rollouts)}"
 
 
 def all_failed(rollouts: Sequence[Rollout]) -> str:
-    """Why every rollout (of a step, or a validation) failed, and what to do; empty if one succeeded."""
+    """Why every rollout failed, and what to do; empty if one succeeded."""
     if not rollouts or not all(rollout.outcome.failure for rollout in rollouts):
         return ""
     return f"all {_counted(rollouts)} failed; {_first_failure(rollouts)}"
 
 
 def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
-    """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
-    did not.
+    """Why the reward failed for more than half of the answers; else empty.
 
     A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
     """
@@ -231,10 +230,7 @@ def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
 
 
 def lasting_failure(rollouts: Sequence[Rollout]) -> str:
-    """Why a run ends at these rollouts (of a step, or a validation), and what to do; empty if it goes on.
-
-    All failed for a reason that will persist, or the reward failed for most.
-    """
+    """Why a run ends at these rollouts: all failed for a reason that will persist, or the reward failed for most."""
     reason = nothing_judged(rollouts) or all_failed(rollouts)
     return reason if reason and not is_transient(rollouts) else mostly_unscored(rollouts)
 
@@ -273,19 +269,16 @@ def never_called(rollouts: Sequence[Rollout]) -> str:
     """What is known if no rollout (of a validation) had an LLM call; empty if one had."""
     if not rollouts or not all(rollout.made_no_call for rollout in rollouts):
         return ""
-    known = rollouts[0].outcome.message or NO_CALL
-    return f"none of {_counted(rollouts)} made an LLM call: {known}; {_CACHES}"
+    reason = rollouts[0].outcome.message or NO_CALL
+    return f"none of {_counted(rollouts)} made an LLM call: {reason}; {_CACHES}"
 
 
 def is_transient(rollouts: Sequence[Rollout]) -> bool:
     """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
     and their messages differ by more than numbers.
     """
-    outcomes = [rollout.outcome for rollout in rollouts]
-    if any(outcome.failure in _TRANSIENT for outcome in outcomes):
-        return True
-    ways = {(outcome.failure, re.sub(r"\d+", "0", outcome.message)) for outcome in outcomes}
-    return any(map(is_judged, rollouts)) and len(ways) > 1
+    ways = {(rollout.outcome.failure, re.sub(r"\d+", "0", rollout.outcome.message)) for rollout in rollouts}
+    return any(failure in _TRANSIENT for failure, _ in ways) or (any(map(is_judged, rollouts)) and len(ways) > 1)
 
 
 def _first_failure(failed: Sequence[Rollout]) -> str:
