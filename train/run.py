@@ -13,7 +13,7 @@ from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
-from groundwire.train.api.training import format_config, make_job, nothing_left, train
+from groundwire.train.api.training import format_config, make_job, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
 from groundwire.train.evaluation.run_reader import untrained
@@ -86,8 +86,6 @@ def main(
             show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
             if reason := never_called(results):
                 shown.print(f"note: {reason}", markup=False)
-        elif run is not None and (message := nothing_left(job, run)):
-            shown.print(message)
         elif untrained(train(job, run, shown).metrics()):
             raise typer.Exit(1)
 

@@ -55,7 +55,7 @@ def fit(
         KeyboardInterrupt: the run was stopped; its last complete step is saved.
     """
     from groundwire.tools.terminal import console
-    from groundwire.train.api.training import make_job, nothing_left, train
+    from groundwire.train.api.training import make_job, train
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.job.job import parse_arguments
 
@@ -65,11 +65,8 @@ def fit(
     shown = console(quiet=quiet)
     for note in job.notes:
         shown.print(note, markup=False)
-    if run is not None and (message := nothing_left(job, run)):
-        shown.print(message)
-    else:
-        with _keyboard_interrupts():
-            run = train(job, run, shown)
+    with _keyboard_interrupts():
+        run = train(job, run, shown)
     from groundwire.train.api.results import training_result
 
     return training_result(run)

@@ -95,9 +95,15 @@ def _config(given: dict[str, Any], objects: Objects, *, dev: bool, endpoint: Mod
 def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
     """Train, show the progress and the summary on ``shown``, and return the run, which has all results.
 
-    An error that ends training says how to continue.
+    A resumed run without a step left is returned as it is. An error that ends training says how to continue.
     """
     config, trainer = job.config, job.trainer
+    if resumed is not None and (message := trainer.nothing_left(config, resumed)):
+        if not resumed.has_final_files():  # killed after its last step
+            with resumed.lock():
+                _conclude(job, resumed)
+        shown.print(message)
+        return resumed
     trainer.check(job)  # before the run directory is made
     run = resumed or RunDir.create(
         config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job)
@@ -121,15 +127,6 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
     return run
 
 
-def nothing_left(job: Job, run: RunDir) -> str:
-    """A message if the resumed run has no step left, else an empty text."""
-    message = job.trainer.nothing_left(job.config, run)
-    if message and not run.has_final_files():  # killed after its last step
-        with run.lock():
-            _conclude(job, run)
-    return message
-
-
 def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
     """Every setting, as the trainer writes them; with ``diff`` what differs from the published recipe."""
     if diff:
@@ -139,9 +136,8 @@ def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
 
 
 def _stored_config(job: Job) -> dict[str, Any]:
-    objects, endpoint = job.objects.names(), job.endpoint
-    others: dict[str, Any] = {"objects": objects} if objects else {}
-    others |= {"base_url": endpoint.base_url} if endpoint else {}
+    objects, base_url = job.objects.names(), job.endpoint and job.endpoint.base_url
+    others = {name: value for name, value in (("objects", objects), ("base_url", base_url)) if value}
     return {**job.config.to_dict(), "parts": parts_of(job), **others}
 
 
