@@ -333,11 +333,9 @@ class RunDir:
         merged = self.path / "rollouts.parquet"
         for path in self._rollout_files() or ([merged] if merged.is_file() else []):
             try:
-                if not path.is_file():  # a pipe would have no end; a resumed run may delete the file meanwhile
-                    if path.exists():
-                        raise ValueError("it is not a file")
-                    continue
-                with suppress(FileNotFoundError), pq.ParquetFile(path) as file:
+                if path.exists() and not path.is_file():
+                    raise ValueError("it is not a file")  # a pipe would have no end
+                with suppress(FileNotFoundError), pq.ParquetFile(path) as file:  # a resumed run may delete it meanwhile
                     names = file.schema_arrow.names
                     if missing := missing_column(names, columns):
                         raise ValueError(missing)
@@ -364,8 +362,8 @@ class RunDir:
 def new_folder(root: str | Path, name: str) -> Path:
     """A new folder under ``root``: the time, ``name``, and a number if there is one from this second."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    for number in range(100):
-        path = Path(root) / (name if number == 0 else f"{name}-{number + 1}")
+    for suffix in ("", *(f"-{number}" for number in range(2, 101))):
+        path = Path(root) / f"{name}{suffix}"
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             break

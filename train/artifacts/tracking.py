@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,8 @@ TENSORBOARD_FOLDER = "tensorboard"
 _PROJECT = "groundwire"
 _OTLP_S = 5.0
 _WANDB_URL = "https://api.wandb.ai"
+_OFFLINE = {"wandb": ("offline", "disabled", "dryrun"), "swanlab": ("local", "offline", "disabled")}
+"""The modes in which a service needs no login."""
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -62,24 +64,18 @@ def logged_in(name: str) -> bool:
     """Whether a tracker is installed and can be used without a question; nothing is imported."""
     if importlib.util.find_spec(name) is None:
         return False
+    if name not in _OFFLINE:
+        return True
+    variable = name.upper()
+    if os.environ.get(f"{variable}_MODE") in _OFFLINE[name] or os.environ.get(f"{variable}_API_KEY"):
+        return True
     if name == "wandb":
-        mode = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
-        url = os.environ.get("WANDB_BASE_URL") or _WANDB_URL
-        return bool(mode or os.environ.get("WANDB_API_KEY") or _in_netrc(url))
-    if name == "swanlab":
-        mode = os.environ.get("SWANLAB_MODE") in ("local", "offline", "disabled")
-        own = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
-        files = [Path(folder) / ".netrc" for folder in (".swanlab", own)]
-        return bool(mode or os.environ.get("SWANLAB_API_KEY") or any(file.is_file() for file in files))
-    return True
-
-
-def _in_netrc(url: str) -> bool:
-    try:
-        file = os.environ.get("NETRC") or Path.home() / ".netrc"
-        return str(urlsplit(url).hostname) in Path(file).read_text(errors="replace")
-    except OSError:
+        host = str(urlsplit(os.environ.get("WANDB_BASE_URL") or _WANDB_URL).hostname)
+        with suppress(OSError):
+            return host in Path(os.environ.get("NETRC") or Path.home() / ".netrc").read_text(errors="replace")
         return False
+    own = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
+    return any((Path(folder) / ".netrc").is_file() for folder in (".swanlab", own))
 
 
 @contextmanager
