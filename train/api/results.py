@@ -19,7 +19,7 @@ from groundwire.train.evaluation.metrics import (
     scores_by_question,
 )
 from groundwire.train.evaluation.run_reader import final_rollouts, first_and_last, summarize_change, untrained
-from groundwire.train.job.trained_model import trained_model
+from groundwire.train.job.trained_model import newest_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,12 +144,12 @@ class EvaluationResult(_Result):
 def training_result(run: RunDir) -> TrainingResult:
     """The result of a run that has ended."""
     before, after = first_and_last(run)
-    change, trained = summarize_change(before, after), None
+    change, checkpoint = summarize_change(before, after), None
     with suppress(RunDirError):
-        trained = trained_model(run.path)
+        checkpoint = newest_model(run).resolve()
     return TrainingResult(
         run_dir=run.path.resolve(),
-        checkpoint=trained and trained[0],
+        checkpoint=checkpoint,
         before=Accuracy.of(compute_accuracy(before)) if before else None,
         after=Accuracy.of(compute_accuracy(after)),
         change=Change.of(change) if change else None,

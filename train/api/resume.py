@@ -93,10 +93,9 @@ def resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     except UserError as error:
         from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 
-        if isinstance(error, RolloutsFailedError):
-            error.args = (f"{error}; {_how_to_continue(run, fit)}. More: groundwire why {relative_path(run.path)}",)
-        elif isinstance(error, (*_RESUMABLE, CallsNotStoredError)):
-            error.args = (f"{error}; {_how_to_continue(run, fit)}",)
+        if isinstance(error, (*_RESUMABLE, RolloutsFailedError, CallsNotStoredError)):
+            more = f". More: groundwire why {relative_path(run.path)}" if isinstance(error, RolloutsFailedError) else ""
+            error.args = (f"{error}; {_how_to_continue(run, fit)}{more}",)
         raise
 
 
@@ -126,19 +125,19 @@ def check_continuation(run: RunDir, job: Job) -> Job:
     """
     stored, step = run.config(), run.checkpoints.last_step()
     began, now = stored.get("parts", {}), parts_of(job)
-    default = job.domain.default_reward or None
+    default = job.domain.default_reward
     names = {
         "agent": (stored.get("objects", {}).get("agent"), job.objects.names().get("agent")),
         "reward": (stored.get("reward") or default, job.config.reward or default),
     }
-    problems = [
-        (f"the {part} is {new}, and it was {old}", part)
+    problems = {
+        part: f"the {part} is {new}, and it was {old}"
         for part, (old, new) in names.items()
         if old and new and old != new
-    ]
+    }
     if began.get("validation tasks", now["validation tasks"]) != now["validation tasks"]:
-        problems.append((f"its validation tasks are not the same any more ({job.data.source})", "tasks"))
-    for problem, part in problems:
+        problems["tasks"] = f"its validation tasks are not the same any more ({job.data.source})"
+    for part, problem in problems.items():
         raise ConfigError(
             f"{run.path} cannot be resumed: {problem}. The accuracies before and after would not be comparable: give "
             f"the same {part}, or start a new run with its model (model={run.path})"
@@ -172,12 +171,14 @@ def _source_digest(part: Any) -> str | None:
     if part is None:
         return None
     part = inspect.unwrap(part) if callable(part) else part
-    nodes, instructions = getattr(part, "nodes", None), getattr(part, "instructions", None)
-    parts = [sorted(map(str, nodes)) if isinstance(nodes, Mapping) else None, str(instructions or "")]
-    source = ""
+    nodes, source = getattr(part, "nodes", None), ""
+    described = [
+        sorted(map(str, nodes)) if isinstance(nodes, Mapping) else None,
+        str(getattr(part, "instructions", None) or ""),
+    ]
     with suppress(OSError, TypeError):  # typed into an interpreter, or compiled
         source = inspect.getsource(part if inspect.isroutine(part) else type(part))
-    return _digest([source.encode("utf-8", "replace"), to_json(parts)])
+    return _digest([source.encode("utf-8", "replace"), to_json(described)])
 
 
 def _task_digest(tasks: Iterable[Task]) -> str:
@@ -187,9 +188,8 @@ def _task_digest(tasks: Iterable[Task]) -> str:
 
 
 def _is_path(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_is_path, value))
-    return isinstance(value, str) and value.startswith("/")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return bool(values) and all(isinstance(path, str) and path.startswith("/") for path in values)
 
 
 def _digest(parts: Iterable[bytes]) -> str:

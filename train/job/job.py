@@ -93,13 +93,8 @@ class Job:
         """What runs its rollouts, with the policy ``engine``, an engine or an upstream."""
         from groundwire.train.rollouts.runtime import RolloutRuntime  # slow to import
 
-        parts: dict[str, Any] = {
-            "backend": self.backend,
-            "domain": self.domain,
-            "reward": self.reward,
-            "config": self.config,
-        }
-        return RolloutRuntime(engine=engine, timer=timer, run=run, **parts)
+        parts: dict[str, Any] = {"backend": self.backend, "domain": self.domain, "reward": self.reward}
+        return RolloutRuntime(engine=engine, config=self.config, timer=timer, run=run, **parts)
 
 
 def parse_arguments(

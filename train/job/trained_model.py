@@ -38,7 +38,7 @@ def trained_model(path: str | Path) -> tuple[Path, RunDir] | None:
     folder = Path(os.path.realpath(path))
     if _is_run(folder):
         run = RunDir.open(folder)
-        return _newest_model(run), run
+        return newest_model(run), run
     for parent in folder.parents:
         if parent.name == "checkpoints" and _is_run(parent.parent):
             with suppress(RunDirError):  # the checkpoint can be used without its run
@@ -81,13 +81,15 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
 
 
 def _is_run(folder: Path) -> bool:
-    config = None
-    with suppress(OSError, ValueError):
+    try:
         config = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return False
     return isinstance(config, dict) and "model_type" not in config and {"backend", "domain"} <= config.keys()
 
 
-def _newest_model(run: RunDir) -> Path:
+def newest_model(run: RunDir) -> Path:
+    """The folder of the newest checkpoint. Raises :class:`RunDirError` if the run has none."""
     if paths := run.checkpoints.paths():
         return paths[-1]
     if (exported := run.path / "model").is_dir():  # verl's newest checkpoint in Hugging Face's format
