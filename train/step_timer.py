@@ -14,11 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
-from groundwire.tools.daemon_threads import fulfil
+from groundwire.tools.daemon_threads import in_thread
 
 PHASES = ("update", "sampling", "sql", "reward", "agent", "waiting")
 _THREADS = 16
@@ -93,27 +91,14 @@ class _TimedExecutor(ThreadPoolExecutor):
 
     def __init__(self, timer: StepTimer) -> None:
         super().__init__()
-        self._timer, self._started = timer, 0
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._timer, self._slots = timer, threading.Semaphore(_THREADS)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._calls.put((future, partial(fn, *args, **kwargs)))
-        if self._started < _THREADS:
-            self._started += 1
-            threading.Thread(target=self._serve, daemon=True).start()
-        return future
+        def call() -> Any:
+            with self._slots, self._timer.busy("sql"):
+                return fn(*args, **kwargs)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads when the queue is empty. Never waits, whatever ``wait`` is."""
-        for _ in range(self._started):
-            self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            with self._timer.busy("sql"):
-                fulfil(*call)
-            del call  # free its arguments before waiting for the next call
+        return in_thread(call, name="sql")
 
 
 def timed_event_loop(timer: StepTimer) -> asyncio.AbstractEventLoop:
