@@ -83,6 +83,10 @@ _USER_ERRNOS = (
 )  # fmt: skip
 
 
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C or SIGTERM."""
+
+
 class UserError(Exception):
     """An error that a command prints as one line: what was wrong, with which value, and what to do."""
 
@@ -101,9 +105,7 @@ class ShortenedWarning(UserWarning):
 
 
 class CommandError(UserError):
-    """A command cannot continue. Exit code :attr:`INTERRUPTED` stands for an interrupt, which is no error."""
-
-    INTERRUPTED = 130
+    """A command cannot continue."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -140,18 +142,18 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
         return
     except UserError as caught:
         error = caught
-    except KeyboardInterrupt:
-        error = CommandError("stopped", CommandError.INTERRUPTED)
+    except KeyboardInterrupt as caught:  # is no error
+        print(mask_secrets(str(caught) or "stopped"), file=sys.stderr)
+        exit_now(_INTERRUPTED)
     except OSError as caught:
         if debug or (caught.filename is None and caught.errno not in _USER_ERRNOS):
             raise
         where = f" ({caught.filename})" if caught.filename else ""
         hint = "; free some space and continue with --resume" if caught.errno == errno.ENOSPC else ""
         error = CommandError(f"{caught.strerror or caught}{where}{hint}", 1)
-    interrupted = error.exit_code == CommandError.INTERRUPTED
-    print(mask_secrets(f"{error}" if interrupted else f"error: {error}"), file=sys.stderr)
-    code = error.exit_code if interrupted or exit_code is None else exit_code
-    if interrupted or error.exits_at_once:
+    print(mask_secrets(f"error: {error}"), file=sys.stderr)
+    code = error.exit_code if exit_code is None else exit_code
+    if error.exits_at_once:
         exit_now(code)
     sys.exit(code)
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import CommandError, check_trainer
+from groundwire.tools.errors import check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
@@ -74,10 +74,7 @@ def evaluation_settings(
 def run_evaluation(
     job: Job, *, samples: int, shown: Console, split: str | None = None
 ) -> tuple[RunDir, dict[str, Any]]:
-    """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
-
-    An interrupt raises a :class:`CommandError` with exit code 130.
-    """
+    """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table."""
     evaluator = _import_evaluator()
     from groundwire.train.cli.progress import ProgressDisplay
     from groundwire.train.evaluation.run_reader import table_entry
@@ -94,7 +91,7 @@ def run_evaluation(
             evaluator.evaluate(job, run=run, callback=display, samples=samples, upstream=upstream)
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
-            raise CommandError(f"stopped{kept}", 130) from None
+            raise KeyboardInterrupt(f"stopped{kept}") from None
         finally:
             if warning := job.warning():
                 print(f"warning: {warning}", file=sys.stderr)

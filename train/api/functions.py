@@ -7,13 +7,12 @@ and servers run on the event loop of another thread.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import CommandError, named_layer
+from groundwire.tools.errors import named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
@@ -65,8 +64,7 @@ def fit(
     shown = console(quiet=quiet)
     for note in job.notes:
         shown.print(note, markup=False)
-    with _keyboard_interrupts():
-        run = train(job, run, shown)
+    run = train(job, run, shown)
     from groundwire.train.api.results import training_result
 
     return training_result(run)
@@ -110,22 +108,10 @@ def evaluate(
     given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
     endpoint = ModelEndpoint(base_url, api_key) if base_url else None
     job = make_evaluation_job(given, endpoint, objects=objects)
-    with _keyboard_interrupts():
-        run, entry = run_evaluation(job, samples=samples, shown=console(quiet=quiet))
+    run, entry = run_evaluation(job, samples=samples, shown=console(quiet=quiet))
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])
-
-
-@contextmanager
-def _keyboard_interrupts() -> Iterator[None]:
-    """Raise the error with which a command ends on Ctrl-C as ``KeyboardInterrupt``, which a script expects."""
-    try:
-        yield
-    except CommandError as error:
-        if error.exit_code != CommandError.INTERRUPTED:
-            raise
-        raise KeyboardInterrupt(str(error)) from None
 
 
 class _Package(ModuleType):

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from groundwire.domains import Task
-from groundwire.tools.errors import CommandError, UserError
+from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
@@ -89,7 +89,7 @@ def resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"stopped; {_how_to_continue(run, fit)}", 130) from None
+        raise KeyboardInterrupt(f"stopped; {_how_to_continue(run, fit)}") from None
     except UserError as error:
         from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 

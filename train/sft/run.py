@@ -15,7 +15,6 @@ import torch
 
 from groundwire.adapters.sql_agents.prompts import extract_sql
 from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import counted, progress, spinner
 from groundwire.train.artifacts.checkpoints import Checkpoints
@@ -96,7 +95,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
                 trainer.train(reader.steps(trainer.groups), reader.total, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
     except KeyboardInterrupt:
-        raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
+        raise KeyboardInterrupt(f"stopped; continue with groundwire sft --resume {folder}") from None
 
 
 def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from programs import ROOT
 
-from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft import run as sft
@@ -71,7 +70,7 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
         return steps
 
     monkeypatch.setattr(several_gpus, "read_steps", interrupted)
-    with pytest.raises(CommandError, match="stopped; continue with groundwire sft --resume"):
+    with pytest.raises(KeyboardInterrupt, match="stopped; continue with groundwire sft --resume"):
         list(sft.run(settings, resume=None, given={}))
     [stopped] = set((tmp_path / "out").iterdir()) - {whole}
     assert 4 <= Checkpoints(stopped / "verl").last_step() < len(expected)

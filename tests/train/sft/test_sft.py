@@ -26,7 +26,6 @@ from groundwire.adapters import Endpoint, Question
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Domain, TaskData, get
-from groundwire.tools.errors import CommandError
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.tools.types import TEXT
@@ -637,7 +636,7 @@ def test_a_run_that_is_stopped_while_it_is_measured_says_how_it_goes_on(
 
     with monkeypatch.context() as stopped:
         stopped.setattr(SFTTrainer, "loss", stop)
-        with pytest.raises(CommandError, match="stopped; continue with groundwire sft"):
+        with pytest.raises(KeyboardInterrupt, match="stopped; continue with groundwire sft"):
             list(run(settings, resume=None, given={}))
     [folder] = (tmp_path / "o").iterdir()
     lines = list(run(SFTSettings(), resume=folder, given={}))
