@@ -148,11 +148,9 @@ def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: s
     if form == "markdown":
         escaped = ([cell.replace("|", "\\|") for cell in row] for row in [columns, ["---"] * len(columns), *rows])
         return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
-    widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [columns, *rows]
-    )
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    padded = (map(str.ljust, row, widths) for row in [columns, *rows])
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdowns | None = None) -> str:
@@ -234,16 +232,12 @@ def _with_interval(metrics: Mapping[str, Any]) -> str:
 def _cells(entry: Mapping[str, Any]) -> list[str]:
     """A row under :data:`_COLUMNS`."""
     before, after = entry["before"], entry["after"]
+    accuracies = [metrics and metrics["accuracy"] for metrics in (before, after)]
     return [
         *(str(entry[name] or "-") for name in ("model", "context", "max_turns", "agents")),
-        "-" if before is None else _percent(before["accuracy"]),
-        _percent(after["accuracy"]),
+        *("-" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies),
         *(_change(before, after, name) for name in ("calls_per_rollout", "prompt_tokens", "response_tokens")),
     ]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any], name: str) -> str:

@@ -128,9 +128,9 @@ def run_dev(job: Job, shown: Console) -> list[Rollout]:
     from groundwire.train.cli.progress import ProgressDisplay
 
     if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
-        processes = int(job.config.runner_python is not None)
-        here = {"runner_processes": processes, "n_runners": job.config.n_runners or _DEV_TASKS}
-        job = replace(job, config=job.config.model_copy(update=here))
+        config = job.config
+        here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
+        job = replace(job, config=config.model_copy(update=here))
     with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
         results: list[Rollout] = evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)
         return results

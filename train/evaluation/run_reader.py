@@ -219,7 +219,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     failures = sum((Counter(line["failures"]) for line in steps), Counter[str]())
     silent = sum(line.get("without_calls", 0) for line in steps)
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
-    total_s = sum(sum(line["seconds"].values()) for line in steps)
+    total_s = sum(seconds.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB, on macOS in bytes
     summary: dict[str, Any] = {
         "data": source,
@@ -267,5 +267,5 @@ def _before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, An
         result[f"{when}_first_query"] = validation.get("first_query_accuracy")
         for key in validation:
             if key.startswith("by_"):
-                result[f"{when}_{key}"] = {value: part["accuracy"] for value, part in validation[key].items()}
+                result[f"{when}_{key}"] = {value: metrics["accuracy"] for value, metrics in validation[key].items()}
     return result
