@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,10 @@ def agent_notes(rollouts: Sequence[Rollout], *, served: str, view: AgentView, mo
     ``served`` is the policy's own name. ``model`` is the run's, if it is served here.
     """
     calls = [call for rollout in rollouts for call in rollout.calls]
-    notes = [_models_note(calls, served), _answers_note(rollouts), gold_in_prompts(rollouts, view)]
+    asked_for = Counter(call.model for call in calls if call.model not in ("", served) and not call.untrainable_reason)
+    names = ", ".join(f"{name} ({count} calls)" for name, count in asked_for.most_common())
+    models = f"the policy answered the calls to {names}; --train-model selects models" if names else ""
+    notes = [models, _answers_note(rollouts), gold_in_prompts(rollouts, view)]
     return [note for note in (*notes, starter_limits(calls) if model == "starter" else "") if note]
 
 
@@ -131,13 +134,6 @@ def _answers_note(rollouts: Sequence[Rollout]) -> str:
         f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
         "that reads the answer from its result: --agent-output module:name"
     )
-
-
-def _models_note(calls: Iterable[LLMCall], served: str) -> str:
-    """A note on the model names that the agents asked for, if the policy answered under other names than its own."""
-    counts = Counter(call.model for call in calls if call.model not in ("", served) and not call.untrainable_reason)
-    names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())
-    return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
 
 
 def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
@@ -176,9 +172,8 @@ def _words(text: str) -> str:
     return " ".join(["", *re.findall(r"\w+", text.casefold()), ""])
 
 
-def starter_limits(calls: Iterable[LLMCall]) -> str:
+def starter_limits(calls: Sequence[LLMCall]) -> str:
     """A sentence that names the limits of the starter that ``calls`` exceed; empty if they exceed none."""
-    calls = list(calls)
     tools = {call.tools_json: [tool.get("function", tool) for tool in call.tools] for call in calls}
     longest = max((len(call.prompt_ids) or call.prompt_tokens for call in calls), default=0)
     most = max(map(len, tools.values()), default=0)

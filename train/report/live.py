@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from pathlib import Path
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -53,7 +53,12 @@ class LiveReport(HttpServer):
     def _state(self) -> str:
         """A hash of the names, sizes and times of the run's files."""
         files = [self._run.path / "metrics.jsonl", *sorted((self._run.path / "rollouts").glob("step-*.parquet"))]
-        return hashlib.blake2b("\n".join(map(_file_state, files)).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(digest_size=8)
+        for file in files:
+            with suppress(OSError):  # a resumed run may delete it meanwhile
+                status = file.stat()
+                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
 
     def _build(self) -> str:
         with self._lock:
@@ -72,14 +77,6 @@ class LiveReport(HttpServer):
         except RunDirError as error:
             return web.Response(status=500, text=mask_secrets(str(error)), headers=_NOT_CACHED)
         return web.Response(text=html, content_type="text/html", headers=_NOT_CACHED)
-
-
-def _file_state(file: Path) -> str:
-    try:
-        status = file.stat()
-    except OSError:
-        return f"{file.name} -"
-    return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
 async def serve(run: RunDir, *, port: int) -> None:
