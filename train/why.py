@@ -91,7 +91,7 @@ def main(
 def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: TokenDecoder) -> Iterator[str]:
     """The number of rollouts of each kind, with an example each, then of prefix mismatches.
 
-    Each batch is a whole step or validation; one is in memory at a time. ``settings`` returns those of a step.
+    Each batch is a whole step or validation; ``settings`` returns those of a step.
     """
     kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}

@@ -51,8 +51,7 @@ _OF_VALIDATION = {*AgentSettings.model_fields, "parts.agent", "parts.reward"} | 
 def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collection[str] = ()) -> RunConfig:
     """The stored settings of a run, with the given changes. ``objects`` are the parts that are given as objects.
 
-    Raises :class:`ConfigError` for a change that would make it another run, and :class:`RunDamagedError` for incomplete
-    or unknown stored settings.
+    Raises :class:`ConfigError` for a change that would make it another run.
     """
     stored = run.config()
     if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:

@@ -82,8 +82,7 @@ def logged_in(name: str) -> bool:
 def open_trackers(config: Any, run: RunDir, *, first_step: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Open the trackers in ``config.track``; yields a function that logs a line of ``metrics.jsonl`` to all of them.
 
-    ``first_step`` is the last step of the run before it was resumed, or 0. Raises :class:`ConfigError` if a tracker
-    cannot be opened.
+    ``first_step`` is the last step of the run before it was resumed, or 0.
     """
     with ExitStack() as stack:
         logs = [stack.enter_context(_TRACKERS[name](config, run, first_step)) for name in config.track]

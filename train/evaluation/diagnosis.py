@@ -80,9 +80,7 @@ def diagnose(rollouts: Sequence[Rollout], settings: Mapping[str, Any] = MappingP
 def no_triplets(rollout: Rollout, agent_match: str | None) -> Reason | None:
     """Why a rollout gives nothing to train on; None if it does."""
     reason = _nothing_trainable(rollout, agent_match)
-    if reason is None or rollout.trainable_calls:
-        return reason
-    return _failure(rollout) or reason
+    return reason if reason is None or rollout.trainable_calls else _failure(rollout) or reason
 
 
 def trained_calls(rollout: Rollout, agent_match: str | None) -> list[LLMCall]:

@@ -99,10 +99,7 @@ def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | 
 
 
 def upstream_of(job: Job) -> Upstream | None:
-    """The policy at the job's endpoint, which is asked first what it accepts; None without one.
-
-    Raises :class:`groundwire.train.config.errors.ConfigError`.
-    """
+    """The policy at the job's endpoint, which is asked first what it accepts; None without one."""
     if job.endpoint is None:
         return None
     config, url, key = job.config, job.endpoint.base_url, job.endpoint.api_key

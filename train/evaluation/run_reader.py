@@ -34,21 +34,16 @@ _PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward", "turn_s
 
 
 def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
-    """A run as a row of :func:`groundwire.train.evaluate.table`.
+    """A run as a row of :func:`groundwire.train.evaluate.table`. Without ``domain`` it is the one that the run names.
 
-    ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
-    temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Their calls are
-    those of the trained agents. ``context`` are the characters of schema and results in prompts (``2048``, or
-    ``4000 / 72``), and ``speed`` is :func:`read_speed`. Without ``domain`` it is the one that the run names.
-
-    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    ``before`` and ``after`` are the metrics of :func:`first_and_last`, of the trained agents' calls, and ``change``
+    compares them. ``context`` are the characters of schema and results in prompts (``2048``, or ``4000 / 72``).
     """
     config = run.config()
     breakdowns: Breakdowns = {}
     with suppress(UserError):  # the domain may be a plugin that is not installed here
         breakdowns = (domain or domains.get(str(config.get("domain")))).breakdowns
     before, after = first_and_last(run)
-    change = summarize_change(before, after)
     match, options = config.get("agent_match"), config.get("agent_options") or {}
     limits = [options.get(name) for name in ("table_info_truncate", "execution_truncate")]
     agents = sorted({call.agent for rollout in [*before, *after] for call in rollout.trainable_calls if call.agent})
@@ -63,7 +58,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         "agents": match or ", ".join(agents) or "-",
         "before": compute_metrics(before, breakdowns) if before else None,
         "after": compute_metrics(after, breakdowns),
-        "change": change,
+        "change": summarize_change(before, after),
         "speed": read_speed(run),
     }
 
@@ -94,7 +89,7 @@ def _model_name(model: str) -> str:
 
 def first_and_last(run: RunDir) -> tuple[Rollouts, Rollouts]:
     """The first validation, empty if it is the only one, and the last with as many rollouts: those at the lowest
-    temperature. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    temperature. Raises :class:`RunDirError`.
     """
     by_temperature = _validations(run)
     return _ends(by_temperature[min(by_temperature)])
@@ -103,8 +98,7 @@ def first_and_last(run: RunDir) -> tuple[Rollouts, Rollouts]:
 def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
     """The last full validation against the first, question by question, by their name in metrics and summaries.
 
-    Only what both judged is compared (:func:`groundwire.train.evaluation.metrics.compare`). Empty without two of them.
-    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    Empty without two of them. Raises :class:`RunDirError`.
     """
     validations = _validations(run, _PAIRED).items()
     changes = {validation_name(temperature): summarize_change(*_ends(by_step)) for temperature, by_step in validations}
@@ -153,8 +147,7 @@ def _ends(by_step: Mapping[int, Rollouts]) -> tuple[Rollouts, Rollouts]:
 def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[float, dict[int, Rollouts]]:
     """The rollouts of each validation, by temperature and step.
 
-    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` if there is none, or if a file cannot be read: the
-    metrics of the other questions would not be comparable.
+    Raises :class:`RunDirError` if there is none, or a file cannot be read: the others would not be comparable.
     """
     unreadable: list[str] = []
     validations: dict[float, dict[int, Rollouts]] = defaultdict(lambda: defaultdict(list))
@@ -211,9 +204,7 @@ def _gpus(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int 
 
 
 def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") -> dict[str, Any]:
-    """The content of ``summary.json``, from the metrics so far. ``source`` describes the data; ``note`` is for the
-    reader.
-    """
+    """The content of ``summary.json``, from the metrics so far; ``source`` describes the data."""
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0]
     failures = sum((Counter(line["failures"]) for line in steps), Counter[str]())

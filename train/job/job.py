@@ -100,10 +100,9 @@ class Job:
 def parse_arguments(
     agent: Any, tasks: Any, reward: Any, settings: Mapping[str, Any], *, validation: Any = None, train: bool = True
 ) -> tuple[dict[str, Any], Objects]:
-    """The given settings, checked, and the objects among the arguments.
+    """The given settings, checked, and the objects among the arguments of :func:`groundwire.train.fit`.
 
-    ``validation`` is that of :func:`groundwire.train.fit`. Unless ``train``, all tasks are for validation. Raises
-    :class:`ConfigError`, :class:`groundwire.domains.DataError` and :class:`groundwire.rewards.UnusableRewardError`.
+    Unless ``train``, all tasks are for validation.
     """
     silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
     given = {"agent": agent, **settings}

@@ -59,15 +59,16 @@ def check_model(
             "be answered; raise the agent's option table_info_truncate, or lower example_values"
         )
     remedy = "raise max_model_len" if limit == config.max_model_len else "use a model with a longer context"
+    remedy += ", or lower the agent's option table_info_truncate"
     if len(lengths) == len(tasks):
         raise ConfigError(
             f"the prompts are longer than the model's context: {min(lengths)} to {max(lengths)} tokens, and it has "
-            f"{limit}; {remedy}, or lower the agent's option table_info_truncate"
+            f"{limit}; {remedy}"
         )
     if lengths:
         notes.append(
             f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
-            f"{max(lengths)}), so their rollouts fail; {remedy}, or lower the agent's option table_info_truncate"
+            f"{max(lengths)}), so their rollouts fail; {remedy}"
         )
     return notes
 

@@ -49,8 +49,7 @@ def trained_model(path: str | Path) -> tuple[Path, RunDir] | None:
 def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] = ()) -> dict[str, Any]:
     """``given`` with the settings of the run that trained its ``model``, if one did; the given ones win.
 
-    ``objects`` are the parts that are given as objects. Raises as :func:`trained_model`, and :class:`ConfigError` for
-    a run whose parts were objects of a script, if they are not given.
+    ``objects`` are the parts that are given as objects. Raises :class:`ConfigError` if one of the run's is missing.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if (trained := trained_model(given.get("model", "starter"))) is None:

@@ -57,11 +57,7 @@ class Report(NamedTuple):
 
 
 def build(run: RunDir, *, live: str = "") -> Report:
-    """The report of an active, stopped, killed or finished run.
-
-    ``live`` is a script that reloads the page. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` for a
-    damaged ``config.json`` or ``metrics.jsonl``.
-    """
+    """The report of an active, stopped, killed or finished run. ``live`` is a script that reloads the page."""
     config, metrics = run.config(), run.metrics()
     unreadable: list[str] = []
     changes: Mapping[str, Mapping[str, Any]] = {}

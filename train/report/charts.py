@@ -65,11 +65,7 @@ class Chart:
 
 
 def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
-    """The charts that have data.
-
-    ``metrics`` are the lines of ``metrics.jsonl``. ``lengths`` has for each training step the mean tokens of a reply
-    and of a prompt (``{"reply": …, "prompt": …}``).
-    """
+    """The charts that have data. ``lengths`` are the mean tokens of each step: ``{"reply": …, "prompt": …}``."""
     steps = [line for line in metrics if line["step"] > 0]
     by_step = {line["step"]: line for line in steps}
     components = {step: line.get("reward_components", {}) for step, line in by_step.items()}
