@@ -314,9 +314,8 @@ class RunDir:
         unreadable: list[str] = []
         rollouts = [rollout for batch in self.rollout_batches(columns, unreadable) for rollout in batch]
         if not rollouts:
-            if unreadable:
-                raise RunDamagedError(f"{self.path} has no rollouts: {unreadable[0]}")
-            raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
+            reason = unreadable[0] if unreadable else "it has not finished a step yet"
+            raise (RunDamagedError if unreadable else RunDirError)(f"{self.path} has no rollouts: {reason}")
         return rollouts, unreadable
 
     def rollout_batches(self, columns: Collection[str] | None, unreadable: list[str]) -> Iterator[list[Rollout]]:

@@ -154,14 +154,13 @@ def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Bac
 
 
 def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> None:
-    """Raise :class:`ConfigError` for a prompt that the agent has not, if it says which it has."""
     known = backend.default_prompts(form)
     if known and (unknown := sorted(config.prompts.keys() - known.keys())):
         raise ConfigError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(known)}")
 
 
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
-    """Raise :class:`CommandError` if a judge needs reference answers that tasks do not have."""
+    """Some judges need reference answers."""
     judged = "rule_judge_hybrid" in (config.reward or view.domain.default_reward or "") and view.answers.name == "prose"
     if not judged or config.judge.teacher is not None or config.judge.without_reference:
         return
@@ -194,7 +193,7 @@ def check_store_settings(address: str | None, token_file: str | None = None, wai
         raise CommandError(f"{name}={value} asks for an external store: give --external-store-address")
     if value in _YES and address is not None:
         raise CommandError(
-            f"{name}={value} asks for a store in the trainer, --external-store-address for {address}: give one of them"
+            f"{name}={value} asks for a store in the trainer: leave out --external-store-address {address}"
         )
     if address is not None:
         on_wait = partial(print, file=sys.stderr, flush=True)
