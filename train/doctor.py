@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from groundwire.tools.errors import exit_on_user_error, missing_layer
-from groundwire.tools.http.access_token import TokenError, token_for
+from groundwire.tools.errors import UserError, exit_on_user_error, missing_layer
+from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
@@ -143,6 +143,8 @@ def examine(
     for check in checks:
         try:
             yield from check
+        except UserError as error:
+            yield Check("failure", str(error))
         except ModuleNotFoundError as error:
             yield Check("failure", missing_layer(error) or f"a module is missing: {error}")
         except Exception as error:
@@ -172,14 +174,10 @@ def _check_logins() -> Iterator[Check]:
 
 def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     """Whether the model's chat template writes tool calls in the format that the server parses."""
-    try:
-        if is_hub_name(model):
-            yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
-            return
-        templates, _ = read_chat_templates(find_model(model, any_architecture=True))
-    except ConfigError as error:
-        yield Check("failure", str(error))
+    if is_hub_name(model):
+        yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
         return
+    templates, _ = read_chat_templates(find_model(model, any_architecture=True))
     template = "\n".join(filter(None, templates.values()))
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
@@ -198,13 +196,12 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
 
 
 def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:
-    from groundwire.train.store.errors import StoreAddressError
     from groundwire.train.store.health import check_store
 
     try:
         check_store(address, token=token_for(address, token_file), timeout_s=0)
         yield Check("ok", f"store at {address}")
-    except (TokenError, StoreAddressError) as error:
+    except UserError as error:
         yield Check("failure", str(error), "start the store, or correct the address or the token")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import check_trainer
@@ -75,8 +74,9 @@ def run_evaluation(
     job: Job, *, samples: int, shown: Console, split: str | None = None
 ) -> tuple[RunDir, dict[str, Any]]:
     """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table."""
-    evaluator = _import_evaluator()
-    from groundwire.train.cli.progress import ProgressDisplay
+    with spinner("starting"), fast_import():
+        from groundwire.train.cli.progress import ProgressDisplay
+        from groundwire.train.evaluation import evaluator
     from groundwire.train.evaluation.run_reader import table_entry
 
     config, upstream = job.config, evaluator.upstream_of(job)
@@ -124,20 +124,13 @@ def check_endpoint(job: Job, *, dev: bool = True) -> None:
 
 def run_dev(job: Job, shown: Console) -> list[Rollout]:
     """Run ten tasks without training, with the run's own model or at its endpoint; returns the rollouts."""
-    evaluator = _import_evaluator()
-    from groundwire.train.cli.progress import ProgressDisplay
+    with spinner("starting"), fast_import():
+        from groundwire.train.cli.progress import ProgressDisplay
+        from groundwire.train.evaluation import evaluator
 
     if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
         config = job.config
         here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
         job = replace(job, config=config.model_copy(update=here))
     with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
-        results: list[Rollout] = evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)
-        return results
-
-
-def _import_evaluator() -> ModuleType:
-    """The module is slow to import."""
-    with spinner("starting"), fast_import():
-        from groundwire.train.evaluation import evaluator
-    return evaluator
+        return evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)
