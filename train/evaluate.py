@@ -232,7 +232,7 @@ def _with_interval(metrics: Mapping[str, Any]) -> str:
 def _cells(entry: Mapping[str, Any]) -> list[str]:
     """A row under :data:`_COLUMNS`."""
     before, after = entry["before"], entry["after"]
-    accuracies = [metrics and metrics["accuracy"] for metrics in (before, after)]
+    accuracies = [None if metrics is None else metrics["accuracy"] for metrics in (before, after)]
     return [
         *(str(entry[name] or "-") for name in ("model", "context", "max_turns", "agents")),
         *("-" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies),
