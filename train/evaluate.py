@@ -104,7 +104,7 @@ def main(
             endpoint = ModelEndpoint(base_url, os.environ.get(api_key_env)) if base_url else None
             job = make_evaluation_job(given, endpoint, split=split)
             setup_logging()
-            run, entry = run_evaluation(job, split=split, samples=samples, shown=console(stderr=True))
+            run, entry = run_evaluation(job, split=split, samples=samples, output=console(stderr=True))
             texts = {"json": table([entry], "json")}
             for name, file in (("markdown", "table.md"), ("text", "table.txt")):
                 texts[name] = f"{table([entry], name)}\n\n{details(entry['after'], name, job.domain.breakdowns)}"
@@ -167,8 +167,8 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
         passed = ", ".join(f"pass@{k} {value:.3f}" for k, value in metrics["pass_at_k"].items())
         lines.append(f"{passed} (the probability that one of k samples is right, unbiased)")
     for column, labels in (breakdowns or {}).items():
-        for value, part in metrics.get(f"by_{column}", {}).items():
-            lines.append(f"{labels.get(value, value)}: {_with_interval(part)} of {part['n']}")
+        for value, of_value in metrics.get(f"by_{column}", {}).items():
+            lines.append(f"{labels.get(value, value)}: {_with_interval(of_value)} of {of_value['n']}")
     if metrics["by_turn"]:
         turns = ", ".join(f"{value:.3f} after {turn}" for turn, value in enumerate(metrics["by_turn"], 1))
         lines.append(f"by turn: {turns} (if the answer were the query of that turn)")

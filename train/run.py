@@ -71,22 +71,22 @@ def main(
         job = make_job(given, resumed=run, dev=dev, endpoint=endpoint)
         if dev or endpoint is not None:
             check_endpoint(job, dev=dev)
-        shown = console()
+        output = console()
         for note in job.notes:
             console(stderr=show_config).print(note, markup=False)
         if show_config:
-            shown.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
+            output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
             return
         setup_logging(debug)
         if dev:
-            results = run_dev(job, shown)
+            results = run_dev(job, output)
             from groundwire.train.cli.progress import show_rollouts
             from groundwire.train.evaluation.notes import never_called
 
-            show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
+            show_rollouts(output, results, job.view, agent_match=job.config.agent_match)
             if reason := never_called(results):
-                shown.print(f"note: {reason}", markup=False)
-        elif untrained(train(job, run, shown).metrics()):
+                output.print(f"note: {reason}", markup=False)
+        elif untrained(train(job, run, output).metrics()):
             raise typer.Exit(1)
 
 

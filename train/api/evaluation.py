@@ -71,9 +71,9 @@ def evaluation_settings(
 
 
 def run_evaluation(
-    job: Job, *, samples: int, shown: Console, split: str | None = None
+    job: Job, *, samples: int, output: Console, split: str | None = None
 ) -> tuple[RunDir, dict[str, Any]]:
-    """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table."""
+    """Evaluate, show the progress on ``output``, and return the evaluation's directory and its row of the table."""
     with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import ProgressDisplay
         from groundwire.train.evaluation import evaluator
@@ -84,9 +84,9 @@ def run_evaluation(
     stored = config.to_dict() | {"steps": 0, "evaluation": evaluation}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
-        shown.print(note, markup=False)
-    shown.print(f"run:  {run.path}", markup=False)
-    with run.lock(), ProgressDisplay(shown, 0) as display:
+        output.print(note, markup=False)
+    output.print(f"run:  {run.path}", markup=False)
+    with run.lock(), ProgressDisplay(output, 0) as display:
         try:
             evaluator.evaluate(job, run=run, callback=display, samples=samples, upstream=upstream)
         except KeyboardInterrupt:
@@ -122,7 +122,7 @@ def check_endpoint(job: Job, *, dev: bool = True) -> None:
         raise ConfigError(f"the endpoint {job.endpoint.base_url} needs the name of its model: --model NAME")
 
 
-def run_dev(job: Job, shown: Console) -> list[Rollout]:
+def run_dev(job: Job, output: Console) -> list[Rollout]:
     """Run ten tasks without training, with the run's own model or at its endpoint; returns the rollouts."""
     with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import ProgressDisplay
@@ -132,5 +132,5 @@ def run_dev(job: Job, shown: Console) -> list[Rollout]:
         config = job.config
         here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
         job = replace(job, config=config.model_copy(update=here))
-    with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
+    with TemporaryDirectory() as folder, ProgressDisplay(output, 0) as display:
         return evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)

@@ -61,10 +61,10 @@ def fit(
     given, objects = parse_arguments(agent, tasks, reward, settings, validation=validation)
     run = RunDir.open(resume) if resume is not None else None
     job = make_job(given, resumed=run, objects=objects)
-    shown = console(quiet=quiet)
+    output = console(quiet=quiet)
     for note in job.notes:
-        shown.print(note, markup=False)
-    run = train(job, run, shown)
+        output.print(note, markup=False)
+    run = train(job, run, output)
     from groundwire.train.api.results import training_result
 
     return training_result(run)
@@ -108,7 +108,7 @@ def evaluate(
     given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
     endpoint = ModelEndpoint(base_url, api_key) if base_url else None
     job = make_evaluation_job(given, endpoint, objects=objects)
-    run, entry = run_evaluation(job, samples=samples, shown=console(quiet=quiet))
+    run, entry = run_evaluation(job, samples=samples, output=console(quiet=quiet))
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])

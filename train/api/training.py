@@ -92,8 +92,8 @@ def _config(given: dict[str, Any], objects: Objects, *, dev: bool, endpoint: Mod
     return config.model_copy(update={"track": [name for name in config.track if logged_in(name)]})
 
 
-def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
-    """Train, show the progress and the summary on ``shown``, and return the run, which has all results.
+def train(job: Job, resumed: RunDir | None, output: Console) -> RunDir:
+    """Train, show the progress and the summary on ``output``, and return the run, which has all results.
 
     A resumed run without a step left is returned as it is. An error that ends training says how to continue.
     """
@@ -102,7 +102,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
         if not resumed.has_final_files():  # killed after its last step
             with resumed.lock():
                 _conclude(job, resumed)
-        shown.print(message)
+        output.print(message)
         return resumed
     trainer.check(job)  # before the run directory is made
     run = resumed or RunDir.create(
@@ -113,17 +113,17 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
     with run.lock():
         if resumed is not None:
             store_settings(run, job)
-        shown.print(f"run:  {run.path}", markup=False)
+        output.print(f"run:  {run.path}", markup=False)
         with resume_hint(run, fit=bool(job.objects.names())), GracefulShutdown() as shutdown:
             try:
-                with ProgressDisplay(shown, trainer.steps_shown(config)) as display:
+                with ProgressDisplay(output, trainer.steps_shown(config)) as display:
                     trainer.train(job, run, display, shutdown)
             finally:
                 with shutdown.critical_section("writing the summary"):
                     summary = _conclude(job, run)
     if text := trainer.result(run):
-        shown.print(text, markup=False)
-    show_summary(shown, summary, relative_path(run.path), job.domain)
+        output.print(text, markup=False)
+    show_summary(output, summary, relative_path(run.path), job.domain)
     return run
 
 

@@ -184,13 +184,13 @@ class RunDir:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""
-        with atomic_write(self.path / name) as part:
-            part.write_text(json.dumps(masked_values(value), indent=2, ensure_ascii=False) + "\n")
+        with atomic_write(self.path / name) as file:
+            file.write_text(json.dumps(masked_values(value), indent=2, ensure_ascii=False) + "\n")
 
     def write_json_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines atomically."""
-        with atomic_write(self.path / name) as part:
-            part.write_text("".join(map(_json_line, values)))
+        with atomic_write(self.path / name) as file:
+            file.write_text("".join(map(_json_line, values)))
 
     # -- metrics
 
@@ -243,9 +243,9 @@ class RunDir:
         """Delete what was written after the newest checkpoint; returns its step, 0 without one."""
         step = self.checkpoints.last_step()
         self.write_json_lines("metrics.jsonl", [line for line in self.metrics() if line["step"] <= step])
-        for part in self._rollout_files():
-            if (step_number(part) or 0) > step:
-                part.unlink()
+        for file in self._rollout_files():
+            if (step_number(file) or 0) > step:
+                file.unlink()
         return step
 
     # -- rollouts
@@ -269,8 +269,8 @@ class RunDir:
         table = pa.Table.from_pylist(masked_values(rows))
         if append and path.exists():
             table = pa.concat_tables([pq.read_table(path), table], promote_options="permissive")
-        with atomic_write(path) as part:
-            pq.write_table(table, part, compression="zstd")
+        with atomic_write(path) as file:
+            pq.write_table(table, file, compression="zstd")
         if first:
             self._link_latest()
 
@@ -283,24 +283,24 @@ class RunDir:
         import pyarrow.parquet as pq
 
         unreadable: list[str] = []
-        schema, parts = pa.schema([]), []
-        for part in self._rollout_files():
+        schema, files = pa.schema([]), []
+        for file in self._rollout_files():
             try:
-                schema = pa.unify_schemas([schema, pq.read_schema(part)], promote_options="permissive")
-                parts.append(part)
+                schema = pa.unify_schemas([schema, pq.read_schema(file)], promote_options="permissive")
+                files.append(file)
             except (pa.ArrowException, OSError) as error:
-                unreadable.append(_unreadable_message(part, error))
-        if not parts:
+                unreadable.append(_unreadable_message(file, error))
+        if not files:
             return unreadable
         with (
             atomic_write(self.path / "rollouts.parquet") as merged,
             pq.ParquetWriter(merged, schema, compression="zstd") as writer,
         ):
-            for part in parts:
+            for file in files:
                 try:
-                    table = pq.read_table(part)
+                    table = pq.read_table(file)
                 except (pa.ArrowException, OSError) as error:
-                    unreadable.append(_unreadable_message(part, error))
+                    unreadable.append(_unreadable_message(file, error))
                     continue
                 # All columns of the schema: those that the table lacks are null.
                 writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))

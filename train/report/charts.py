@@ -105,9 +105,9 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
     """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, differs from all others."""
     columns: defaultdict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for line in metrics:
-        for key, parts in line.get("validation", {}).items():
+        for key, by_value in line.get("validation", {}).items():
             if key.startswith("by_"):
-                columns[key][line["step"]] = {name: part["accuracy"] for name, part in parts.items()}
+                columns[key][line["step"]] = {value: metrics["accuracy"] for value, metrics in by_value.items()}
     return [
         Chart(
             key=key if (column := key.removeprefix("by_")) in _OTHER_KEYS else re.sub(r"[^\w-]", "_", column),
