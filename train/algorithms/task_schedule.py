@@ -88,7 +88,7 @@ class TaskSchedule:
         self._tasks, self._config, self._rates = tasks, config, rates
         self._lock = threading.Lock()
         self._drawing: tuple[int, Iterator[Task]] = (-1, iter(()))
-        self.most = min(len(tasks), int(config.tasks_per_step * config.sampling_budget))
+        self.most = min(len(tasks), config.most_groups)
         """The most groups of a step, each of another task: those after the first ``tasks_per_step`` replace groups that
         teach nothing."""
 

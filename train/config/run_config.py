@@ -356,6 +356,16 @@ class RunConfig(AgentSettings):
         return self.n_runners or 128
 
     @property
+    def most_groups(self) -> int:
+        """The most groups of a step: those after the first ``tasks_per_step`` replace groups that teach nothing."""
+        return int(self.tasks_per_step * self.sampling_budget)
+
+    @property
+    def bf16(self) -> bool | None:
+        """Whether matrix products are in bfloat16; None: where that is faster."""
+        return None if self.precision == "auto" else self.precision == "bf16"
+
+    @property
     def step_deadline_s(self) -> float:
         """Seconds that the rollouts of one step may take. Some wait for others, and may be tried again."""
         return 6 * self.rollout_timeout_s

@@ -94,7 +94,8 @@ def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | 
 
     config, start = job.config, load_initial_state(job.config, run)
     length = fitting_length(start.model, config.max_model_len)
-    engine = LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=config.max_batch, timer=timer)
+    limits = {"max_model_len": length, "max_batch": config.max_batch}
+    engine = LocalEngine(start.model, start.tokenizer, **limits, bf16=config.bf16, timer=timer)
     return job.runtime(engine, run=run, timer=timer)
 
 

@@ -89,7 +89,7 @@ class GRPOConfig:
         values = {name: value for name, value in values.items() if value is not None}
         if cuda:
             values["branches_per_row"] = sys.maxsize  # blocks of other branches are skipped there
-        values["bf16"] = config.precision == "bf16" or (config.precision == "auto" and cuda)
+        values["bf16"] = cuda if config.bf16 is None else config.bf16
         values["gradient_checkpointing"] = cuda
         return cls(**{**values, "total_steps": config.steps})
 

@@ -97,7 +97,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
     """The settings of the update of a loaded model; on a GPU with as many tokens a pass as its memory allows."""
     settings = GRPOConfig.from_settings(config)
     if not config.device.startswith("cuda"):
-        return replace(settings, bf16=bf16_is_faster(model)) if config.precision == "auto" else settings
+        return replace(settings, bf16=bf16_is_faster(model)) if config.bf16 is None else settings
     plan = plan_for_model(
         config,
         model.config,

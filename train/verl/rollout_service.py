@@ -220,7 +220,7 @@ class RolloutService:
         teaches = usable and group.teaches
         # verl's sampler asks for another prompt when a group has no rows. So dynamic sampling is to withhold them while
         # the budget lasts, where the local trainer's loop starts groups itself (sample_groups).
-        budget = int((config.sampling_budget - 1) * config.tasks_per_step)
+        budget = config.most_groups - config.tasks_per_step
         replaced = usable and not teaches and step.replaced < budget
         step.replaced += replaced
         counts = Counter(groups=1, groups_used=teaches, groups_replaced=replaced, groups_skipped=not usable)

@@ -135,6 +135,10 @@ def test_names_of_supervised_fine_tuning_that_are_gone_give_one_sentence() -> No
     )
 
 
+def test_both_trainers_replace_as_many_groups_as_the_budget_says() -> None:
+    assert resolve("fast", tasks_per_step=10, sampling_budget=1.2).most_groups == 12
+
+
 def test_there_are_few_settings() -> None:
     tables = {"agent_options", "judge", "verl"}
     assert len(RunConfig.model_fields.keys() - tables - {"config"}) <= 60

@@ -13,6 +13,7 @@ from typing import Any
 
 import bandits
 import pytest
+from jobs import job_of
 from programs import ROOT
 from programs import run as run_program
 from typer.testing import CliRunner
@@ -27,12 +28,16 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app, comparison, details, speed_table, table
 from groundwire.train.evaluation import ProgressCallback
+from groundwire.train.evaluation.evaluator import runtime_of
 from groundwire.train.evaluation.metrics import compare, compute_metrics, scores_by_question
 from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 from groundwire.train.evaluation.run_reader import read_speed
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import trained_model, with_settings_of_run
-from groundwire.train.policy import STARTER
+from groundwire.train.policy import STARTER, engine
+from groundwire.train.policy.decoding.decoder import make_decoder
+from groundwire.train.policy.model import bf16_is_faster, load_initial_state
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row, to_row
 
@@ -220,6 +225,23 @@ def test_the_speed_of_a_run_with_verl_is_verls_own(tmp_path: Path) -> None:
     assert speed_table([{"run": "it", "speed": read_speed(run)}], "markdown").splitlines()[2] == (
         "| it | 1 | 2 | 0.06 | 98.9 | 66.7 % | 25.2 % |"
     )
+
+
+@pytest.mark.parametrize(("precision", "bf16"), [("fp32", False), ("bf16", True), ("auto", None)])
+def test_an_evaluation_computes_with_the_precision_of_the_run(
+    precision: str, bf16: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve("fast", precision=precision)
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.model_dump(mode="json"))
+    types = []
+
+    def noting(model: Any, **options: Any) -> Any:
+        types.append(options["bf16"])
+        return make_decoder(model, **options)
+
+    monkeypatch.setattr(engine, "make_decoder", noting)
+    runtime_of(job_of(config, domains.get("spider")), run=run, timer=StepTimer())
+    assert types == [bf16_is_faster(load_initial_state(config, run).model) if bf16 is None else bf16]
 
 
 # -- the command
