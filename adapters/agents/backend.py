@@ -38,7 +38,8 @@ from groundwire.adapters._types import (
     is_backend,
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
-from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, takes_a_task
+from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, is_agent
+from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.failures import no_call, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
 from groundwire.tools.daemon_threads import in_thread
@@ -145,7 +146,7 @@ class AgentBackend(Backend):
         self.agents = tuple(getattr(agent, "agents", ())) if own_calls else ()
         self._prompts = dict(getattr(agent, "prompts", {})) if own_calls else maker.default_prompts if maker else {}
         self.threaded = self._driver is not None and self._driver.threaded
-        self.calls_tools = self._train_model is None and _has_tools(agent)
+        self.calls_tools = self._train_model is None and self._driver is not None and self._driver.calls_tools
 
     def default_prompts(self, form: str) -> dict[str, str]:
         """Those of the parameter ``prompts`` of a function that makes the agent, or of the attribute ``prompts`` of a
@@ -186,7 +187,7 @@ class AgentBackend(Backend):
                         raise AgentSetupError(str(error)) from error
                     called = driver.show(arguments)
                     before = _copy(arguments if isinstance(arguments, Mapping) else source)  # the agent may change it
-                    result = await driver.run(arguments, task)
+                    result = await driver.run(driver.fresh(), arguments, task)
                     answer = self._answer(result, before, question, calls)
                 except Exception as error:
                     failure = rollout_failure(error, calls)
@@ -277,19 +278,11 @@ def _copy(agent_input: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, list) else value for name, value in values}
 
 
-def _has_tools(agent: Any) -> bool:
-    """Whether a model is surely asked with tools."""
-    if framework_of(agent) == "openai-agents":
-        return bool(agent.tools or agent.handoffs or agent.mcp_servers)
-    nodes = getattr(agent, "nodes", {}).values() if framework_of(agent) == "langgraph" else ()
-    return any(type(getattr(node, "bound", None)).__name__ == "ToolNode" for node in nodes)
-
-
 def _is_agent_object(value: Any) -> bool:
-    """Whether a value is surely an agent. LangChain's models, prompts and tools could be run, but are none."""
+    """Whether a value is surely an agent."""
     if is_lit_agent(value):
         return value.__module__ != "agentlightning.litagent.litagent"
-    return framework_of(value) == "openai-agents" or any(kind.__name__ == "Pregel" for kind in type(value).__mro__)
+    return is_agent(value)
 
 
 def _is_agent_function(value: Any) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from groundwire.adapters.agents.drivers import Driver, driver_of, takes_a_task
+from groundwire.adapters.agents.drivers import Driver, driver_of
+from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.tools.binding import is_async
 
 OF_THE_RUN = ("form", "prompts")

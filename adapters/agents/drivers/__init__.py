@@ -1,0 +1,140 @@
+"""How the agents of each framework get a task and are run: a module for each, which is imported at its first agent.
+
+Another framework is one more module, with a class ``FrameworkDriver``, and the names of its classes in ``_CLASSES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, TypeVar
+
+from groundwire.adapters._types import Endpoint, Question
+from groundwire.tools.daemon_threads import in_thread
+
+T = TypeVar("T")
+
+TEXT_NAMES = (
+    *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
+    *("problem", "instruction", "user_question", "question_text", "nl_question"),
+)
+"""Names of fields and parameters that get the question."""
+SHOWN = 1000  # characters of an input
+_RUNNABLE = "langchain_core.runnables.base.Runnable"
+"""What can be run, but need not be an agent: a model, a prompt or a tool."""
+_CLASSES = {
+    "langgraph.pregel.main.Pregel": "langgraph",
+    _RUNNABLE: "langgraph",
+    "agents.agent.AgentBase": "openai_agents",
+}
+"""The module of this package that runs the objects of a class, by the full name of the class."""
+
+
+class AgentTask(dict[str, Any]):
+    """The part of a task that an agent may see: ``id``, ``question``, ``database`` and the task's other columns.
+
+    Columns can be read as items and as attributes.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(self._lacks(name))
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(self._lacks(name))
+
+    def _lacks(self, name: str) -> str:
+        return f"the agent sees no {name!r} but {', '.join(self)}; agent_columns names what it needs of the others"
+
+
+def agent_task(question: Question) -> AgentTask:
+    """What an agent gets of its task."""
+    own = {"id": question.id, "question": question.text, "database": question.database}
+    return AgentTask({**question.columns, **own})
+
+
+class Driver:
+    """Runs ``agent``, an object of its framework.
+
+    :meth:`run` is the least. It returns the framework's result; :mod:`groundwire.adapters.agents.answers` finds the
+    answer in it.
+    """
+
+    method = "run"
+    """The method that runs the agent, as it is shown to the user."""
+    threaded = False
+    """Whether each run has a thread."""
+    own_calls = False
+    """Whether the agent sends its calls to the endpoint that it gets."""
+    remembers = False
+    """Whether the object keeps what happened in a run: each attempt then runs a copy of it (:meth:`fresh`)."""
+
+    def __init__(self, agent: Any, name: str) -> None:
+        self.agent, self.name = agent, name
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether a model is surely asked with tools."""
+        return bool(getattr(self.agent, "tools", None))
+
+    def describe(self, task: AgentTask) -> str:
+        """How the agent is called for a task. Raises ``ValueError`` if it cannot be."""
+        return f"{self.name}.{self.method}(the question)"
+
+    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
+        """The input of a run, from the task or from what ``agent_input`` made of it. Raises ``ValueError``."""
+        return source["question"] if isinstance(source, AgentTask) else source
+
+    def show(self, arguments: Any) -> str:
+        """A run in one line."""
+        return f"{self.name}.{self.method}({arguments!r:.{SHOWN}})"
+
+    def fresh(self) -> Any:
+        """The agent of one attempt."""
+        return copy.deepcopy(self.agent) if self.remembers else self.agent
+
+    async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
+        """Run ``agent``, which :meth:`fresh` has returned, in the redirection of its attempt. Returns its result."""
+        raise NotImplementedError
+
+    async def in_thread(self, work: Callable[[], T], task: AgentTask) -> T:
+        """What ``work``, which blocks, returns: it runs in a thread of its own. The driver is then ``threaded``."""
+        return await asyncio.wrap_future(in_thread(work, name=f"agent {task['id']}"))
+
+    def result_types(self) -> Iterator[Any]:
+        """The declared classes of its results."""
+        yield from ()
+
+
+def _class_of(agent: Any) -> str | None:
+    """The class of an object that is in the table, by its name, so that no framework need be imported."""
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(agent).__mro__)
+    return next((name for name in names if name in _CLASSES), None)
+
+
+def framework_of(agent: Any) -> str | None:
+    """The framework that an object belongs to, such as ``openai-agents``; ``function``; or None."""
+    if (name := _class_of(agent)) is not None:
+        return _CLASSES[name].replace("_", "-")
+    return "function" if callable(agent) and not inspect.isclass(agent) else None
+
+
+def is_agent(value: Any) -> bool:
+    """Whether a value is surely an agent of a framework."""
+    return _class_of(value) not in (None, _RUNNABLE)
+
+
+def driver_of(agent: Any, name: str) -> Driver:
+    """The driver of an agent's framework. Raises ``ValueError``."""
+    if (framework := framework_of(agent)) is None:
+        raise ValueError(
+            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
+            "function of the task, or a LitAgent of Agent Lightning"
+        )
+    module = import_module(f"{__name__}.{framework.replace('-', '_')}")
+    driver: Driver = module.FrameworkDriver(agent, name)
+    return driver
