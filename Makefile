@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint wheel docs lock bench chaos frameworks clean
+.PHONY: train test lint wheel docs lock bench chaos environments frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -19,13 +19,15 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # Builds the wheel, installs its base into an empty environment, checks it there, outside of the clone, and runs an agent in
-# it for the trainer of $(VENV).
+# it for the trainer of $(VENV). Then the same with the MCP server.
 wheel: $(VENV)/.dev
 	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
 	$(PYTHON) -m venv build/wheel/base
 	build/wheel/base/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/wheel && base/bin/python ../../tests/helpers/installed_base.py
 	cd build/wheel && ../../$(BIN)/python ../../tests/helpers/own_environment.py base/bin/python
+	build/wheel/base/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[mcp]"
+	cd build/wheel && base/bin/python ../../tests/helpers/installed_base.py mcp
 
 # The documentation site, in build/site; a warning is an error. The code is read, not imported.
 docs: $(VENV)/.docs
@@ -39,6 +41,10 @@ lock: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Nothing changes in an application's environment: makes those of dev/environments.toml, and installs the base in each.
+environments: $(VENV)/.dev
+	$(BIN)/python -m dev.environments $(ARGS)
 
 frameworks: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.frameworks $(ARGS)
@@ -67,4 +73,4 @@ $(VENV)/.docs: $(VENV)/.pip pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .frameworks examples/frameworks/*/node_modules build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .environments .frameworks examples/frameworks/*/node_modules build dist .mypy_cache .pytest_cache .ruff_cache

@@ -55,6 +55,7 @@ _MODULES = {
     "agentlightning": "agentlightning",
     "judge": "litellm",
     "langgraph": "langchain_core langchain_openai langgraph",
+    "mcp": "fastmcp httpx2 mcp_types",
     "openai-agents": "agents",
     "train": "google jinja2 llguidance matplotlib numpy openai pandas pyarrow safetensors tokenizers torch "
     "transformers",
@@ -72,10 +73,10 @@ def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> st
     return f"this needs {needed}, which is not installed: pip install 'groundwire[{extra or _EXTRAS[module]}]'"
 
 
-def check_trainer() -> None:
-    """Raise ``ModuleNotFoundError`` if only the base is installed, so that no other error is reported first."""
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+def check_layer(module: str) -> None:
+    """Raise ``ModuleNotFoundError`` if the layer of ``module`` is missing, so that no other error is reported first."""
+    if find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 _USER_ERRNOS = (

@@ -1,4 +1,7 @@
-"""Checks an installed wheel, with nothing but the base, outside of the clone: ``make wheel`` runs it there."""
+"""Checks an installed wheel, with the base or [mcp], outside of the clone: ``make wheel`` runs it there.
+
+installed_base.py [mcp]
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ from contextlib import closing
 from importlib.metadata import distributions
 from pathlib import Path
 
-from fastmcp import Client
-from fastmcp.client.transports import StdioTransport
-
 import groundwire
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards.spider.execution_match import execution_match
@@ -28,6 +28,9 @@ COMMAND = str(Path(sysconfig.get_path("scripts")) / "groundwire")
 
 async def ask(database: Path) -> None:
     """Start the MCP server and run a query."""
+    from fastmcp import Client
+    from fastmcp.client.transports import StdioTransport
+
     server = StdioTransport(COMMAND, ["mcp-sql", "--database", str(database)], keep_alive=False)
     async with Client(server) as client:
         names = {tool.name for tool in await client.list_tools()}
@@ -36,7 +39,7 @@ async def ask(database: Path) -> None:
         assert "Ann" in str(answer.content)
 
 
-def main() -> None:
+def main(mcp: bool) -> None:
     """Run the checks and print what was measured."""
     site = Path(groundwire.__file__).parents[1]
     assert site == Path(sysconfig.get_path("purelib")), f"this is not an installed wheel: {site}"
@@ -58,17 +61,21 @@ def main() -> None:
     command = [str(Path(COMMAND).with_name(name)), *options, "--store-wait-s", "0"]
     refused = subprocess.run(command, check=False, capture_output=True, text=True)
     assert "no store answers at http://127.0.0.1:9" in refused.stderr, refused.stderr
+    files = [file for file in site.rglob("*") if file.is_file() and file.relative_to(site).parts[0] not in TOOLS]
+    size = sum(file.stat().st_size for file in files)
+    print(f"{'base and MCP server' if mcp else 'base'}: {len(installed)} packages, {size / 1e6:.0f} MB")
+    if not mcp:
+        refused = subprocess.run([COMMAND, "mcp-sql", "--database", "."], check=False, capture_output=True, text=True)
+        assert refused.stderr.endswith("pip install 'groundwire[mcp]'\n"), refused.stderr
+        return
     asyncio.run(ask(database))
     before = os.times()
     asyncio.run(ask(database))
     after = os.times()
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    files = [file for file in site.rglob("*") if file.is_file() and file.relative_to(site).parts[0] not in TOOLS]
-    size = sum(file.stat().st_size for file in files)
-    print(f"base: {len(installed)} packages, {size / 1e6:.0f} MB")
     print(f"first answer of the MCP server: {seconds:.1f} s of CPU time")
 
 
 if __name__ == "__main__":
     assert shutil.which(COMMAND), f"{sys.executable} has no {COMMAND}"
-    main()
+    main("mcp" in sys.argv[1:])

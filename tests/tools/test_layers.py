@@ -103,7 +103,8 @@ def _python(*arguments: str, base: dict[str, str], folder: Path = ROOT) -> subpr
 def test_the_base_has_no_model_no_trainer_and_no_framework() -> None:
     closure = _closure(PROJECT["dependencies"])
     heavy = (
-        "torch transformers litellm agentlightning langgraph langchain-core openai-agents openai pandas pyarrow numpy"
+        "torch transformers litellm agentlightning langgraph langchain-core openai-agents openai pandas pyarrow numpy "
+        "fastmcp mcp uvicorn starlette"
     )
     assert not closure & set(heavy.split())
 
@@ -111,14 +112,14 @@ def test_the_base_has_no_model_no_trainer_and_no_framework() -> None:
 def test_the_base_changes_no_package_of_an_application() -> None:
     for each in PROJECT["dependencies"]:
         bounds = {part.operator for part in Requirement(each).specifier}
-        assert bounds <= {">="} or Requirement(each).name == "fastmcp", each
+        assert bounds <= {">="}, each
 
 
-def test_tools_rewards_adapters_and_the_mcp_server_work_with_the_base(base: dict[str, str], tmp_path: Path) -> None:
+def test_tools_rewards_and_adapters_work_with_the_base(base: dict[str, str], tmp_path: Path) -> None:
     code = """
 import sqlite3
 sqlite3.connect("a.sqlite").executescript("CREATE TABLE t (n int); INSERT INTO t VALUES (3);")
-import groundwire.adapters, groundwire.domains, groundwire.rewards, groundwire.tools.mcp_sql.server
+import groundwire.adapters, groundwire.domains, groundwire.rewards
 import groundwire.adapters.tracing.proxy, groundwire.adapters.agents.redirection
 from groundwire.adapters.agents.backend import agent_backend
 from groundwire.rewards import get
@@ -147,6 +148,24 @@ def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], 
     assert re.fullmatch(message, done.stderr), done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["groundwire.tools.mcp_sql", "--database", "."], ["groundwire.train.cli.app", "mcp-sql", "--database", "."]],
+)
+def test_the_mcp_server_without_its_layer_is_one_sentence_with_its_command(
+    base: dict[str, str], command: list[str]
+) -> None:
+    done = _python("-m", *command, base=base)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: this needs fastmcp, which is not installed: pip install 'groundwire[mcp]'\n"
+
+
+def test_the_agent_that_uses_the_mcp_server_names_the_missing_layer(base: dict[str, str]) -> None:
+    done = _python("-c", "from groundwire.adapters import get; get('mcp')", base=base)
+    assert "No module named 'httpx2'" in done.stderr
+    assert missing_layer(ModuleNotFoundError(name="httpx2")).endswith("pip install 'groundwire[mcp]'")
+
+
 def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -> None:
     locked: dict[str, list[str]] = {}
     for line in (ROOT / "requirements" / "train.txt").read_text().splitlines():
@@ -155,7 +174,7 @@ def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -
     extras = PROJECT["optional-dependencies"]
     wanted = [
         *PROJECT["dependencies"],
-        *(each for extra in ("langgraph", "openai-agents") for each in extras[extra]),
+        *(each for extra in ("langgraph", "openai-agents", "mcp") for each in extras[extra]),
     ]
     wanted += [each for each in extras["train"] if not each.startswith("groundwire[")]
     for each in map(Requirement, wanted):

@@ -15,12 +15,13 @@ import os
 import signal
 import socket
 import sys
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.errors import CommandError, check_layer, exit_on_user_error
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
 from groundwire.tools.mcp_sql.databases import Databases
@@ -31,6 +32,12 @@ from groundwire.tools.terminal import Version
 
 _FIRST_REQUEST_S = 30.0
 _TOKEN = "MCP_SQL_TOKEN"  # noqa: S105 - the variable's name
+
+
+class _Transport(str, Enum):  # typer knows Literal from 0.19 on
+    STDIO = "stdio"
+    HTTP = "http"
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -48,7 +55,7 @@ def main(
     timeout: Annotated[float, typer.Option(parser=_seconds, metavar="SECONDS", help="Time limit of a query")] = 5.0,
     max_rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows read for a query")] = 1000,
     max_chars: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of an answer")] = 2000,
-    transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect")] = "stdio",
+    transport: Annotated[_Transport, typer.Option(help="How clients connect")] = _Transport.STDIO,
     host: Annotated[str, typer.Option(help="For http; any but this machine's own needs a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
     token_file: Annotated[
@@ -58,8 +65,9 @@ def main(
     version: Version = False,
 ) -> None:
     """Serve read-only SQL over MCP until the client disconnects (stdio) or Ctrl-C."""
-    http = transport == "http"
+    http = transport is _Transport.HTTP
     with exit_on_user_error():
+        check_layer("fastmcp")
         if token:
             hint = f"set {_TOKEN} or give --token-file FILE instead"
             print(f"warning: all users of this machine see --token in its process list; {hint}", file=sys.stderr)

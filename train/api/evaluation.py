@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import check_trainer
+from groundwire.tools.errors import check_layer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
@@ -45,7 +45,7 @@ def make_evaluation_job(
     objects: Objects = NO_OBJECTS,
 ) -> Job:
     """Check the ``given`` settings of an evaluation, and load the data; ``split`` is the part with the questions."""
-    check_trainer()
+    check_layer("torch")
     config = evaluation_settings(given, endpoint, objects=objects.names())
     job = prepare(config, split=split, endpoint=endpoint, objects=objects)
     if endpoint is None:

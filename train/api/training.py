@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
 from groundwire.domains.text_to_sql.golds import with_gold_trust
-from groundwire.tools.errors import CommandError, check_trainer
+from groundwire.tools.errors import CommandError, check_layer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.api.resume import check_continuation, config_for_resume, parts_of, resume_hint, store_settings
@@ -60,7 +60,7 @@ def make_job(
 
     The model is at the ``endpoint``, if there is one.
     """
-    check_trainer()
+    check_layer("torch")
     given = with_resolved_paths(with_file(dict(given)), "model", "data_dir", "gold_trust", "token_file")
     if resumed is None:
         config = _config(given, objects, dev=dev, endpoint=endpoint)
