@@ -294,7 +294,7 @@ def test_a_file_of_prompts_is_read_and_its_names_are_checked(tmp_path: Path) -> 
     file.write_text('{"sistem": "x"}')
     assert "the agent has no prompt 'sistem'; it has system, write, check, rewrite" in _refused("--prompts", str(file))
     file.write_text('{"system": 1}')
-    with pytest.raises(ConfigError, match="must hold texts by their names, .* but system is 1"):
+    with pytest.raises(ConfigError, match=r"must hold texts by their names, .* but system is 1"):
         resolve("fast", prompts=str(file))
     with pytest.raises(ConfigError, match="No such file"):
         resolve("fast", prompts="nowhere.json")
