@@ -18,9 +18,14 @@ AGENT_HEADER = "x-agent-name"
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
-def quoted_name(agent: str) -> str:
-    """The value of :data:`AGENT_HEADER`: headers hold ASCII only. Names in ASCII stay as they are."""
-    return quote(valid_texts(agent), safe=_PRINTABLE)
+_MAX_NAME = 200
+
+
+def quoted_name(agent: str, safe: str = _PRINTABLE) -> str:
+    """The value of :data:`AGENT_HEADER`: headers hold ASCII only, have no space at an end, and are not long. Names in
+    ASCII stay as they are.
+    """
+    return quote(valid_texts(agent).strip()[:_MAX_NAME].strip(), safe=safe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class Endpoint:
 
     def agent_headers(self, agent: str) -> dict[str, str]:
         """Headers with the agent's name: :data:`AGENT_HEADER`, and W3C baggage for clients that propagate it."""
-        return {AGENT_HEADER: quoted_name(agent), "baggage": f"agent={quote(valid_texts(agent))}"}
+        return {AGENT_HEADER: quoted_name(agent), "baggage": f"agent={quoted_name(agent, safe='')}"}
 
 
 @dataclass(frozen=True, kw_only=True)

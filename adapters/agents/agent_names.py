@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
-from wrapt import register_post_import_hook, wrap_function_wrapper
+from wrapt import register_post_import_hook
 
+from groundwire.adapters.agents.changes import undo_later, wrap
 from groundwire.adapters.tracing.calls import AGENT
 
 
@@ -31,16 +32,32 @@ def current_agent() -> str:
 
 @cache
 def follow_agent_names() -> None:
-    """From now on, spans know the name of the agent around them."""
+    """From now on, until the run ends, spans know the name of the agent around them."""
+    undo_later(follow_agent_names.cache_clear)
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # without one, spans have no attributes
-        trace.set_tracer_provider(TracerProvider())
+        # Not by its function, which would refuse one that the agent sets later.
+        trace._TRACER_PROVIDER = ours = TracerProvider()
+        undo_later(lambda: setattr(trace, "_TRACER_PROVIDER", None) if trace._TRACER_PROVIDER is ours else None)
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
-        provider.add_span_processor(_AgentNames())
-    register_post_import_hook(lambda module: module.Agent.instrument_all(), "pydantic_ai")
+        names = _AgentNames()
+        provider.add_span_processor(names)
+        undo_later(lambda: _remove(names, provider._active_span_processor))
+    register_post_import_hook(_instrument, "pydantic_ai")
     for module, function, attribute in _WITHOUT_SPANS:
-        wrapper = partial(_run_named, attribute)
-        register_post_import_hook(partial(wrap_function_wrapper, name=function, wrapper=wrapper), module)
+        wrap(module, function, partial(_run_named, attribute))
+
+
+def _remove(processor: SpanProcessor, others: Any) -> None:
+    with others._lock:
+        others._span_processors = tuple(other for other in others._span_processors if other is not processor)
+
+
+def _instrument(pydantic_ai: Any) -> None:
+    agent = pydantic_ai.Agent
+    if not (before := agent._instrument_default):  # else the author has done it
+        agent.instrument_all()
+        undo_later(lambda: agent.instrument_all(before))
 
 
 def _sdk_agent() -> str:

@@ -20,6 +20,7 @@ import asyncio
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -38,9 +39,10 @@ from groundwire.adapters._types import (
     is_backend,
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
+from groundwire.adapters.agents.changes import set_variable, undo_later
 from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, is_agent
 from groundwire.adapters.agents.drivers.function import takes_a_task
-from groundwire.adapters.agents.failures import no_call, rollout_failure
+from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
@@ -78,9 +80,9 @@ def agent_backend(
     ``framework`` is one of :data:`FRAMEWORKS`. A function is called by the names of its parameters; one that takes no
     task makes the agent, with ``options`` as its keyword arguments. ``agent_input`` makes the agent's input from the
     task, ``agent_output`` the answer from its result; without them the fields decide. ``train_model`` is a regular
-    expression: calls to other models go to their own provider, and are not trained. A function with an ``endpoint``
-    calls the policy itself. A ``LitAgent`` of Agent Lightning gets the whole task and returns its reward. Raises
-    ``ValueError`` if ``agent`` is no agent.
+    expression: calls to other models go to their own provider, and are not trained; without it, none leaves for a known
+    provider. A function with an ``endpoint`` calls the policy itself. A ``LitAgent`` of Agent Lightning gets the whole
+    task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else _name(agent)
     _set_environment()
@@ -89,10 +91,9 @@ def agent_backend(
     settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
     settings = {setting: value for setting, value in settings.items() if value is not None}
     if is_lit_agent(agent):
-        _reject(
-            [*settings, *options], f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward"
-        )
-        return LitAgentBackend(agent)
+        rejected = [*settings.keys() - {"train_model"}, *options]
+        _reject(rejected, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
+        return LitAgentBackend(agent, train_model)
     if is_backend(agent):
         return as_backend(agent)
     maker = maker_of(agent, name, options)
@@ -109,7 +110,17 @@ def agent_backend(
 
 def _set_environment() -> None:
     for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
+        if variable not in os.environ:
+            set_variable(variable, value)
+    _read_tracing_again()
+    undo_later(_read_tracing_again)
+
+
+def _read_tracing_again() -> None:
+    """Let the Agents SDK read the variable that switches its tracing off, which it reads once."""
+    provider = getattr(sys.modules.get("agents.tracing.setup"), "GLOBAL_TRACE_PROVIDER", None)
+    if hasattr(provider, "_env_disabled"):
+        provider._env_disabled = None
 
 
 def _name(agent: Any) -> str:
@@ -135,7 +146,8 @@ class AgentBackend(Backend):
         """None if the agent is made in the first rollout."""
         own_calls = self._driver is not None and self._driver.own_calls
         if own_calls:
-            _reject(settings, f"agent {name!r} is a function with an endpoint, which makes its own calls")
+            rejected = settings.keys() - {"train_model"}
+            _reject(rejected, f"agent {name!r} is a function with an endpoint, which makes its own calls")
         self._make_input, self._read_output = (
             load_object(settings[option], option=option)
             if isinstance(settings.get(option), str)
@@ -188,6 +200,8 @@ class AgentBackend(Backend):
                     called = driver.show(arguments)
                     before = _copy(arguments if isinstance(arguments, Mapping) else source)  # the agent may change it
                     result = await driver.run(driver.fresh(), arguments, task)
+                    if calls.refused and not calls.traced:  # the agent may have gone on without a reply
+                        raise refused_failure(calls)
                     answer = self._answer(result, before, question, calls)
                 except Exception as error:
                     failure = rollout_failure(error, calls)
@@ -228,10 +242,12 @@ class AgentBackend(Backend):
 class LitAgentBackend(Backend):
     """Runs ``agent``, a ``LitAgent`` or a class of them that is made without arguments.
 
-    The runner calls :meth:`rollout` in place of :meth:`run`. Raises ``ValueError`` if the class needs arguments.
+    The runner calls :meth:`rollout` in place of :meth:`run`. With ``train_model`` it may ask providers of models.
+    Raises ``ValueError`` if the class needs arguments.
     """
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: Any, train_model: str | None = None) -> None:
+        self._train_model = None if train_model is None else re.compile(train_model)
         try:
             self.agent: Any = agent() if inspect.isclass(agent) else agent
         except TypeError as error:
@@ -255,7 +271,7 @@ class LitAgentBackend(Backend):
         from groundwire.adapters.agents.redirection import AttemptCalls, redirected
 
         prefix = "training" if rollout.mode == "train" else "validation"
-        calls = AttemptCalls(endpoint=endpoint, redirects=False)
+        calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model, redirects=False)
         with redirected(calls):
             try:
                 if self.agent.is_async():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from groundwire.adapters._types import (
     AgentError,
+    AgentSetupError,
     BackendError,
     Endpoint,
     EndpointError,
@@ -64,17 +65,31 @@ def rollout_failure(error: Exception, calls: AttemptCalls) -> BackendError:
             return ToolError(str(cause))
     broke_off = any(_is_sent_to(calls.endpoint, cause) for cause in causes(error))  # a stream, after its status
     if calls.error is not None or broke_off:
-        status, code, message = calls.error or (None, "", str(error))
-        if status is None:
-            return EndpointError(f"the model's endpoint gave no answer: {message}")
-        kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
-        return kind(f"the model's endpoint answered {status}: {message}", status=status)
+        return _endpoint_failure(*calls.error or (None, "", str(error)))
+    if calls.refused and (not calls.traced or any(calls.refused in str(cause) for cause in causes(error))):
+        return refused_failure(calls)
     failure = agent_failure(error)
     if calls.traced or not (calls.redirects or calls.elsewhere):
         return failure
     is_known = calls.models or calls.hosts or calls.elsewhere
     note = f"; {no_call('the agent', calls)}" if is_known else " (before any LLM call)"
     return type(failure)(f"{failure}{note}")
+
+
+def _endpoint_failure(status: int | None, code: str, message: str) -> BackendError:
+    if status is None:
+        return EndpointError(f"the model's endpoint gave no answer: {message}")
+    kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
+    return kind(f"the model's endpoint answered {status}: {message}", status=status)
+
+
+def refused_failure(calls: AttemptCalls) -> BackendError:
+    """The failure of a rollout that asked a provider of models: of its setup, unless the policy may have named it."""
+    if not calls.traced:
+        return AgentSetupError(no_call("the agent", calls))
+    failure = ToolError(calls.refused)
+    failure.resources = [calls.refused_host]
+    return failure
 
 
 def _is_sent_to(endpoint: Endpoint, error: BaseException) -> bool:
@@ -90,6 +105,8 @@ def no_call(name: str, calls: AttemptCalls) -> str:
     if calls.elsewhere:
         remedy = f"give it base_url=endpoint.base_url, which is {calls.endpoint.base_url} here"
         return f"the agent's client asked {calls.elsewhere}, not its endpoint: {remedy}"
+    if calls.refused:
+        return calls.refused
     message = f"{name} made no LLM call that can be traced"
     if calls.models:
         return f"{message}: none of its models ({', '.join(calls.models)}) matches --train-model"

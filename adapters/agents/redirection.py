@@ -4,7 +4,7 @@ OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it
 get a copy of all context variables when they are started. Hooks on httpx, aiohttp and requests look for it. An LLM call
 in such a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an
 agent keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and
-no other host sees the URL.
+no other host sees the URL. What would leave for a known provider of models is refused.
 
 A request is an LLM call if it is a POST to the path of a known API and its body names a model.
 """
@@ -25,10 +25,11 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context
-from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
+from groundwire.adapters.agents.changes import undo_later, wrap
+from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is_provider
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.tracing.wire.messages import chat_messages
 from groundwire.adapters.tracing.wire.request import RefusedError
@@ -106,6 +107,9 @@ class AttemptCalls:
     """The model names of calls that were left to their own provider."""
     hosts: Counter[str] = field(default_factory=Counter)
     """The hosts of all other requests, the first 20."""
+    refused_host: str = ""
+    refused: str = ""
+    """Why the last call to a known provider of models was refused."""
     conversation: ToolCalls = field(default_factory=ToolCalls)
     ended: bool = False
     """Whether the attempt has ended: then a thread or task that it left behind has its context, which is void."""
@@ -126,6 +130,7 @@ class AttemptCalls:
         if call is None:
             if len(self.hosts) < _MAX_HOSTS or host in self.hosts:
                 self.hosts[host] += 1
+            self.check_host(host)  # its connection may be open
             return None
         path, model, request = call
         if not self.redirects:
@@ -146,6 +151,17 @@ class AttemptCalls:
             self.traced, self.error = self.traced + 1, None
             self.conversation.add(path, request)
         return f"{self.endpoint.base_url.rstrip('/')}{path}"
+
+    def check_host(self, host: str) -> None:
+        """Raise :class:`.ProviderRefusedError` for a provider of models, unless some models are not trained."""
+        if self.train_model is None and is_provider(host):
+            self.refused_host = host
+            self.refused = (
+                f"the agent's call to {host} was refused, as that provider would be paid for it: use OpenAI's chat "
+                "completions or Responses, or Anthropic's Messages, through httpx, aiohttp or requests, which go to "
+                "the policy; or give --train-model REGEX, and all other models are asked at their providers"
+            )
+            raise ProviderRefusedError(self.refused)
 
     def headers(self) -> dict[str, str]:
         """The headers of a traced call that replace the agent's own. To be called once for each."""
@@ -203,16 +219,24 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    """Install the hooks, once; each package is hooked when it is imported."""
-    wrap_function_wrapper("threading", "Thread.start", _start_thread)
-    wrap_function_wrapper("concurrent.futures", "ThreadPoolExecutor.submit", _submit_job)
-    for package, method, wrapper in (
+    """Install the hooks, once in a run; each package is hooked when it is imported."""
+    for module, path, wrapper in (
+        ("threading", "Thread.start", _start_thread),
+        ("concurrent.futures.thread", "ThreadPoolExecutor.submit", _submit_job),
         *((name, "Client.send", _send) for name in ("httpx", "httpx2")),
         *((name, "AsyncClient.send", _send_async) for name in ("httpx", "httpx2")),
         ("aiohttp", "ClientSession._request", _request_aiohttp),
         ("requests", "Session.send", _send),
     ):
-        register_post_import_hook(partial(wrap_function_wrapper, name=method, wrapper=wrapper), package)
+        wrap(module, path, wrapper)
+    guard(_check_host)
+    undo_later(_install.cache_clear)
+
+
+def _check_host(host: str) -> None:
+    calls: Any = context.get_value(_KEY)
+    if calls is not None:
+        calls.check_host(host)
 
 
 def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:

@@ -53,6 +53,7 @@ def fit(
         groundwire.tools.errors.UserError: an argument is wrong, or training failed; the message says what to do.
         KeyboardInterrupt: the run was stopped; its last complete step is saved.
     """
+    from groundwire.adapters.agents.changes import given_back
     from groundwire.tools.terminal import console
     from groundwire.train.api.training import make_job, train
     from groundwire.train.artifacts.run_dir import RunDir
@@ -60,11 +61,12 @@ def fit(
 
     given, objects = parse_arguments(agent, tasks, reward, settings, validation=validation)
     run = RunDir.open(resume) if resume is not None else None
-    job = make_job(given, resumed=run, objects=objects)
-    output = console(quiet=quiet)
-    for note in job.notes:
-        output.print(note, markup=False)
-    run = train(job, run, output)
+    with given_back():
+        job = make_job(given, resumed=run, objects=objects)
+        output = console(quiet=quiet)
+        for note in job.notes:
+            output.print(note, markup=False)
+        run = train(job, run, output)
     from groundwire.train.api.results import training_result
 
     return training_result(run)
@@ -101,14 +103,16 @@ def evaluate(
         groundwire.tools.errors.UserError: an argument is wrong, or no rollout could be judged.
         KeyboardInterrupt: the evaluation was stopped; the samples that were complete are saved.
     """
+    from groundwire.adapters.agents.changes import given_back
     from groundwire.tools.terminal import console
     from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
     from groundwire.train.job.job import ModelEndpoint, parse_arguments
 
     given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
     endpoint = ModelEndpoint(base_url, api_key) if base_url else None
-    job = make_evaluation_job(given, endpoint, objects=objects)
-    run, entry = run_evaluation(job, samples=samples, output=console(quiet=quiet))
+    with given_back():
+        job = make_evaluation_job(given, endpoint, objects=objects)
+        run, entry = run_evaluation(job, samples=samples, output=console(quiet=quiet))
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])

@@ -18,7 +18,16 @@ import openai
 import pytest
 
 from groundwire import adapters
-from groundwire.adapters import AgentError, Answer, Backend, Endpoint, Question, ToolError, agent_backend
+from groundwire.adapters import (
+    AgentError,
+    AgentSetupError,
+    Answer,
+    Backend,
+    Endpoint,
+    Question,
+    ToolError,
+    agent_backend,
+)
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
@@ -189,7 +198,7 @@ async def test_a_call_to_another_address_is_an_error_with_that_address(monkeypat
         for agent, kind, message in (
             (elsewhere, ToolError, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint: give"),
             (without_its_path, AgentError, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint: "),
-            (without_key, ToolError, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
+            (without_key, AgentSetupError, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
         ):
             with pytest.raises(kind, match=re.escape(message)) as raised:
                 await agent_backend(agent).run(QUESTION, ours)

@@ -1,0 +1,80 @@
+"""What running agents changes in this process, and how it is given back when a run of ``fit`` or ``evaluate`` ends.
+
+Agents that are handed over as objects run in the process of their author's notebook, which goes on afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from wrapt import FunctionWrapper, register_post_import_hook, resolve_path
+
+_undo: list[Callable[[], None]] = []
+_runs: dict[object, int] = {}
+"""How many changes there were when each present run began."""
+_lock = threading.Lock()
+
+
+def undo_later(undo: Callable[[], None]) -> None:
+    """Call ``undo`` when the present run ends."""
+    _undo.append(undo)
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Undo all that was changed in this block, in reverse order; of blocks that overlap, when the last one ends."""
+    run = object()
+    with _lock:
+        _runs[run] = len(_undo)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _runs.pop(run)
+            _runs.update({other: min(before, began) for other, began in _runs.items()})
+            while not _runs and len(_undo) > before:
+                _undo.pop()()
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set an environment variable."""
+    before = os.environ.get(name)
+    if before == value:
+        return
+    os.environ[name] = value
+
+    def undo() -> None:
+        if os.environ.get(name) == value:  # else somebody has set it since
+            os.environ.pop(name)
+            os.environ.update({} if before is None else {name: before})
+
+    undo_later(undo)
+
+
+def wrap(module: str, path: str, wrapper: Callable[..., Any]) -> None:
+    """Put ``wrapper`` around a function of ``module`` as soon as that is imported, as wrapt calls wrappers."""
+    is_over = threading.Event()
+
+    def install(imported: Any) -> None:
+        if is_over.is_set():
+            return
+        parent, name, original = resolve_path(imported, path)
+        is_own, wrapped = name in vars(parent), FunctionWrapper(original, wrapper)
+        setattr(parent, name, wrapped)
+
+        def undo() -> None:
+            if vars(parent).get(name) is not wrapped:  # somebody has wrapped it since
+                return
+            if is_own:
+                setattr(parent, name, original)
+            else:
+                delattr(parent, name)
+
+        undo_later(undo)
+
+    undo_later(is_over.set)
+    register_post_import_hook(install, module)

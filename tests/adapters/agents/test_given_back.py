@@ -1,0 +1,85 @@
+"""A run with objects gives back what it changed in its process, which is the notebook of the agent's author."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+    import asyncio, concurrent.futures, os, socket, sys, threading
+
+    import agents, aiohttp, httpx, openai, requests
+    from agents.tracing import get_trace_provider
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    import groundwire.train
+    from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+
+    exporter = InMemorySpanExporter()
+    if {own_provider}:
+        own = TracerProvider()
+        own.add_span_processor(SimpleSpanProcessor(exporter))
+        trace.set_tracer_provider(own)
+    get_trace_provider().create_trace("read the variables")  # the SDK reads them once
+    kept = [os.environ.pop(name, None) for name in ("OPENAI_API_KEY", "NO_PROXY", "no_proxy")]
+
+    def state():
+        provider = trace.get_tracer_provider()
+        return {{
+            "environment": dict(os.environ),
+            "functions": [
+                vars(owner).get(name)
+                for owner, name in (
+                    (threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit"),
+                    (httpx.Client, "send"), (httpx.AsyncClient, "send"), (aiohttp.ClientSession, "_request"),
+                    (requests.Session, "send"), (socket, "getaddrinfo"), (socket.socket, "connect"),
+                )
+            ],
+            "provider": provider,
+            "processors": getattr(getattr(provider, "_active_span_processor", None), "_span_processors", ()),
+            "tracing": type(get_trace_provider().create_trace("t")).__name__,
+        }}
+
+    def agent(question):
+        changed.append(state())
+        with trace.get_tracer("mine").start_as_current_span("of the author"):
+            messages = [{{"role": "user", "content": question}}]
+            return openai.OpenAI().chat.completions.create(model="m", messages=messages).choices[0].message.content
+
+    async def main():
+        async with ScriptedPolicyServer(replies=lambda _: "fine") as policy:
+            await asyncio.to_thread(
+                groundwire.train.evaluate, agent, [{{"question": "Which?"}}], lambda task, answer: 1.0,
+                base_url=policy.base_url, model="m", api_key="none", quiet=True, output_dir=sys.argv[1],
+            )
+
+    before, changed = state(), []
+    assert before["tracing"] == "TraceImpl", before["tracing"]
+    asyncio.run(main())
+    after = state()
+    assert changed[0]["environment"]["OPENAI_API_KEY"] == "none" and changed[0]["tracing"] == "NoOpTrace"
+    assert None not in [one is other or None for one, other in zip(after["functions"], before["functions"])]
+    assert not any(one is other for one, other in zip(changed[0]["functions"], before["functions"]))
+    for name in before:
+        assert after[name] == before[name], (name, before[name], after[name])
+    with trace.get_tracer("mine").start_as_current_span("afterwards"):
+        pass
+    print([span.name for span in exporter.get_finished_spans()])
+"""
+
+
+@pytest.mark.parametrize("own_provider", [True, False])
+def test_an_evaluation_changes_nothing_that_stays(tmp_path: Path, own_provider: bool) -> None:
+    program = textwrap.dedent(PROGRAM).format(own_provider=own_provider)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not ended.returncode, ended.stderr[-3000:]
+    assert ended.stdout.strip().endswith("['of the author', 'afterwards']" if own_provider else "[]")
