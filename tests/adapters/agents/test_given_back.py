@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -78,8 +79,8 @@ PROGRAM = """
 @pytest.mark.parametrize("own_provider", [True, False])
 def test_an_evaluation_changes_nothing_that_stays(tmp_path: Path, own_provider: bool) -> None:
     program = textwrap.dedent(PROGRAM).format(own_provider=own_provider)
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENAI_AGENTS_DISABLE_TRACING"}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert not ended.returncode, ended.stderr[-3000:]
     assert ended.stdout.strip().endswith("['of the author', 'afterwards']" if own_provider else "[]")
