@@ -1,4 +1,4 @@
-"""Any agent object as a backend: a LangGraph graph, an agent of the OpenAI Agents SDK, or a function.
+"""Any agent object as a backend: an agent of a framework, or a function.
 
 The object runs as it is: its own models, clients, prompts, tools, turn limits and output types. It gets the task by
 its fields or parameters, and never a gold answer. :mod:`groundwire.adapters.agents.redirection` redirects its LLM
@@ -10,6 +10,7 @@ a backend                        by its class, or its ``agents`` and ``run``    
 a function that makes the agent  no parameter without a default gets a task      what it makes
 a LangGraph graph                by its class                                    ``graph.ainvoke``
 an agent of the SDK              by its class                                    ``Runner.run``
+an agent of another framework    by its class                                    its driver
 a function of the task           it can be called with the task                  a call, in a thread if not async
 ===============================  ==============================================  ==========================
 """

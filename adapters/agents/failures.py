@@ -26,6 +26,7 @@ _TURN_LIMITS = {
     "GraphRecursionError",  # LangGraph
     "UsageLimitExceeded",  # Pydantic AI
     "AgentMaxStepsError",  # smolagents
+    "LlmCallsLimitExceededError",  # Google ADK
 }
 _MALFORMED = {
     "JSONDecodeError", "ValidationError",  # json, pydantic: a typed output

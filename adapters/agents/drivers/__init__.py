@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -25,10 +25,19 @@ TEXT_NAMES = (
 SHOWN = 1000  # characters of an input
 _RUNNABLE = "langchain_core.runnables.base.Runnable"
 """What can be run, but need not be an agent: a model, a prompt or a tool."""
+_CREWAI_AGENT = "crewai.agents.agent_builder.base_agent.BaseAgent"
 _CLASSES = {
     "langgraph.pregel.main.Pregel": "langgraph",
     _RUNNABLE: "langgraph",
     "agents.agent.AgentBase": "openai_agents",
+    **dict.fromkeys(("agno.agent.agent.Agent", "agno.team.team.Team", "agno.workflow.workflow.Workflow"), "agno"),
+    "autogen_agentchat.base._task.TaskRunner": "autogen",
+    **dict.fromkeys(("crewai.crew.Crew", "crewai.flow.flow.Flow", _CREWAI_AGENT), "crewai"),
+    "crewai.project.crew_base.CrewBaseMeta": "crewai",  # the class of the classes of a project's template
+    "google.adk.agents.base_agent.BaseAgent": "google_adk",
+    **dict.fromkeys(("google.adk.apps.app.App", "google.adk.runners.Runner"), "google_adk"),
+    "pydantic_ai.agent.abstract.AbstractAgent": "pydantic_ai",
+    **dict.fromkeys(("strands.agent.agent.Agent", "strands.multiagent.base.MultiAgentBase"), "strands"),
 }
 """The module of this package that runs the objects of a class, by the full name of the class."""
 
@@ -110,9 +119,26 @@ class Driver:
         yield from ()
 
 
+def own_copy(agent: Any, memo: dict[int, Any], shared: Collection[str] = ()) -> Any:
+    """A copy of an agent that remembers. ``memo`` is that of ``copy.deepcopy``.
+
+    It shares the members ``shared``, and those that cannot be copied, such as the connections of a client.
+    """
+    other, members = copy.copy(agent), vars(agent)
+    memo |= {id(agent): other, **{id(members[name]): members[name] for name in shared if name in members}}
+    for name, value in members.items():
+        known = {*memo}
+        try:
+            vars(other)[name] = copy.deepcopy(value, memo)
+        except Exception:  # half of it may be copied
+            for key in memo.keys() - known:
+                del memo[key]
+    return other
+
+
 def _class_of(agent: Any) -> str | None:
     """The class of an object that is in the table, by its name, so that no framework need be imported."""
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(agent).__mro__)
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in (*type(agent).__mro__, type(type(agent))))
     return next((name for name in names if name in _CLASSES), None)
 
 
@@ -131,9 +157,10 @@ def is_agent(value: Any) -> bool:
 def driver_of(agent: Any, name: str) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
     if (framework := framework_of(agent)) is None:
+        frameworks = ", ".join(sorted({module.replace("_", "-") for module in _CLASSES.values()}))
         raise ValueError(
-            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
-            "function of the task, or a LitAgent of Agent Lightning"
+            f"agent {name!r} is {agent!r:.200}: give an agent of a framework ({frameworks}), a function of the "
+            "task, or a LitAgent of Agent Lightning"
         )
     module = import_module(f"{__name__}.{framework.replace('-', '_')}")
     driver: Driver = module.FrameworkDriver(agent, name)

@@ -203,7 +203,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         ((agent, 7, always), {}, "tasks is 7: give a list of dicts"),
         ((agent, TASKS[:1], always), {}, "1 tasks, of which validation=0.2 is held out"),
         ((agent, [{"text": "?"}] * 4, always), {}, "tasks, row 0: there is no column 'question'; its columns are text"),
-        ((7, TASKS, always), {}, "give a compiled LangGraph graph"),
+        ((7, TASKS, always), {}, "give an agent of a framework"),
         (("no_such:agent", TASKS, always), {}, "there is no module 'no_such'"),
         ((agent, "spider"), {"validation": TASKS}, "a domain has its own validation tasks"),
         ((agent, TASKS, always), {"domain": "spider"}, "tasks are given, and domain 'spider': give one of them"),

@@ -1,0 +1,60 @@
+"""Strands Agents."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+from groundwire.adapters.agents.drivers import AgentTask, Driver, own_copy
+
+_SHARED = ("model", "callback_handler", "tracer", "session_manager", "_session_manager")
+
+
+class FrameworkDriver(Driver):
+    """An ``Agent``, a ``Graph`` or a ``Swarm``. Agents keep their conversations, and refuse a second run at once."""
+
+    method = "invoke_async"
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(getattr(self.agent, "tool_names", None))
+
+    def fresh(self) -> Any:
+        return _fresh(self.agent, {})
+
+    async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
+        result = await agent.invoke_async(arguments)
+        if nodes := getattr(result, "execution_order", None) or getattr(result, "node_history", None):
+            result = result.results[nodes[-1].node_id].result  # of a graph or a swarm
+        return result if (output := getattr(result, "structured_output", None)) is None else output
+
+
+def _fresh(agent: Any, memo: dict[int, Any]) -> Any:
+    """A copy with conversations of its own, and models and tools of ``agent``."""
+    for node in getattr(agent, "nodes", {}).values():
+        _fresh(node.executor, memo)
+    registry = getattr(agent, "tool_registry", None)
+    for tool in registry.registry.values() if registry else ():
+        memo[id(tool)] = tool
+        if hasattr(tool, "_agent"):  # an agent as a tool
+            memo[id(tool)] = own = copy.copy(tool)
+            own._agent, own._lock = _fresh(tool._agent, memo), threading.Lock()
+    other = own_copy(agent, memo, _SHARED)
+    for name, make in _MADE.items():
+        if hasattr(agent, name):
+            setattr(other, name, make(other))
+    if hasattr(agent, "_inject_swarm_tools"):  # the tool for handoffs knows its swarm
+        for node in other.nodes.values():
+            node.executor.tool_registry.registry.pop("handoff_to_agent", None)
+        other._inject_swarm_tools()
+    return other
+
+
+_MADE = {
+    "tool_caller": lambda agent: type(agent.tool_caller)(agent),
+    "_concurrency": lambda agent: type(agent._concurrency)(agent._concurrency.mode),
+    "_cancel_signal": lambda agent: threading.Event(),
+    "_invocation_lock": lambda agent: threading.Lock(),
+}
+"""What cannot be copied, and must not be shared, as far as a version has it."""
