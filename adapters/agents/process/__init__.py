@@ -1,0 +1,1 @@
+"""Rollouts in processes of their own, so that none leaves anything behind for another."""

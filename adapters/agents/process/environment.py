@@ -1,0 +1,68 @@
+"""The environment of an agent's process: where the clients of providers find the attempt, and keys of the right form.
+
+Which variable moves which client was tried with the clients' newest versions (``docs/frameworks.md``). Some want the
+root of the server, some a version, some a whole path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+_ROOT = (
+    *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL", "ANTHROPIC_BEDROCK_BASE_URL"),
+    *("AZURE_OPENAI_ENDPOINT", "AZURE_API_BASE", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"),
+    *("AWS_ENDPOINT_URL_BEDROCK_RUNTIME", "AWS_BEDROCK_RUNTIME_ENDPOINT", "OLLAMA_HOST", "OLLAMA_API_BASE"),
+    *("GROQ_BASE_URL", "CO_API_URL", "TOGETHER_BASE_URL"),
+)
+_VERSION = (
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "MISTRAL_BASE_URL", "MISTRAL_API_BASE", "TOGETHER_API_BASE"),
+    *("GROQ_API_BASE", "TOGETHER_AI_API_BASE", "OPENROUTER_API_BASE", "DEEPSEEK_API_BASE", "XAI_API_BASE"),
+    "FIREWORKS_API_BASE",
+)
+_PATHS = {"COHERE_API_BASE": "/v2/chat"}
+KEYS = {
+    **dict.fromkeys(
+        (
+            *("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_API_KEY", "AZURE_API_KEY", "GOOGLE_API_KEY"),
+            *("GEMINI_API_KEY", "MISTRAL_API_KEY", "GROQ_API_KEY", "CO_API_KEY", "COHERE_API_KEY", "TOGETHER_API_KEY"),
+            *("TOGETHERAI_API_KEY", "OPENROUTER_API_KEY", "DEEPSEEK_API_KEY", "XAI_API_KEY", "FIREWORKS_API_KEY"),
+            *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        ),
+        "none",
+    ),
+    "HF_TOKEN": "hf_none",
+    "OPENAI_API_VERSION": "2024-10-21",
+    "AZURE_API_VERSION": "2024-10-21",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_REGION_NAME": "us-east-1",
+}
+"""What is set where the app has none: clients refuse to be made without a key. The policy needs none."""
+
+
+def provider_urls(base_url: str) -> dict[str, str]:
+    """The variables that send the clients of providers to an attempt, whose ``base_url`` ends in ``/v1``."""
+    base = base_url.rstrip("/")
+    root = base.removesuffix("/v1")
+    return {
+        **dict.fromkeys(_ROOT, root),
+        **dict.fromkeys(_VERSION, base),
+        **{name: f"{root}{path}" for name, path in _PATHS.items()},
+    }
+
+
+def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """``NO_PROXY`` with the addresses of a run, which an HTTP proxy of the user's cannot reach."""
+    present = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    hosts = dict.fromkeys([*filter(None, present.split(",")), "127.0.0.1", "localhost", host])
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
+
+
+def set_template_environment(placeholder_url: str) -> None:
+    """For the import of the agent: a client that is made there gets a placeholder, which each attempt replaces."""
+    os.environ.update(provider_urls(placeholder_url))
+    for name, value in KEYS.items():
+        os.environ.setdefault(name, value)
+    os.environ.pop("AWS_BEARER_TOKEN_BEDROCK", None)  # it requires HTTPS
+    os.environ.update(without_proxy("127.0.0.1", os.environ))
