@@ -88,8 +88,7 @@ def _run_agent(backend: Backend, message: dict[str, Any], address: str, folder: 
         question, endpoint = pickle.loads(base64.b64decode(message["arguments"]))  # noqa: S301  of the runner
         reply = _answer(backend, question, endpoint, Path(message["place"]), folder, message["start"])
         if message.get("learn"):
-            reply["modules"] = [name for name in sys.modules if name not in before]
-        reply["bytes"] = _own_bytes()
+            reply |= {"modules": [name for name in sys.modules if name not in before], "bytes": _own_bytes()}
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

@@ -21,6 +21,7 @@ from typing import Any
 from groundwire.adapters.agents.process.child import SIGNALS, run_attempt
 from groundwire.adapters.agents.process.environment import set_template_environment
 from groundwire.adapters.agents.process.relay import PLACEHOLDER
+from groundwire.adapters.agents.process.warm_up import warm_up
 from groundwire.tools.errors import UserError
 
 
@@ -101,6 +102,7 @@ class _Template:
             if name not in sys.modules:
                 with suppress(BaseException):
                     importlib.import_module(name)
+        warm_up()
         self._settle()
 
     def _settle(self) -> None:
