@@ -31,12 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters._types import AgentSetupError, Answer, Backend, BackendError, Endpoint, Question, ToolError
-from groundwire.adapters.agents.process.results import answer_from, failure_from
+from groundwire.adapters.agents.process.results import MAX_RESULT, answer_from, failure_from
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.startup import child_python_path
 
-MAX_RESULT = 16 << 20
-"""Bytes of a result."""
 _MAX_OUTPUT = 1 << 16
 """Bytes of what a rollout prints that are kept: the last ones."""
 _SHOWN_OUTPUT = 1000
@@ -190,7 +188,7 @@ class _Template:
         """Start the process; it has imported the agent afterwards. Raises :class:`adapters.AgentSetupError`."""
         template = cls(backend)
         address = os.path.join(template.folder, "socket")
-        template._server = await asyncio.start_unix_server(template._serve, address, limit=MAX_RESULT)
+        template._server = await asyncio.start_unix_server(template._serve, address, limit=MAX_RESULT + 1)
         spec = json.dumps({"agent": backend._spec, "folder": backend._folder})
         template._process = subprocess.Popen(  # noqa: ASYNC220, S603
             [sys.executable, "-m", "groundwire.adapters.agents.process.template", address],

@@ -23,18 +23,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from groundwire.adapters._types import Backend, BackendError, Endpoint, Question
+from groundwire.adapters._types import AgentError, Backend, BackendError, Endpoint, Question
 from groundwire.adapters.agents.failures import agent_failure
 from groundwire.adapters.agents.process.environment import provider_urls, without_proxy
 from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
 from groundwire.adapters.agents.process.relay import swap_port
-from groundwire.adapters.agents.process.results import answer_to, failure_to
+from groundwire.adapters.agents.process.results import MAX_RESULT, answer_to, failure_to
 
 SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 """Options of prctl."""
-MAX_FILE = 4 << 30
-"""Bytes of the largest file that an agent may write."""
 
 
 def run_attempt(backend: Backend, message: dict[str, Any], address: str, folder: str) -> NoReturn:
@@ -92,7 +90,11 @@ def _run_agent(backend: Backend, message: dict[str, Any], address: str, folder: 
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        result.sendall(json.dumps(reply, default=str).encode("utf-8", "replace") + b"\n")
+        text = json.dumps(reply, default=str).encode()
+        if len(text) > MAX_RESULT:
+            error = AgentError(f"the answer and its steps are larger than {MAX_RESULT >> 20} MiB")
+            text = json.dumps({"failure": failure_to(error)}).encode()
+        result.sendall(text + b"\n")
         code = 0
     except BaseException as error:  # a fault of ours or of the machine: no answer
         with suppress(Exception):

@@ -7,6 +7,9 @@ from typing import Any
 
 from groundwire.adapters._types import Answer, BackendError, EndpointError
 
+MAX_RESULT = 16 << 20
+"""Bytes of a result."""
+
 
 def _kinds(kind: type[BackendError] = BackendError) -> Iterator[type[BackendError]]:
     yield kind

@@ -1,0 +1,285 @@
+"""A rollout is a process: nothing of one reaches another, and nothing is left when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from groundwire.adapters import AgentError, AgentSetupError, Answer, Endpoint, Question, ToolError
+from groundwire.adapters.agents.backend import agent_backend
+from groundwire.adapters.agents.process.backend import ProcessBackend
+from groundwire.adapters.agents.process.folders import overlay
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+Run = Callable[..., Any]
+
+
+class Server:
+    """Answers chat completions with the text of the last message, and notes the paths."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.url = ""
+
+    async def chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.paths.append(request.path)
+        message = {"role": "assistant", "content": f"re: {body['messages'][-1]['content']}"}
+        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+
+    def endpoint(self, number: int) -> Endpoint:
+        return Endpoint(base_url=f"{self.url}/rollout/r{number}/attempt/a/v1", model="m")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    stub = Server()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", stub.chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield stub
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> AsyncIterator[Run]:
+    """A function that runs the agent of a source text on questions, all at once."""
+    monkeypatch.chdir(tmp_path)
+    async with AsyncExitStack() as stack:
+        made: dict[str, ProcessBackend] = {}
+
+        async def run(source: str, *questions: str, **options: Any) -> list[Any]:
+            if source not in made:
+                file = tmp_path / f"agent{len(made)}.py"
+                file.write_text(textwrap.dedent(source), encoding="utf-8")
+                spec = {"agent": f"{file}:agent"}
+                made[source] = ProcessBackend(agent_backend(**spec), spec, **options)
+                stack.push_async_callback(made[source].stop)
+            runs = [
+                made[source].run(Question(id=text, text=text, database=""), server.endpoint(number))
+                for number, text in enumerate(questions)
+            ]
+            return await asyncio.gather(*runs, return_exceptions=True)
+
+        yield run
+
+
+def _texts(answers: list[Any]) -> list[str]:
+    return [answer.text if isinstance(answer, Answer) else repr(answer) for answer in answers]
+
+
+async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(agent: Run, tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("app", encoding="utf-8")
+    source = """
+        import os, pathlib, tempfile
+        state = []
+        def agent(question):
+            state.append(question)
+            os.environ["LEFT"] = os.environ.get("LEFT", "") + question
+            for folder in (pathlib.Path(), pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())):
+                with (folder / "kept.txt").open("a") as file:
+                    file.write(question)
+            texts = [pathlib.Path("kept.txt").read_text(), (pathlib.Path.home() / "kept.txt").read_text()]
+            os.chdir("/")
+            return " ".join([*state, os.environ["LEFT"], *texts])
+    """
+    for _ in range(2):
+        answers = await agent(source, "a", "b", "c")
+        assert _texts(answers) == ["a a appa a", "b b appb b", "c c appc c"]
+    assert (tmp_path / "kept.txt").read_text() == "app"
+    assert not [path for path in Path.home().glob("kept.txt")]
+
+
+async def test_an_empty_folder_and_a_shared_one(agent: Run, tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("app", encoding="utf-8")
+    listing = "import os\ndef agent(question):\n    open('new', 'w').close()\n    return str(sorted(os.listdir()))"
+    assert _texts(await agent(listing, "a", folder="empty")) == ["['new']"]
+    (shared,) = _texts(await agent(f"{listing} + ''", "a", folder="shared"))
+    assert "kept.txt" in shared
+    assert (tmp_path / "new").exists()
+
+
+async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attempt(agent: Run, server: Server) -> None:
+    source = """
+        import http.client, json, os, urllib.parse
+        url = urllib.parse.urlsplit(os.environ.get("OPENAI_BASE_URL", ""))
+        async def agent(question):
+            client = http.client.HTTPConnection(url.hostname, url.port)
+            body = json.dumps({"model": "gpt", "messages": [{"role": "user", "content": question}]})
+            client.request("POST", f"{url.path}/chat/completions", body)
+            return json.load(client.getresponse())["choices"][0]["message"]["content"]
+    """
+    assert _texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
+    assert sorted(server.paths) == [f"/rollout/r{number}/attempt/a/v1/chat/completions" for number in range(2)]
+
+
+async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(agent: Run, server: Server) -> None:
+    source = """
+        import subprocess, sys
+        program = "import os; print(os.environ['OPENAI_BASE_URL'], os.environ['GOOGLE_GEMINI_BASE_URL'])"
+        def agent(question):
+            return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    """
+    base = server.endpoint(0).base_url
+    assert _texts(await agent(source, "a")) == [f"{base} {base.removesuffix('/v1')}"]
+
+
+async def test_whatever_an_agent_starts_ends_with_it(agent: Run, tmp_path: Path) -> None:
+    source = """
+        import os, subprocess
+        def agent(question):
+            shells = ["sleep 60", "setsid sleep 60", "(setsid sleep 60 &) &", "env -i setsid sleep 60"]
+            started = [subprocess.Popen(["sh", "-c", shell]) for shell in shells]
+            return " ".join(str(process.pid) for process in started)
+    """
+    before = _sleeping()
+    answers = await agent(source, "a", "b")
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert _sleeping() == before
+
+
+async def test_a_rollout_that_is_cancelled_is_killed(agent: Run, tmp_path: Path) -> None:
+    source = """
+        import signal, time
+        async def agent(question):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if question == "slow":
+                time.sleep(60)
+            return question
+    """
+    assert _texts(await agent(source, "fast")) == ["fast"]
+    began = time.monotonic()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(agent(source, "slow"), 0.5)
+    assert _texts(await agent(source, "fast")) == ["fast"]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("raise ValueError('it broke')", AgentError, "ValueError: it broke (before any LLM call)"),
+        ("raise SystemExit(3)", AgentError, "SystemExit: 3"),
+        ("import os; os._exit(7)", ToolError, "it ended with status 7"),
+        ("import os; os.kill(os.getpid(), 11)", ToolError, "killed by SIGSEGV"),
+        ("import os; os.closerange(3, 100); return 'x'", ToolError, "it ended with status 1"),
+        ("print('x' * (1 << 20)); raise ConnectionError('no network')", ToolError, "no network"),
+        ("import os; print('words'); os._exit(1)", ToolError, "status 1; it printed last: words"),
+        ("return 'x' * (20 << 20)", AgentError, "larger than 16 MiB"),
+    ],
+)
+async def test_each_end_of_a_rollout_is_said(agent: Run, body: str, kind: type[Exception], message: str) -> None:
+    (error,) = await agent(f"def agent(question):\n    {body}", "a")
+    assert isinstance(error, kind), error
+    assert message in str(error)
+
+
+async def test_an_agent_that_cannot_be_imported_in_a_process_of_its_own_is_a_failure_of_the_setup(agent: Run) -> None:
+    source = """
+        import sys
+        if "process.template" in str(sys.modules["__main__"].__spec__):
+            raise ValueError("not twice")
+        def agent(question):
+            return question
+    """
+    (error,) = await agent(source, "a")
+    assert isinstance(error, AgentSetupError)
+    assert "not twice" in str(error)
+
+
+async def test_the_template_imports_what_the_first_rollout_imported(agent: Run) -> None:
+    source = """
+        import sys
+        def agent(question):
+            known = "colorsys" in sys.modules
+            import colorsys
+            return str(known)
+    """
+    first = await agent(source, "a", "b")
+    assert _texts(first + await agent(source, "a")) == ["False", "True", "True"]
+
+
+async def test_random_numbers_differ_between_rollouts(agent: Run) -> None:
+    source = "import random\ndef agent(question):\n    return str(random.random())"
+    assert len(set(_texts(await agent(source, *"abcd")))) == 4
+
+
+async def test_connections_of_the_import_are_hung_up(agent: Run, server: Server) -> None:
+    source = f"""
+        import socket, urllib.parse
+        url = urllib.parse.urlsplit({server.url!r})
+        inherited = socket.create_connection((url.hostname, url.port))
+        def agent(question):
+            try:
+                inherited.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+                return repr(inherited.recv(10))
+            except OSError as error:
+                return type(error).__name__
+    """
+    assert set(_texts(await agent(source, "a", "b"))) <= {"BrokenPipeError", "ConnectionResetError", "b''"}
+
+
+async def test_steps_and_the_input_of_a_rollout_arrive(agent: Run) -> None:
+    (answer,) = await agent("def agent(question):\n    return {'answer': question}", "a")
+    assert (answer.text, answer.judged_field) == ("a", "answer")
+    assert answer.input.endswith("(question='a')")
+    assert answer.no_call
+
+
+def test_an_overlay_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "file").write_text("before", encoding="utf-8")
+    pid = os.fork()
+    if not pid:
+        mounted = overlay(app, tmp_path / "place")
+        if mounted:
+            (app / "file").write_text("after", encoding="utf-8")
+        os._exit(0 if mounted else 3)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 3)
+    assert (app / "file").read_text(encoding="utf-8") == "before"
+
+
+def _sleeping() -> set[int]:
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return {pid for pid in pids if _command(pid) == "sleep 60"}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def test_a_result_is_json(tmp_path: Path) -> None:
+    from groundwire.adapters import EndpointError
+    from groundwire.adapters.agents.process.results import failure_from, failure_to
+
+    error = EndpointError("refused", status=400)
+    error.input, error.resources = "agent(question)", {"host"}
+    read = failure_from(json.loads(json.dumps(failure_to(error))), "")
+    assert (type(read), str(read), read.input, list(read.resources)) == (
+        EndpointError,
+        "refused",
+        error.input,
+        ["host"],
+    )
+    assert isinstance(read, EndpointError)
+    assert read.status == 400
