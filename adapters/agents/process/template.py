@@ -5,10 +5,12 @@ It has one thread and no event loop, so that a child gets no lock that another t
 
 from __future__ import annotations
 
+import base64
 import gc
 import importlib
 import json
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -23,6 +25,7 @@ from groundwire.adapters.agents.process.environment import set_template_environm
 from groundwire.adapters.agents.process.relay import PLACEHOLDER
 from groundwire.adapters.agents.process.warm_up import warm_up
 from groundwire.tools.errors import UserError
+from groundwire.tools.loading import MissingPackageError
 
 
 class _Template:
@@ -30,7 +33,6 @@ class _Template:
         self._address, self._folder = address, spec["folder"]
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
-        self._send({"channel": "template"})
         self._children: dict[int, str] = {}
         """The guard of each attempt."""
         gc.disable()
@@ -39,10 +41,11 @@ class _Template:
 
             self._backend = agent_backend(**spec["agent"])
         except (UserError, ValueError) as error:
-            self._send({"error": str(error)})
+            self._send({"error": str(error), "missing": isinstance(error, MissingPackageError)})
             sys.exit(1)
         self._settle()
-        self._send({"ready": os.getpid(), "warnings": fork_hazards()})
+        made = {"agents": self._backend.agents, "calls_tools": self._backend.calls_tools}
+        self._send({**made, "prompts": self._backend.default_prompts(""), "hazards": fork_hazards()})
 
     def run(self) -> None:
         """Fork a child for each attempt, until the runner closes the connection."""
@@ -77,6 +80,12 @@ class _Template:
     def _handle(self, message: dict[str, Any]) -> None:
         if "start" in message:
             self._start(message)
+        elif "describe" in message:
+            try:
+                question = pickle.loads(base64.b64decode(message["describe"]))  # noqa: S301  of the runner
+                self._send({"call": self._backend.describe_call(question)})
+            except ValueError as error:
+                self._send({"error": str(error)})
         elif "modules" in message:
             self._learn(message["modules"])
         else:

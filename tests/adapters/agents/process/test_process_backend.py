@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,8 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from groundwire.adapters import AgentError, AgentSetupError, Answer, Endpoint, Question, ToolError
-from groundwire.adapters.agents.backend import agent_backend
+from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
 from groundwire.adapters.agents.process.backend import ProcessBackend
 from groundwire.adapters.agents.process.folders import overlay
 
@@ -68,7 +69,7 @@ async def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server)
                 file = tmp_path / f"agent{len(made)}.py"
                 file.write_text(textwrap.dedent(source), encoding="utf-8")
                 spec = {"agent": f"{file}:agent"}
-                made[source] = ProcessBackend(agent_backend(**spec), spec, **options)
+                made[source] = ProcessBackend(spec, **options)
                 stack.push_async_callback(made[source].stop)
             runs = [
                 made[source].run(Question(id=text, text=text, database=""), server.endpoint(number))
@@ -117,7 +118,7 @@ async def test_an_empty_folder_and_a_shared_one(agent: Run, tmp_path: Path) -> N
 async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attempt(agent: Run, server: Server) -> None:
     source = """
         import http.client, json, os, urllib.parse
-        url = urllib.parse.urlsplit(os.environ.get("OPENAI_BASE_URL", ""))
+        url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
         async def agent(question):
             client = http.client.HTTPConnection(url.hostname, url.port)
             body = json.dumps({"model": "gpt", "messages": [{"role": "user", "content": question}]})
@@ -184,22 +185,35 @@ async def test_a_rollout_that_is_cancelled_is_killed(agent: Run, tmp_path: Path)
     ],
 )
 async def test_each_end_of_a_rollout_is_said(agent: Run, body: str, kind: type[Exception], message: str) -> None:
-    (error,) = await agent(f"def agent(question):\n    {body}", "a")
+    (error,) = await agent(f"async def agent(question):\n    {body}", "a")
     assert isinstance(error, kind), error
     assert message in str(error)
 
 
-async def test_an_agent_that_cannot_be_imported_in_a_process_of_its_own_is_a_failure_of_the_setup(agent: Run) -> None:
-    source = """
-        import sys
-        if "process.template" in str(sys.modules["__main__"].__spec__):
-            raise ValueError("not twice")
-        def agent(question):
-            return question
-    """
-    (error,) = await agent(source, "a")
-    assert isinstance(error, AgentSetupError)
-    assert "not twice" in str(error)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import surely_not_installed", "needs the package 'surely_not_installed'"),
+        ("raise ValueError('broken')", "cannot be imported: ValueError: broken"),
+        ("import os; os._exit(3)", "has ended, with status 3"),
+        ("other = 1", "has no 'agent'"),
+    ],
+)
+def test_an_agent_that_cannot_be_made_is_said_in_one_sentence(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "broken.py").write_text(source, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ProcessBackend({"agent": f"{tmp_path / 'broken.py'}:agent"})
+
+
+def test_this_process_does_not_import_the_agent_and_can_say_how_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "never_here.py").write_text("def agent(question, city): ...", encoding="utf-8")
+    backend = ProcessBackend({"agent": f"{tmp_path / 'never_here.py'}:agent"})
+    question = Question(id="1", text="How many?", database="", columns={"city": "Bonn"})
+    assert backend.describe_call(question).endswith("agent(question=the question, city=the column city)")
+    with pytest.raises(ValueError, match="city"):
+        backend.describe_call(Question(id="1", text="How many?", database=""))
+    asyncio.run(backend.stop())
+    assert "never_here" not in sys.modules
 
 
 async def test_the_template_imports_what_the_first_rollout_imported(agent: Run) -> None:
