@@ -7,12 +7,14 @@ the backend is an error, as is an unknown option of the agent.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from groundwire import adapters, rewards
 from groundwire.adapters.agents.making import OF_THE_RUN, checked_options, options_of
+from groundwire.adapters.agents.process.backend import LitAgentError, ProcessBackend
 from groundwire.domains import Domain
 from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
@@ -20,6 +22,7 @@ from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 
+_log = logging.getLogger(__name__)
 ELSEWHERE = "the reward is computed in the environment of runner_python"
 
 _OPTIONS = ("agent", "agent_input", "agent_output", "train_model")
@@ -59,6 +62,8 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
     try:
         if "options" in parameters:
             options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
+            if settings.agent is not None and "agent" not in objects and settings.rollout_process != "off":
+                return _in_processes(settings, {**arguments, "options": dict(options), "framework": settings.backend})
             return factory(**arguments, options=options)
         known = options_of(factory, without=(*_OPTIONS, *OF_THE_RUN))
         checked = checked_options(factory, settings.backend, _applicable(settings, known), known)
@@ -68,6 +73,15 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
         raise ConfigError(f"{error}{remedy if isinstance(settings, RunConfig) else ''}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.Backend:
+    """The backend of an agent that is given by name. A ``LitAgent`` runs in this process, where its store is."""
+    try:
+        return ProcessBackend(spec, folder=settings.agent_folder)
+    except LitAgentError:
+        _log.warning("the rollouts of a LitAgent share this process: what one leaves behind, others find")
+        return adapters.agent_backend(**spec)
 
 
 def _applicable(settings: AgentSettings, known: Collection[str]) -> dict[str, Any]:

@@ -53,6 +53,10 @@ _FREE_SHARE = 0.1
 """The share of the machine's memory that stays free."""
 
 
+class LitAgentError(ValueError):
+    """The agent is a ``LitAgent``, which needs the store of its runner."""
+
+
 @dataclass
 class _Attempt:
     ended: asyncio.Future[str]
@@ -65,8 +69,8 @@ class ProcessBackend(Backend):
     """Runs each rollout of an agent in a process of its own, which is forked from one that has imported the agent.
 
     ``spec`` are the keyword arguments of :func:`groundwire.adapters.agents.backend.agent_backend`. This process does
-    not import the agent. ``folder`` is what a rollout has as its working folder: ``copy`` (of the present one, on write),
-    ``empty`` or ``shared``. Raises ``ValueError`` if the agent cannot be imported or is none.
+    not import the agent. ``folder`` is what a rollout has as its working folder: ``copy`` (of the present one, on
+    write), ``empty`` or ``shared``. Raises ``ValueError`` if the agent cannot be imported or is none.
     """
 
     def __init__(self, spec: Mapping[str, Any], *, folder: str = "copy") -> None:
@@ -177,6 +181,9 @@ def _has_room(child_bytes: int) -> bool:
     return kib["MemAvailable"] * 1024 - child_bytes > kib["MemTotal"] * 1024 * _FREE_SHARE
 
 
+_ERRORS = {error.__name__: error for error in (ValueError, MissingPackageError, LitAgentError)}
+
+
 def _pickled(value: Any) -> str:
     return base64.b64encode(pickle.dumps(value)).decode()
 
@@ -211,7 +218,7 @@ class _Template:
             raise
         if "error" in self.made:
             self._end()
-            raise (MissingPackageError if self.made["missing"] else ValueError)(self.made["error"])
+            raise _ERRORS[self.made["kind"]](self.made["error"])
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to a message, before :meth:`serve`."""

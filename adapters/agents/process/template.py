@@ -37,12 +37,16 @@ class _Template:
         """The guard of each attempt."""
         gc.disable()
         try:
-            from groundwire.adapters.agents.backend import agent_backend
+            from groundwire.adapters.agents.backend import LitAgentBackend, agent_backend
 
             self._backend = agent_backend(**spec["agent"])
+            kind = "LitAgentError" if isinstance(self._backend, LitAgentBackend) else ""
+            message = "a LitAgent needs the store of its runner"
         except (UserError, ValueError) as error:
-            self._send({"error": str(error), "missing": isinstance(error, MissingPackageError)})
-            sys.exit(1)
+            kind, message = "MissingPackageError" * isinstance(error, MissingPackageError) or "ValueError", str(error)
+        if kind:
+            self._send({"kind": kind, "error": message})
+            sys.exit(0)
         self._settle()
         made = {"agents": self._backend.agents, "calls_tools": self._backend.calls_tools}
         self._send({**made, "prompts": self._backend.default_prompts(""), "hazards": fork_hazards()})
