@@ -6,6 +6,7 @@ A :class:`Question` has no field for the gold answer, so no agent can see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -173,6 +174,10 @@ class Backend:
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`BackendError`; many calls run at once on one event loop."""
         raise NotImplementedError(f"the backend {type(self).__name__!r} has no method run(question, endpoint)")
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """What a rollout waits for before its time begins, and has until its end. May raise a :class:`BackendError`."""
+        return nullcontext()
 
     async def stop(self) -> None:
         """Close connections and processes: called once, after the last rollout and on the same event loop."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import json
 import os
@@ -92,7 +91,10 @@ class TemporaryFolder:
         self.path = Path(self._folder.name)
         # The file gets its final name with the lock, so no other process finds it without one.
         self._lock = (self.path / _UNLOCKED).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if os.name == "posix":  # elsewhere nobody removes what another process uses
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / _UNLOCKED).rename(self.path / _LOCK)
 
     def remove(self) -> None:
@@ -103,6 +105,10 @@ class TemporaryFolder:
 
 def _remove_abandoned(prefix: str) -> None:
     """Remove the folders of ``prefix`` that no process uses: the end of a process frees its lock."""
+    if os.name != "posix":
+        return
+    import fcntl
+
     # Not Path.glob, which may raise for the folder of another user.
     for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix}*", _LOCK)):
         try:

@@ -165,9 +165,13 @@ class AttemptCalls:
 
     def headers(self) -> dict[str, str]:
         """The headers of a traced call that replace the agent's own. To be called once for each."""
-        host, name = urlsplit(self.endpoint.base_url).netloc, current_agent()
-        headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **call_headers()}
-        return headers | ({AGENT_HEADER: quoted_name(name)} if name else {})
+        host = urlsplit(self.endpoint.base_url).netloc
+        return {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **self.own_headers()}
+
+    def own_headers(self) -> dict[str, str]:
+        """Those that say which call it is, and whose."""
+        name = current_agent()
+        return {**call_headers(), **({AGENT_HEADER: quoted_name(name)} if name else {})}
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -207,8 +211,7 @@ def _read_call(path: str, body: bytes | str | None) -> tuple[str, str, Mapping[s
 def redirected(calls: AttemptCalls) -> Iterator[None]:
     """Send the LLM calls that are made in this block to the endpoint of ``calls``, or watch them."""
     _install()
-    if calls.redirects:
-        follow_agent_names()
+    follow_agent_names()
     token = context.attach(context.set_value(_KEY, calls))
     try:
         yield
@@ -239,6 +242,13 @@ def _check_host(host: str) -> None:
         calls.check_host(host)
 
 
+def note_connection() -> None:
+    """A connection to the attempt's URL was made, by whatever client: the attempt makes LLM calls."""
+    calls: Any = context.get_value(_KEY)
+    if calls is not None:
+        calls.traced += 1
+
+
 def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
     """Change a request of httpx or requests that is an LLM call; None if it is left as it is."""
     request = args[0] if args else kwargs["request"]
@@ -252,6 +262,9 @@ def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
         for name in _CREDENTIALS:
             request.headers.pop(name, None)
         request.headers.update(calls.headers())
+    elif CALL_HEADER not in request.headers:  # else it is a client of ours
+        for name, value in calls.own_headers().items():
+            request.headers.setdefault(name, value)
     return calls
 
 

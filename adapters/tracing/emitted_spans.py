@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -44,11 +44,13 @@ _last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
 
 
 class Emissions:
-    """The emitted spans of one attempt. Belongs to the event loop of ``writer``; any thread may call :meth:`add`."""
+    """The emitted spans of one attempt. Any thread may call :meth:`add`.
 
-    def __init__(self, writer: CallWriter, *, rollout_id: str, attempt_id: str) -> None:
-        self._writer, self._rollout_id, self._attempt_id = writer, rollout_id, attempt_id
-        self._loop = asyncio.get_running_loop()
+    ``write`` stores the fields of a :class:`SpanRecord`, without those that say where it belongs (:func:`stored_by`).
+    """
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
+        self.write = write
         self._calls: list[_Call] = []
         self.ended = False
 
@@ -74,24 +76,30 @@ class Emissions:
         last = _last_call.get()
         call_id = next((call.id for call in reversed(self._calls) if last is not None and call.follows(last)), None)
         marks = {EMITTED: True} if call_id is None else {EMITTED: True, CALL_ID: call_id}
-        attempt: dict[str, Any] = {"rollout_id": self._rollout_id, "attempt_id": self._attempt_id}
+        self.write({"name": name, "attributes": {**attributes, **marks}, **fields})
 
-        def write() -> None:
-            self._writer.finish(
-                self._writer.reserve(**attempt),
-                lambda sequence: SpanRecord(
-                    name=name, **attempt, sequence_id=sequence, attributes={**attributes, **marks}, **fields
-                ),
+
+def stored_by(writer: CallWriter, *, rollout_id: str, attempt_id: str) -> Callable[[Mapping[str, Any]], None]:
+    """A function that stores the spans of an attempt with ``writer``, on the present event loop, from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def write(fields: Mapping[str, Any]) -> None:
+        def store() -> None:
+            writer.finish(
+                writer.reserve(rollout_id, attempt_id),
+                lambda number: SpanRecord(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number, **fields),
             )
 
         try:
-            in_loop = asyncio.get_running_loop() is self._loop
+            in_loop = asyncio.get_running_loop() is loop
         except RuntimeError:
             in_loop = False
         if in_loop:
-            write()
+            store()
         else:
-            self._loop.call_soon_threadsafe(write)
+            loop.call_soon_threadsafe(store)
+
+    return write
 
 
 def current_emissions() -> Emissions | None:

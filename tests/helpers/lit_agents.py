@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypedDict
 
 import agentlightning as agl
 import openai
@@ -42,6 +42,44 @@ def decorated(task: dict[str, Any], llm: agl.LLM) -> float:
         messages: Any = [{"role": "user", "content": task["question"]}]
         reply = client.chat.completions.create(model=llm.model, messages=messages)
     return float(reply.choices[0].message.content == task["answer"])
+
+
+def emits(question: str) -> str:
+    """A function of the task that rewards its call."""
+    with openai.OpenAI(max_retries=0) as client:
+        reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": question}])
+    agl.emit_reward(0.25)
+    return str(reply.choices[0].message.content)
+
+
+class _State(TypedDict, total=False):
+    question: str
+    answer: str
+
+
+class Graph(agl.LitAgent[dict[str, Any]]):
+    """A graph of LangGraph whose nodes make their calls with a client of their own."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        from langgraph.graph import START, StateGraph
+
+        llm = resources["main_llm"]
+        client = openai.OpenAI(
+            base_url=llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id), api_key="none", max_retries=0
+        )
+
+        def ask(state: dict[str, Any]) -> dict[str, Any]:
+            messages: Any = [{"role": "user", "content": state["question"]}]
+            reply = client.chat.completions.create(model=llm.model, messages=messages)
+            return {"answer": reply.choices[0].message.content}
+
+        graph: Any = StateGraph(_State)
+        graph.add_node("write_query", ask)
+        graph.add_node("check_query", ask)
+        graph.add_edge(START, "write_query")
+        graph.add_edge("write_query", "check_query")
+        result = graph.compile().invoke({"question": task["question"]})
+        return float(result["answer"] == task["answer"])
 
 
 class WithoutReward(agl.LitAgent[dict[str, Any]]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import marshal
 import os
-import resource
 import signal
 import sqlite3
 import threading
@@ -243,6 +242,8 @@ _MAX_FILE_BYTES = 256 * 1024 * 1024
 
 def serve(descriptor: int, parent: int) -> None:
     """Answer the queries that arrive."""
+    import resource
+
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error instead
     _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = _MAX_FILE_BYTES if hard_limit == resource.RLIM_INFINITY else min(_MAX_FILE_BYTES, hard_limit)

@@ -7,7 +7,6 @@ complete. One process makes it while others that need it wait.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import tempfile
@@ -61,7 +60,9 @@ def _find(database: str, _signature: tuple[int, ...], gold: str, question: str) 
                 locks = CACHE / ".locks"
                 locks.mkdir(parents=True, exist_ok=True)
                 with (locks / source.key[0]).open("w") as lock:  # another process may make them now
-                    with contextlib.suppress(OSError):  # a file system without locks
+                    with contextlib.suppress(OSError, ImportError):  # a file system or a system without locks
+                        import fcntl
+
                         fcntl.flock(lock, fcntl.LOCK_EX)
                     _make(folder, source)
         except OSError as error:

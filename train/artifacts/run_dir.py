@@ -17,7 +17,6 @@ a resumed run deletes everything after the newest checkpoint and repeats it. Not
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -96,7 +95,11 @@ class RunDir:
             try:
                 # A POSIX lock, not flock: forked children do not inherit it, so a child that outlives this process
                 # does not block --resume. This process must not open the file a second time: closing it unlocks.
+                import fcntl
+
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # a system without such locks
+                pass
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     file.seek(0)

@@ -6,9 +6,9 @@ The resolved record is written into the run directory, so a run can be resumed, 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -130,14 +130,15 @@ class AgentSettings(Settings):
         "A keyword argument of the function that makes the agent, e.g. max_turns=3 of the SQL agents",
         metavar="NAME=VALUE",
     )
-    rollout_process: Literal["fork", "off"] = _rollouts(
-        "fork" if hasattr(os, "fork") else "off",
-        "Whether each rollout of an agent that is given by name has a process of its own, forked from one that has "
-        "imported the agent; off is for agents that keep no state",
+    rollout_process: Literal["fork", "spawn", "off"] = _rollouts(
+        "fork" if sys.platform == "linux" else "spawn",
+        "Whether each rollout of an agent that is given by name has a process of its own: forked from one that has "
+        "imported the agent, or a fresh one that imports it; off is for agents that keep no state",
     )
     agent_folder: Literal["copy", "empty", "shared"] = _rollouts(
         "copy", "The working folder of a rollout in a process: a copy of the present one (on write), empty, or shared"
     )
+    sealed: bool = _rollouts(False, "Whether a rollout in a forked process has no network but the model")
     rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take, without its reward", gt=0)
     reward_timeout_s: float = _rollouts(
         120.0, "Seconds that the reward of one rollout may take; then the rollout fails of it", gt=0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -211,6 +210,8 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     silent = sum(line.get("without_calls", 0) for line in steps)
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
     total_s = sum(seconds.values())
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB, on macOS in bytes
     summary: dict[str, Any] = {
         "data": source,

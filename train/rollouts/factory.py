@@ -14,7 +14,8 @@ from typing import Any
 
 from groundwire import adapters, rewards
 from groundwire.adapters.agents.making import OF_THE_RUN, checked_options, options_of
-from groundwire.adapters.agents.process.backend import LitAgentError, ProcessBackend
+from groundwire.adapters.agents.process.backend import ProcessBackend
+from groundwire.adapters.agents.process.program import LitAgentError
 from groundwire.domains import Domain
 from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
@@ -77,8 +78,16 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
 
 def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.Backend:
     """The backend of an agent that is given by name. A ``LitAgent`` runs in this process, where its store is."""
+    if settings.sealed and (settings.rollout_process != "fork" or settings.train_model is not None):
+        raise ValueError("sealed is for --rollout-process fork without --train-model: leave it out")
     try:
-        return ProcessBackend(spec, folder=settings.agent_folder)
+        return ProcessBackend(
+            spec,
+            folder=settings.agent_folder,
+            fork=settings.rollout_process == "fork",
+            sealed=settings.sealed,
+            setup="groundwire.train.rollouts.runner.emitters:serve_emitters",
+        )
     except LitAgentError:
         _log.warning("the rollouts of a LitAgent share this process: what one leaves behind, others find")
         return adapters.agent_backend(**spec)

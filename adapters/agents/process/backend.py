@@ -1,98 +1,79 @@
-"""The runner's side of rollouts in processes: :class:`ProcessBackend`.
+"""Rollouts in processes: :class:`ProcessBackend`, on the runner's side.
 
-The runner keeps one *template*, a process with one thread that has imported the agent, which forks a child for each
-attempt (:mod:`groundwire.adapters.agents.process.template`), in which the agent runs
-(:mod:`groundwire.adapters.agents.process.child`). All of them connect to a Unix socket of the runner:
-
-    runner <-> template   JSON lines: describe, start, end; what it has imported, ended
-    child  ->  runner     its result, one JSON line
-    child  ->  runner     what it prints
-
-An attempt ends with all of its processes: the child's group is killed, and what left the group.
+The runner keeps one process that has imported the agent and from which one is forked for each attempt; or, where a
+forked process would not do, a few, each of which runs one attempt (:mod:`groundwire.adapters.agents.process.program`).
+An attempt ends with all of its processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import os
-import pickle
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
-from groundwire.adapters.agents.process.results import MAX_RESULT, answer_from, failure_from
+from groundwire.adapters.agents.process.folders import remove
+from groundwire.adapters.agents.process.program import END_S, Attempt, Program, pickled, warn_of
+from groundwire.adapters.agents.process.results import answer_from, failure_from
+from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.loading import MissingPackageError
-from groundwire.tools.startup import child_python_path
 
 _log = logging.getLogger(__name__)
-_MAX_OUTPUT = 1 << 16
-"""Bytes of what a rollout prints that are kept: the last ones."""
 _SHOWN_OUTPUT = 1000
-_START_S = 300.0
-"""How long the template may take to import the agent."""
 _LEARN_S = 60.0
 """How long other rollouts wait for the first, from which the template learns what to import."""
-_END_S = 5.0
-_POLL_S = 0.05
-_FREE_SHARE = 0.1
-"""The share of the machine's memory that stays free."""
-
-
-class LitAgentError(ValueError):
-    """The agent is a ``LitAgent``, which needs the store of its runner."""
-
-
-@dataclass
-class _Attempt:
-    ended: asyncio.Future[str]
-    """Why the child is gone, if it is gone without a result."""
-    result: asyncio.Future[Mapping[str, Any]]
-    output: bytearray = field(default_factory=bytearray)
+_SPARES = 1 + (os.cpu_count() or 1) // 2
+"""Fresh processes that import the agent before a rollout needs them."""
+_place: ContextVar[Attempt | None] = ContextVar("place", default=None)
 
 
 class ProcessBackend(Backend):
-    """Runs each rollout of an agent in a process of its own, which is forked from one that has imported the agent.
+    """Runs each rollout of an agent in a process of its own.
 
     ``spec`` are the keyword arguments of :func:`groundwire.adapters.agents.backend.agent_backend`. This process does
     not import the agent. ``folder`` is what a rollout has as its working folder: ``copy`` (of the present one, on
-    write), ``empty`` or ``shared``. Raises ``ValueError`` if the agent cannot be imported or is none.
+    write), ``empty`` or ``shared``. With ``fork``, the processes are forked from one that has imported the agent, else
+    each imports it. ``sealed`` ones reach nothing but the model. ``setup`` names a function that is called before the
+    import. Raises ``ValueError`` if the agent cannot be imported or is none.
     """
 
-    def __init__(self, spec: Mapping[str, Any], *, folder: str = "copy") -> None:
-        self._template = _Template(spec, folder)
-        made = self._template.made
+    def __init__(
+        self, spec: Mapping[str, Any], *, folder: str = "copy", fork: bool = True, sealed: bool = False, setup: str = ""
+    ) -> None:
+        self._spec = {"agent": dict(spec), "folder": folder, "fork": fork, "sealed": sealed, "setup": setup}
+        self._fork = fork
+        self._first: Program | None = Program(self._spec)
+        made = self._first.made
         self.agents, self.calls_tools, self._prompts = tuple(made["agents"]), made["calls_tools"], made["prompts"]
-        self._attempts: dict[str, _Attempt] = {}
-        self._serving: asyncio.Task[None] | None = None
+        self._programs: deque[asyncio.Task[Program]] = deque()
+        """The template, or the fresh processes that run no attempt yet."""
+        self._attempts: set[Attempt] = set()
         self._learnt: asyncio.Event | None = None
-        self._child_bytes = 64 << 20
-        self._freed = asyncio.Condition()
-        for hazard in made["hazards"]:
+        """Whether the template has imported what rollouts import; None if none of them tells it."""
+        self._child_bytes = (64 if fork else 256) << 20
+        self._imports = asyncio.Semaphore(_SPARES)
+        self._waits_for_memory = False
+        warn_of(made["hazards"])
+        if folder == "copy" and made["folder"] == "shared":
+            _log.warning("%s is too large to be copied: what one rollout writes there, others find", Path.cwd())
+        if fork and made["generators"]:
             _log.warning(
-                "the import of agent %r made %s, which a forked process does not have: the agent may hang; let it make "
-                "that when it runs, or give --rollout-process spawn",
-                spec["agent"],
-                hazard,
+                "%s: random generators that were made at the agent's import give every rollout the same numbers; make "
+                "them in the agent, or use the functions of random and numpy.random",
+                ", ".join(made["generators"]),
             )
 
     def describe_call(self, question: Question) -> str:
         """As the agent's own backend, which is asked in the process that has imported it."""
-        reply = self._template.ask({"describe": _pickled(question)})
+        assert self._first is not None, "before the first rollout"
+        reply = self._first.ask({"describe": pickled(question)})
         if "error" in reply:
             raise ValueError(reply["error"])
         return str(reply["call"])
@@ -101,210 +82,158 @@ class ProcessBackend(Backend):
         """As the agent's own backend."""
         return dict(self._prompts)
 
-    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question in a process of its own. Raises a :class:`adapters.BackendError`."""
-        template = self._template
-        if self._serving is None:
-            self._serving = asyncio.create_task(template.serve(self._attempts))
-        await asyncio.shield(self._serving)
-        learns = self._learnt is None
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Room in the memory, and a process that has imported the agent. Raises a :class:`adapters.BackendError`."""
+        await self._room()
+        program = await self._program()
+        learns = self._fork and self._learnt is None
         if self._learnt is None:
             self._learnt = asyncio.Event()
-        else:
+        elif self._fork:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._learnt.wait(), _LEARN_S)
-        await self._room()
-        key = uuid.uuid4().hex
-        loop = asyncio.get_running_loop()
-        attempt = self._attempts[key] = _Attempt(loop.create_future(), loop.create_future())
-        place = Path(template.folder, key)
+        loop, emissions = asyncio.get_running_loop(), current_emissions()
+
+        def on_report(message: Mapping[str, Any]) -> None:
+            if "modules" in message:
+                self._child_bytes = max(self._child_bytes, message["bytes"])
+                program.send({"modules": message["modules"]})
+                assert self._learnt is not None
+                self._learnt.set()
+            elif emissions is not None:
+                emissions.write(message["emitted"])
+
+        attempt = Attempt(
+            key=uuid.uuid4().hex,
+            program=program,
+            learns=learns,
+            on_report=on_report,
+            ended=loop.create_future(),
+            result=loop.create_future(),
+        )
+        self._attempts.add(attempt)
+        program.attempts[attempt.key] = attempt
+        token = _place.set(attempt)
         try:
-            arguments = _pickled((question, endpoint))
-            template.send({"start": key, "place": str(place), "arguments": arguments, "learn": learns})
-            await asyncio.wait({attempt.result, attempt.ended}, return_when=asyncio.FIRST_COMPLETED)
-            if (
-                not attempt.result.done()
-            ):  # the result of a child that ends is read before its end is told, or not at all
-                await asyncio.wait({attempt.result}, timeout=0.1)
-            if not attempt.result.done():
-                raise _gone(attempt)
-            message = attempt.result.result()
-            if learns:
-                template.send({"modules": message.get("modules", ())})
-            return self._answer(message, attempt)
+            yield
         finally:
-            self._learnt.set()
-            await self._end(template, key, attempt, place)
+            _place.reset(token)
+            await self._end(attempt)
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        """Answer one question in a process of its own. Raises a :class:`adapters.BackendError`."""
+        async with AsyncExitStack() as stack:
+            attempt = _place.get()
+            if attempt is None or attempt not in self._attempts or attempt.used:
+                await stack.enter_async_context(self.place())
+                attempt = _place.get()
+            assert attempt is not None
+            attempt.used = True
+            arguments = pickled((question, endpoint))
+            start = {"start": attempt.key, "place": str(attempt.place), "arguments": arguments, "learn": attempt.learns}
+            attempt.program.send(start)
+            await asyncio.wait({attempt.result, attempt.ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({attempt.result}, timeout=END_S)  # its end may be read before its result
+            message = attempt.result.result() if attempt.result.done() else None
+            if message is None:
+                raise _gone(await attempt.ended, attempt)
+            if "failure" in message:
+                raise failure_from(message["failure"], _last_words(attempt))
+            return answer_from(message["answer"])
 
     async def stop(self) -> None:
-        """End the template and all that it started."""
-        await self._template.stop()
+        """End all processes."""
+        programs, self._programs = self._programs, deque()
+        if self._first is not None:
+            self._first.end()
+            self._first = None
+        for starting in programs:
+            with suppress(BackendError):
+                await (await starting).stop()
+        self._learnt, self._imports = None, asyncio.Semaphore(_SPARES)
 
-    def _answer(self, message: Mapping[str, Any], attempt: _Attempt) -> Answer:
-        self._child_bytes = max(self._child_bytes, message.get("bytes", 0))
-        if "failure" in message:
-            raise failure_from(message["failure"], _last_words(attempt))
-        return answer_from(message["answer"])
+    async def _program(self) -> Program:
+        """The template, which is started again if it has ended; or a fresh process. Raises :class:`ToolError`."""
+        if not self._fork:
+            while len(self._programs) < _SPARES:
+                self._programs.append(asyncio.create_task(self._start()))
+            starting = self._programs.popleft()
+            try:
+                return await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                self._programs.appendleft(starting)
+                raise
+        if self._programs and _has_ended(self._programs[0]):
+            self._programs.clear()
+            self._learnt = None
+        if not self._programs:
+            self._programs.append(asyncio.create_task(self._start()))
+        return await asyncio.shield(self._programs[0])
+
+    async def _start(self) -> Program:
+        program, self._first = self._first, None
+        if program is None:
+            try:
+                async with self._imports:
+                    program = await asyncio.wrap_future(in_thread(lambda: Program(self._spec), name="template"))
+            except ValueError as error:
+                raise ToolError(str(error)) from error
+        await program.serve()
+        return program
 
     async def _room(self) -> None:
         """Wait until the machine's free memory is enough for one more child, if any is alive."""
-        async with self._freed:
-            while self._attempts and not _has_room(self._child_bytes):
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), 1.0)
+        while self._attempts and not _has_room(self._child_bytes * (len(self._attempts) + 1)):
+            if not self._waits_for_memory:
+                self._waits_for_memory = True
+                _log.warning(
+                    "%d rollouts run at once, each with %d MB of its own: more would take the last free memory",
+                    len(self._attempts),
+                    self._child_bytes >> 20,
+                )
+            await asyncio.sleep(0.1)
 
-    async def _end(self, template: _Template, key: str, attempt: _Attempt, place: Path) -> None:
-        template.send({"end": key})
-        await asyncio.wait({attempt.ended}, timeout=_END_S)
-        self._attempts.pop(key, None)
-        in_thread(lambda: shutil.rmtree(place, ignore_errors=True), name=f"remove {key}")
-        async with self._freed:
-            self._freed.notify_all()
+    async def _end(self, attempt: Attempt) -> None:
+        try:
+            if attempt.learns and self._learnt is not None and not self._learnt.is_set():
+                self._learnt.set()
+                self._learnt = None  # the next one tells what it imports
+            if not self._fork:
+                await attempt.program.stop()
+            elif attempt.used:
+                attempt.program.send({"end": attempt.key})
+                await asyncio.wait({attempt.ended}, timeout=END_S)
+        finally:
+            attempt.program.attempts.pop(attempt.key, None)
+            self._attempts.discard(attempt)
+            in_thread(lambda: remove(attempt.place), name=f"remove {attempt.key}")
 
 
-def _gone(attempt: _Attempt) -> BackendError:
-    words = _last_words(attempt)
-    return ToolError(f"the agent's process ended without an answer: {attempt.ended.result()}{words}")
+def _has_ended(starting: asyncio.Task[Program]) -> bool:
+    if not starting.done():
+        return False
+    return starting.cancelled() or starting.exception() is not None or starting.result().ended
 
 
-def _last_words(attempt: _Attempt) -> str:
+def _gone(status: str, attempt: Attempt) -> BackendError:
+    return ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
+
+
+def _last_words(attempt: Attempt) -> str:
     text = attempt.output.decode("utf-8", "replace").strip()
     return f"; it printed last: {text[-_SHOWN_OUTPUT:]}" if text else ""
 
 
-def _has_room(child_bytes: int) -> bool:
+def _has_room(wanted: int) -> bool:
+    """Whether ``wanted`` bytes of memory are free, those that are used by what runs counted as well: it may grow."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return True
-    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
-    return kib["MemAvailable"] * 1024 - child_bytes > kib["MemTotal"] * 1024 * _FREE_SHARE
-
-
-_ERRORS = {error.__name__: error for error in (ValueError, MissingPackageError, LitAgentError)}
-
-
-def _pickled(value: Any) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-class _Template:
-    """The process from which the children are forked, and the socket to which all of them connect."""
-
-    def __init__(self, spec: Mapping[str, Any], folder: str) -> None:
-        self.folder = tempfile.mkdtemp(prefix="groundwire-rollouts-")
-        address = os.path.join(self.folder, "socket")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
-        self._listener.listen(1024)
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "groundwire.adapters.agents.process.template", address],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": child_python_path(*map(Path, filter(None, sys.path)))},
-            start_new_session=True,
-        )
-        self._attempts: dict[str, _Attempt] = {}
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: set[asyncio.Task[None]] = set()
-        assert self._process.stdin is not None
-        with self._process.stdin as pipe:
-            pipe.write(json.dumps({"agent": dict(spec), "folder": folder}).encode())
-        try:
-            self._control = self._accept(spec["agent"])
-            self._replies = self._control.makefile("rb")
-            self.made = self._read()
-        except BaseException:
-            self._end()
-            raise
-        if "error" in self.made:
-            self._end()
-            raise _ERRORS[self.made["kind"]](self.made["error"])
-
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a message, before :meth:`serve`."""
-        self._control.sendall(json.dumps(message).encode() + b"\n")
-        return self._read()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message that has no reply, after :meth:`serve`."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
-
-    async def serve(self, attempts: dict[str, _Attempt]) -> None:
-        """Serve the connections of ``attempts`` on the present event loop from now on."""
-        self._attempts = attempts
-        self._replies.close()  # or the connection would stay open with it
-        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
-        task = asyncio.create_task(self._read_ends(reader))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
-
-    async def stop(self) -> None:
-        """End the template, which ends its children."""
-        if self._writer is not None:
-            self._writer.close()
-            self._server.close()
-        await asyncio.wrap_future(in_thread(self._end, name="template"))
-        for task in self._reading:
-            task.cancel()
-
-    def _accept(self, agent: str) -> socket.socket:
-        self._listener.settimeout(_POLL_S)
-        began = time.monotonic()
-        while self._process.poll() is None:
-            with suppress(TimeoutError):
-                return self._listener.accept()[0]
-            if time.monotonic() - began > _START_S:
-                raise ValueError(f"agent {agent!r}: its import did not end within {_START_S:g} s")
-        raise ValueError(f"the process that imports agent {agent!r} has ended, with status {self._process.returncode}")
-
-    def _read(self) -> dict[str, Any]:
-        line = self._replies.readline()
-        if not line:
-            status = self._process.wait()
-            raise ValueError(f"the process that imports the agent has ended, with status {status}")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _end(self) -> None:
-        for opened in (getattr(self, "_replies", None), getattr(self, "_control", None), self._listener):
-            if opened is not None:
-                opened.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._reading.add(task)
-        try:
-            channel = json.loads(await reader.readline())
-            attempt = self._attempts.get(channel["attempt"])
-            if attempt is not None and channel["channel"] == "result":
-                line = await reader.readline()
-                if line and not attempt.result.done():
-                    attempt.result.set_result(json.loads(line))
-            elif attempt is not None:
-                while piece := await reader.read(1 << 16):
-                    attempt.output = (attempt.output + piece)[-_MAX_OUTPUT:]
-        except (ValueError, ConnectionError):
-            pass
-        finally:
-            self._reading.discard(task)
-            writer.close()
-
-    async def _read_ends(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            message = json.loads(line)
-            attempt = self._attempts.get(message["ended"])
-            if attempt is not None and not attempt.ended.done():
-                attempt.ended.set_result(message["status"])
-        for attempt in self._attempts.values():
-            if not attempt.ended.done():
-                attempt.ended.set_result("the process that it was forked from has ended")
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError):  # of a container; "max" if it has no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        available = min(available, limit - used)
+    return available > wanted

@@ -1,100 +1,142 @@
-"""One attempt, in a process that was forked from the template.
-
-It is two processes: the *guard*, which the template knows, and the agent. The guard waits for the agent's end, or for
-SIGTERM, and then kills whatever the agent has started: as a subreaper it inherits also what left the agent's group.
-"""
+"""One attempt, in a process that was forked from the template, below a guard (:func:`.guard.guard`)."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import ctypes
 import json
 import os
 import pickle
-import random
-import resource
 import signal
 import socket
 import sys
-import tempfile
+import threading
+import time
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from groundwire.adapters._types import AgentError, Backend, BackendError, Endpoint, Question
 from groundwire.adapters.agents.failures import agent_failure
-from groundwire.adapters.agents.process.environment import provider_urls, without_proxy
-from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
-from groundwire.adapters.agents.process.relay import swap_port
+from groundwire.adapters.agents.process.guard import end_with, guard
+from groundwire.adapters.agents.process.isolation import isolate, own_bytes
+from groundwire.adapters.agents.process.namespaces import own_network
+from groundwire.adapters.agents.process.relay import Relay
 from groundwire.adapters.agents.process.results import MAX_RESULT, answer_to, failure_to
+from groundwire.adapters.tracing.emitted_spans import Emissions
 
-SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
-_DEATH_SIGNAL, _SUBREAPER = 1, 36
-"""Options of prctl."""
+_QUIET_S = 1.0
+"""No import within this time: the agent has imported what it needs for its first call."""
 
 
-def run_attempt(backend: Backend, message: dict[str, Any], address: str, folder: str) -> NoReturn:
-    """Be the guard of an attempt; never returns."""
+@dataclass(frozen=True, kw_only=True)
+class Attempts:
+    """What the attempts of a template have in common."""
+
+    backend: Backend
+    address: Any
+    token: str
+    folder: str
+    """How a copy of the working folder is made; see :mod:`.folders`."""
+    placeholder: int
+    """The port that clients have which were made at the import; 0 if they keep their own."""
+    sealed: bool
+
+
+def run_guarded(attempts: Attempts, message: dict[str, Any], template: int) -> NoReturn:
+    """Be the process that ``template`` has forked for an attempt."""
     try:
         os.setsid()
-        _prctl(_SUBREAPER, 1)
-        _prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        agent = os.fork()
-        if not agent:
-            _run_agent(backend, message, address, folder)
-        signal.set_wakeup_fd(-1)
-        code = None
-        while code is None and signal.sigwait(SIGNALS) == signal.SIGCHLD:
-            pid, status = os.waitpid(agent, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if pid else None
-        _kill_descendants()
-        os._exit(0 if code is None else 128 - code if code < 0 else code)
+        end_with(template, signal.SIGTERM)
+        ours, theirs = socket.socketpair()
+        _, endpoint = _arguments(message)
+        guard(beside=partial(_relay, ours, endpoint) if attempts.sealed else None)
+        ours.close()
+        run_agent(attempts, message, theirs)
     finally:
         os._exit(70)
 
 
-def _prctl(option: int, value: int) -> None:
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+def _relay(connection: socket.socket, endpoint: Endpoint) -> None:
+    """Serve, outside of the attempt's network, the socket that listens in it."""
+    _, (number, *_), _, _ = socket.recv_fds(connection, 1, 1)
+    Relay(endpoint.base_url).accept(socket.socket(fileno=number))
 
 
-def _kill_descendants() -> None:
-    """Kill all processes below this one: those whose parent is killed become its children, and are next."""
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    while children := [int(child) for child in listing.read_text(encoding="ascii").split()]:
-        for child in children:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        for child in children:
-            with suppress(ChildProcessError):
-                os.waitpid(child, 0)
+def connect(address: Any, **introduction: Any) -> socket.socket:
+    """A connection to the runner, which has said who it is."""
+    connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    connection.connect(address if isinstance(address, str) else tuple(address))
+    connection.sendall(json.dumps(introduction).encode() + b"\n")
+    return connection
 
 
-def _run_agent(backend: Backend, message: dict[str, Any], address: str, folder: str) -> NoReturn:
+class _Reports:
+    """The connection on which an attempt reports to the runner: JSON lines, of which the last is its result."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lock, self._process = connection, threading.Lock(), os.getpid()
+
+    def send(self, message: dict[str, Any]) -> None:
+        if os.getpid() != self._process:  # the agent has forked, and this is its copy
+            os._exit(0)
+        try:
+            text = json.dumps(message, default=str).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            text = _too_odd(f"the answer and its steps cannot be sent ({error})")
+        if len(text) > MAX_RESULT:
+            text = _too_odd(f"the answer and its steps are larger than {MAX_RESULT >> 20} MiB")
+        with self._lock:
+            self._connection.sendall(text + b"\n")
+
+    def send_imports(self, before: set[str]) -> None:
+        """What has been imported since ``before``, and the memory of this process."""
+        self.send({"modules": [name for name in [*sys.modules] if name not in before], "bytes": own_bytes()})
+
+    def send_first_imports(self, before: set[str]) -> None:
+        """As :meth:`send_imports`, once no import has come for a while."""
+        count = -1
+        while count != len(sys.modules):
+            count = len(sys.modules)
+            time.sleep(_QUIET_S)
+        self.send_imports(before)
+
+
+class _Emissions(Emissions):
+    """Sends what the agent emits to the runner, which stores it."""
+
+    def __init__(self, reports: _Reports) -> None:
+        super().__init__(lambda fields: reports.send({"emitted": fields}))
+
+
+def _too_odd(message: str) -> bytes:
+    return json.dumps({"failure": failure_to(AgentError(message))}).encode()
+
+
+def _arguments(message: dict[str, Any]) -> tuple[Question, Endpoint]:
+    arguments: tuple[Question, Endpoint] = pickle.loads(base64.b64decode(message["arguments"]))  # noqa: S301  of the runner
+    return arguments
+
+
+def run_agent(attempts: Attempts, message: dict[str, Any], outside: socket.socket | None = None) -> NoReturn:
+    """Run the agent in this process; the relay of a sealed attempt is behind ``outside``."""
     code = 1
     try:
-        _prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        os.setpgid(0, 0)
-        for number in SIGNALS | {signal.SIGINT}:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        result = _connect(address, message["start"], "result")
-        _redirect_output(_connect(address, message["start"], "output"))
+        introduction = {"token": attempts.token, "attempt": message["start"]}
+        reports = _Reports(connect(attempts.address, channel="result", **introduction))
+        _redirect_output(connect(attempts.address, channel="output", **introduction))
         before = set(sys.modules)
-        question, endpoint = pickle.loads(base64.b64decode(message["arguments"]))  # noqa: S301  of the runner
-        reply = _answer(backend, question, endpoint, Path(message["place"]), folder, message["start"])
-        if message.get("learn"):
-            reply |= {"modules": [name for name in sys.modules if name not in before], "bytes": _own_bytes()}
+        if message["learn"]:
+            threading.Thread(target=reports.send_first_imports, args=(before,), daemon=True).start()
+        result = _result(attempts, message, outside, reports)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        text = json.dumps(reply, default=str).encode()
-        if len(text) > MAX_RESULT:
-            error = AgentError(f"the answer and its steps are larger than {MAX_RESULT >> 20} MiB")
-            text = json.dumps({"failure": failure_to(error)}).encode()
-        result.sendall(text + b"\n")
+        if message["learn"]:
+            reports.send_imports(before)
+        reports.send(result)
         code = 0
     except BaseException as error:  # a fault of ours or of the machine: no answer
         with suppress(Exception):
@@ -104,17 +146,36 @@ def _run_agent(backend: Backend, message: dict[str, Any], address: str, folder: 
         os._exit(code)  # exit handlers of the template's libraries would wait for threads that no child has
 
 
-def _answer(
-    backend: Backend, question: Question, endpoint: Endpoint, place: Path, folder: str, seed: str
+def _result(
+    attempts: Attempts, message: dict[str, Any], outside: socket.socket | None, reports: _Reports
 ) -> dict[str, Any]:
     try:
-        _isolate(endpoint, place, folder, seed)
-        with asyncio.Runner() if sys.version_info >= (3, 11) else _Runner() as runner:
-            return {"answer": answer_to(runner.run(backend.run(question, endpoint)))}
+        question, endpoint = _arguments(message)
+        if attempts.sealed:
+            endpoint = _sealed(endpoint, attempts.placeholder, outside)
+        isolate(
+            endpoint.base_url,
+            Path(message["place"]),
+            folder=attempts.folder,
+            seed=message["start"],
+            placeholder=attempts.placeholder,
+            forked=outside is not None,
+        )
+        with _Emissions(reports).activate(), asyncio.Runner() if sys.version_info >= (3, 11) else _Runner() as runner:
+            return {"answer": answer_to(runner.run(attempts.backend.run(question, endpoint)))}
     except BackendError as error:
         return {"failure": failure_to(error)}
     except BaseException as error:  # an agent's SystemExit ends its rollout
         return {"failure": failure_to(agent_failure(error))}
+
+
+def _sealed(endpoint: Endpoint, port: int, outside: socket.socket | None) -> Endpoint:
+    listener = own_network(port)
+    assert listener is not None, "the template has tried it"
+    assert outside is not None
+    socket.send_fds(outside, [b"x"], [listener.fileno()])
+    listener.close()
+    return replace(endpoint, base_url=f"http://127.0.0.1:{port}/v1")
 
 
 class _Runner:
@@ -130,52 +191,6 @@ class _Runner:
         return asyncio.run(work)
 
 
-def _isolate(endpoint: Endpoint, place: Path, folder: str, seed: str) -> None:
-    """Give this process what is its own: folders, environment, connections, random numbers."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    own_working_folder(place, folder)
-    os.environ.update(own_folders(place))
-    tempfile.tempdir = None
-    os.environ.update(provider_urls(endpoint.base_url))
-    os.environ.update(without_proxy(urlsplit(endpoint.base_url).hostname or "", os.environ))
-    _hang_up()
-    swap_port(endpoint.base_url)
-    number = int(seed[:8], 16)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
-
-
-def _hang_up() -> None:
-    """Make each inherited TCP connection one whose peer has hung up: siblings would read each other's replies."""
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            number = int(name)
-            if number <= 2 or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(number)) as inherited:
-                if inherited.family in (socket.AF_INET, socket.AF_INET6) and _connected(inherited):
-                    os.dup2(ours.fileno(), number)
-    ours.close()
-
-
-def _connected(inherited: socket.socket) -> bool:
-    try:
-        inherited.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def _connect(address: str, attempt: str, channel: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    connection.sendall(json.dumps({"channel": channel, "attempt": attempt}).encode() + b"\n")
-    return connection
-
-
 def _redirect_output(connection: socket.socket) -> None:
     for number in (1, 2):
         os.dup2(connection.fileno(), number)
@@ -183,11 +198,3 @@ def _redirect_output(connection: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-
-def _own_bytes() -> int:
-    """The memory of this process alone, in bytes; 0 if the system does not say."""
-    with suppress(OSError):
-        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
-    return 0

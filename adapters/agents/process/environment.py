@@ -59,9 +59,10 @@ def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
 
 
-def set_template_environment(placeholder_url: str) -> None:
+def set_template_environment(placeholder_url: str | None) -> None:
     """For the import of the agent: a client that is made there gets a placeholder, which each attempt replaces."""
-    os.environ.update(provider_urls(placeholder_url))
+    if placeholder_url is not None:
+        os.environ.update(provider_urls(placeholder_url))
     for name, value in KEYS.items():
         os.environ.setdefault(name, value)
     os.environ.pop("AWS_BEARER_TOKEN_BEDROCK", None)  # it requires HTTPS

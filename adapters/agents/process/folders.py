@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
-_PRIVATE, _RECURSIVE = 0x40000, 0x4000
+from groundwire.adapters.agents.process.namespaces import overlay
+
 _MAX_COPY = 20 << 20
 """Bytes of the largest folder that is copied where it cannot be overlaid."""
 _CACHES = {
@@ -52,52 +51,45 @@ def _own_home(home: Path, own: Path) -> Path:
     return own
 
 
-def own_working_folder(place: Path, kind: str) -> None:
-    """Make the working folder of this process its own: a ``copy``, ``empty``, or nothing if it is ``shared``.
+def way_to_own_folder(place: Path) -> str:
+    """How a copy of the present folder can be made: ``overlay``, ``copy``, or ``shared`` if it cannot."""
+    if Path.cwd() in place.parents:  # it would be a copy in itself
+        return "shared"
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = not overlay(Path.cwd(), place)
+            finally:
+                os._exit(code)
+        if not os.waitpid(child, 0)[1]:
+            return "overlay"
+    return "copy" if _bytes_of(Path.cwd()) <= _MAX_COPY else "shared"
 
-    A copy is an overlay over the present folder's own path, so that absolute paths keep working. Where the system does
-    not allow that, a small folder is copied, and a large one is shared.
+
+def own_working_folder(place: Path, way: str) -> None:
+    """Make the working folder of this process its own: by an ``overlay``, a ``copy``, ``empty``, or ``shared``: not.
+
+    An overlay is mounted over the present folder's own path, so that absolute paths keep working.
     """
     place.mkdir(parents=True, exist_ok=True)
-    if kind == "shared":
+    if way == "shared" or (way == "overlay" and overlay(Path.cwd(), place / "overlay")):
         return
-    if kind == "copy":
-        if overlay(Path.cwd(), place / "overlay"):
-            return
-        if _bytes_of(Path.cwd()) > _MAX_COPY:
-            return
-        shutil.copytree(Path.cwd(), place / "work", symlinks=True)
-    else:
+    if way == "empty":
         (place / "work").mkdir()
+    elif way == "overlay" and _bytes_of(Path.cwd()) > _MAX_COPY:
+        return
+    else:
+        shutil.copytree(Path.cwd(), place / "work", symlinks=True)
     os.chdir(place / "work")
 
 
-def overlay(folder: Path, place: Path) -> bool:
-    """Mount an overlay over ``folder``, for this process and its children alone; what they write is in ``place``.
-
-    False if the system does not allow it (https://docs.kernel.org/filesystems/overlayfs.html).
-    """
-    upper, work = place / "upper", place / "work"
-    if any(character in f"{folder}{place}" for character in ",:\\"):
-        return False
-    upper.mkdir(parents=True)
-    work.mkdir()
-    user, group = os.getuid(), os.getgid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_NEW_MOUNTS | (_NEW_USER if user else 0)):
-        return False
-    if user:
-        with suppress(OSError):
-            Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
-    options = f"{'userxattr,' if user else ''}lowerdir={folder},upperdir={upper},workdir={work}"
-    mounted = not libc.mount(b"none", b"/", None, _PRIVATE | _RECURSIVE, None) and not libc.mount(
-        b"overlay", os.fsencode(folder), b"overlay", 0, os.fsencode(options)
-    )
-    if mounted:
-        os.chdir(folder)
-    return mounted
+def remove(place: Path) -> None:
+    """Remove the folder of an attempt that has ended."""
+    with suppress(OSError):
+        (place / "overlay/work/work").chmod(0o700)  # of an ordinary user's overlay
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _bytes_of(folder: Path) -> int:

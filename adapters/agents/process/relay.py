@@ -7,7 +7,6 @@ process, which replaces the path.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import threading
@@ -15,22 +14,23 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-PLACEHOLDER = "GROUNDWIRE_PLACEHOLDER_PORT"
-"""The variable with the port of the placeholder."""
+from groundwire.adapters.agents.redirection import note_connection
+
 _MAX_HEAD = 1 << 16
 _DROPPED = re.compile(rb"\r\n(?:host|connection|proxy-connection):[^\r\n]*", re.IGNORECASE)
 _PIECE = 1 << 16
 
 
-def swap_port(base_url: str) -> None:
-    """Send the connections of this process to the placeholder's port to the attempt with ``base_url``."""
-    placeholder, relay = int(os.environ.get(PLACEHOLDER, "0")), _Relay(base_url)
-    if not placeholder:
-        return
+def swap_port(placeholder: int, base_url: str) -> None:
+    """Send the connections of this process to the ``placeholder`` port to the attempt with ``base_url``."""
+    relay, url = Relay(base_url), urlsplit(base_url)
 
     def swapped(original: Any) -> Any:
         def connect(self: socket.socket, address: Any) -> Any:
-            if isinstance(address, tuple) and address[1] == placeholder:
+            if isinstance(address, tuple) and address[:2] == (url.hostname, url.port):
+                note_connection()
+            elif isinstance(address, tuple) and address[1] == placeholder:
+                note_connection()
                 address = ("127.0.0.1", relay.port(), *address[2:])
             return original(self, address)
 
@@ -40,8 +40,11 @@ def swap_port(base_url: str) -> None:
         setattr(socket.socket, name, swapped(getattr(socket.socket, name)))
 
 
-class _Relay:
-    """Listens from its first use on. Each connection carries one request, so that only its head is read."""
+class Relay:
+    """Sends requests to the attempt with ``base_url``. A connection carries one request, so that only its head is read.
+
+    It listens from its first use on.
+    """
 
     def __init__(self, base_url: str) -> None:
         self._url = urlsplit(base_url)
@@ -49,13 +52,15 @@ class _Relay:
         self._lock = threading.Lock()
 
     def port(self) -> int:
+        """The port on which it listens."""
         with self._lock:
             if self._listener is None:
                 self._listener = socket.create_server(("127.0.0.1", 0))
-                threading.Thread(target=self._accept, args=(self._listener,), name="relay", daemon=True).start()
+                threading.Thread(target=self.accept, args=(self._listener,), name="relay", daemon=True).start()
             return int(self._listener.getsockname()[1])
 
-    def _accept(self, listener: socket.socket) -> None:
+    def accept(self, listener: socket.socket) -> None:
+        """Serve the connections of a socket; never returns."""
         while True:
             client, _ = listener.accept()
             threading.Thread(target=self._carry, args=(client,), name="relay", daemon=True).start()

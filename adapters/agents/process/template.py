@@ -1,6 +1,7 @@
 """The program from which the processes of rollouts are forked: it imports the agent, and runs none of it.
 
-It has one thread and no event loop, so that a child gets no lock that another thread holds.
+It has one thread and no event loop, so that a child gets no lock that another thread holds. Where a rollout has a fresh
+process, this program runs the agent of one rollout itself.
 """
 
 from __future__ import annotations
@@ -20,46 +21,68 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.agents.process.child import SIGNALS, run_attempt
+from groundwire.adapters.agents.process.child import Attempts, connect, run_agent, run_guarded
 from groundwire.adapters.agents.process.environment import set_template_environment
-from groundwire.adapters.agents.process.relay import PLACEHOLDER
+from groundwire.adapters.agents.process.folders import way_to_own_folder
+from groundwire.adapters.agents.process.guard import guard
+from groundwire.adapters.agents.process.hazards import equal_generators, fork_hazards
+from groundwire.adapters.agents.process.namespaces import NEW_NETWORK, enter
 from groundwire.adapters.agents.process.warm_up import warm_up
 from groundwire.tools.errors import UserError
-from groundwire.tools.loading import MissingPackageError
+from groundwire.tools.loading import MissingPackageError, load_object
+
+_SIGNALS = (signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM))
 
 
 class _Template:
-    def __init__(self, address: str, spec: dict[str, Any]) -> None:
-        self._address, self._folder = address, spec["folder"]
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(address)
+    def __init__(self, spec: dict[str, Any], placeholder: int) -> None:
+        self._spec = spec
+        self._socket = connect(spec["address"], token=spec["token"], channel="control")
         self._children: dict[int, str] = {}
         """The guard of each attempt."""
+        folder = spec["folder"]
+        if folder == "copy":
+            folder = way_to_own_folder(Path(spec["place"], "try"))
         gc.disable()
         try:
+            if spec["setup"]:
+                load_object(spec["setup"], option="setup")()
+            if spec["sealed"] and not _can_be_sealed():
+                raise ValueError("sealed needs network namespaces, which this system does not allow: leave it out")
             from groundwire.adapters.agents.backend import LitAgentBackend, agent_backend
 
-            self._backend = agent_backend(**spec["agent"])
-            kind = "LitAgentError" if isinstance(self._backend, LitAgentBackend) else ""
+            backend = agent_backend(**spec["agent"])
+            kind = "LitAgentError" if isinstance(backend, LitAgentBackend) else ""
             message = "a LitAgent needs the store of its runner"
         except (UserError, ValueError) as error:
             kind, message = "MissingPackageError" * isinstance(error, MissingPackageError) or "ValueError", str(error)
         if kind:
             self._send({"kind": kind, "error": message})
             sys.exit(0)
-        self._settle()
-        made = {"agents": self._backend.agents, "calls_tools": self._backend.calls_tools}
-        self._send({**made, "prompts": self._backend.default_prompts(""), "hazards": fork_hazards()})
+        _settle()
+        self._attempts = Attempts(
+            backend=backend,
+            address=spec["address"],
+            token=spec["token"],
+            folder=folder,
+            placeholder=placeholder,
+            sealed=spec["sealed"],
+        )
+        made = {"agents": backend.agents, "calls_tools": backend.calls_tools, "folder": folder}
+        made["hazards"] = fork_hazards(self._children) if spec["fork"] else []
+        made["generators"] = equal_generators()
+        self._send({**made, "prompts": backend.default_prompts("")})
 
     def run(self) -> None:
         """Fork a child for each attempt, until the runner closes the connection."""
         wakeup, wake = socket.socketpair()
         wake.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         selector = selectors.DefaultSelector()
         selector.register(self._socket, selectors.EVENT_READ)
         selector.register(wakeup, selectors.EVENT_READ)
+        if self._spec["fork"]:
+            signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
         received = b""
         while True:
             for key, _ in selector.select():
@@ -74,20 +97,13 @@ class _Template:
                     self._handle(json.loads(line))
             self._reap()
 
-    def close(self) -> None:
-        """Kill all children."""
-        for pid in self._children:
-            os.kill(pid, signal.SIGTERM)
-        while self._children:
-            self._reap(0)
-
     def _handle(self, message: dict[str, Any]) -> None:
         if "start" in message:
             self._start(message)
         elif "describe" in message:
             try:
                 question = pickle.loads(base64.b64decode(message["describe"]))  # noqa: S301  of the runner
-                self._send({"call": self._backend.describe_call(question)})
+                self._send({"call": self._attempts.backend.describe_call(question)})
             except ValueError as error:
                 self._send({"error": str(error)})
         elif "modules" in message:
@@ -100,82 +116,90 @@ class _Template:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
+        if not self._spec["fork"]:
+            run_agent(self._attempts, message)
         # Until the child has a handler: a runner may end an attempt at once.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        template = os.getpid()
         pid = os.fork()
         if not pid:
             self._socket.close()
-            run_attempt(self._backend, message, self._address, self._folder)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            run_guarded(self._attempts, message, template)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         self._children[pid] = message["start"]
 
     def _learn(self, modules: list[str]) -> None:
         """Import what the first rollout imported, so that the next ones need not."""
+        before = fork_hazards(self._children)
         for name in modules:
             if name not in sys.modules:
                 with suppress(BaseException):
                     importlib.import_module(name)
         warm_up()
-        self._settle()
+        _settle()
+        if hazards := [hazard for hazard in fork_hazards(self._children) if hazard not in before]:
+            self._send({"hazards": hazards})
 
-    def _settle(self) -> None:
-        gc.collect()
-        gc.freeze()
-
-    def _reap(self, options: int = os.WNOHANG) -> None:
-        while self._children:
-            pid, status = os.waitpid(-1, options)
-            if not pid:
-                return
-            if pid in self._children:
-                key = self._children.pop(pid)
-                with suppress(OSError):  # at the end the runner may be gone
-                    self._send({"ended": key, "status": _status(os.waitstatus_to_exitcode(status))})
+    def _reap(self) -> None:
+        for pid in [*self._children]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._send({"ended": self._children.pop(pid), "status": _status(os.waitstatus_to_exitcode(status))})
 
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
 
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()
+
+
 def _status(code: int) -> str:
     """What became of the agent's process, from the exit code of the one that guarded it, as a shell has it."""
-    return f"killed by {signal.Signals(code - 128).name}" if code > 128 else f"it ended with status {code}"
+    number = -code if code < 0 else code - 128
+    return f"killed by {signal.Signals(number).name}" if number > 0 else f"it ended with status {code}"
 
 
-def fork_hazards() -> list[str]:
-    """What the import has made that does not work in a forked process: threads, connections, child processes."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    found = [f"the thread {thread.name!r} ({_target(thread)})" for thread in others]
-    with suppress(OSError):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-        found += [f"the process {_command(int(pid))}" for pid in children]
-    return found
+def _can_be_sealed() -> bool:
+    child = os.fork()
+    if not child:
+        os._exit(not enter(NEW_NETWORK))
+    return not os.waitpid(child, 0)[1]
 
 
-def _target(thread: threading.Thread) -> str:
-    target: Any = getattr(thread, "_target", None) or type(thread).run
-    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
-
-
-def _command(pid: int) -> str:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        return repr(words[:200])
-    return str(pid)
+def _be_ended_with_the_runner() -> None:
+    """The runner holds the other end of the standard input open, from which it has sent the settings."""
+    lifeline = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if hasattr(os, "fork"):
+        guard(lifeline=lifeline)
+        os.close(lifeline)
+    else:
+        threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), daemon=True).start()
 
 
 def main() -> None:
-    """Serve the runner whose socket is the first argument; the settings are read from standard input."""
-    spec = json.load(sys.stdin)
-    placeholder = socket.socket()  # its port is bound, and nothing listens: a connection outside of an attempt fails
-    placeholder.bind(("127.0.0.1", 0))
-    port = placeholder.getsockname()[1]
-    os.environ[PLACEHOLDER] = str(port)
-    set_template_environment(f"http://127.0.0.1:{port}/v1")
-    template = _Template(sys.argv[1], spec)
+    """Serve the runner; the settings are the first line of the standard input."""
+    spec = json.loads(sys.stdin.readline())
+    _be_ended_with_the_runner()
+    os.environ.pop("PYTHONPATH", None)  # the agent's own programs may have another interpreter
+    os.environ.update(spec["environment"])
+    port = 0
+    if spec["agent"].get("train_model") is None:  # else calls of other models go to their own providers
+        placeholder = socket.socket()  # bound, and nothing listens: a connection outside of an attempt fails
+        placeholder.bind(("127.0.0.1", 0))
+        port = placeholder.getsockname()[1]
+    set_template_environment(f"http://127.0.0.1:{port}/v1" if port else None)
     try:
-        template.run()
+        _Template(spec, port).run()
+    except ConnectionError:  # the runner has gone
+        pass
     finally:
-        template.close()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,21 @@ async def test_a_lit_agents_own_reward_is_the_rollouts(
     assert [[call["reward"] for call in calls] for calls in result.rollouts["calls"]] == [[emitted]] * 4
 
 
+async def test_the_nodes_of_a_lit_agents_graph_have_their_names(agents: Any, tmp_path: Path) -> None:
+    result = await _evaluated("lit_agents:Graph", tmp_path)
+    names = [[call["agent"] for call in calls] for calls in result.rollouts["calls"]]
+    assert names == [["write_query", "check_query"]] * 4
+
+
+async def test_what_an_agent_emits_in_a_process_of_its_own_is_stored(agents: Any, tmp_path: Path) -> None:
+    def reward(task: Any, answer: str) -> float:
+        return float(answer == task["answer"])
+
+    result = await _evaluated("lit_agents:emits", tmp_path, reward=reward)
+    assert result.accuracy.value == 0.5
+    assert [[call["reward"] for call in calls] for calls in result.rollouts["calls"]] == [[0.25]] * 4
+
+
 @pytest.mark.usefixtures("forked_python")
 async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))

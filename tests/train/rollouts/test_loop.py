@@ -170,6 +170,7 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
         "fast",
         backend="custom",
         agent=f"{__name__}:{agent}",
+        rollout_process="off",
         n_runners=4,
         val_tasks=2,
         retries=0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import resource
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,6 +102,8 @@ def serve(descriptor: int, parent: int) -> None:
 
     sizes = Path("/proc/self/statm")
     if sizes.is_file():  # on Linux; elsewhere only the time is limited
+        import resource
+
         limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     answer_requests(answer, descriptor, parent)

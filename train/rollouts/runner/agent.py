@@ -45,7 +45,7 @@ _MANY_CALLS = 8
 """Fewer within the time limit may be slow ones of an agent that would have ended."""
 _MAX_MESSAGE = 2000
 _MAX_AGENTS = 256
-"""Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
+"""Most agents of a runner: one for each combination of settings."""
 
 
 class RolloutAgent:
@@ -92,7 +92,8 @@ class RolloutAgent:
                 own = self._own_reward(self._lit_agents, policy, endpoint, rollout)
                 outcome.reward, outcome.reward_components = await self._within_limit(own, endpoint)
                 return outcome, False
-            answer = await self._within_limit(self._answer(rollout.task, endpoint), endpoint)
+            async with self.backend.place():
+                answer = await self._within_limit(self._answer(rollout.task, endpoint), endpoint)
             outcome.answer, outcome.steps, outcome.input = answer.text, answer.steps, answer.input
             outcome.judged_field, outcome.message = answer.judged_field, answer.no_call
             outcome.query_scores = await self._query_scores(rollout, answer.steps, answered=True)
@@ -269,6 +270,7 @@ class RemoteRolloutAgent:
         self._check = check
         self._agents: dict[str, RolloutAgent] = {}
         self._private_tasks = PrivateTasks(check.domain.database)
+        self._backend = make_backend(check.settings)  # of no setting that comes with a rollout
         self._agent_for({})
 
     async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
@@ -283,8 +285,7 @@ class RemoteRolloutAgent:
 
     async def stop(self) -> None:
         """Close the connections and processes of the backends, and check that the databases are unchanged."""
-        for agent in self._agents.values():
-            await agent.backend.stop()
+        await self._backend.stop()
         self._private_tasks.close()
         if warning := self._private_tasks.warning():
             _log.warning("%s", warning)
@@ -299,7 +300,7 @@ class RemoteRolloutAgent:
                     f"this runner has an agent for each of {_MAX_AGENTS} settings and makes no more: start it again"
                 )
             self._agents[key] = RolloutAgent(
-                backend=make_backend(settings),
+                backend=self._backend,
                 domain=check.domain,
                 reward=make_reward(settings, check.domain),
                 timeout_s=settings.rollout_timeout_s,

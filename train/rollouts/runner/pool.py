@@ -6,17 +6,15 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from wrapt import register_post_import_hook
-
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
-from groundwire.adapters.tracing.emitted_spans import Emissions
+from groundwire.adapters.tracing.emitted_spans import Emissions, stored_by
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
+from groundwire.train.rollouts.runner.emitters import Emitters
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -58,7 +56,7 @@ class RunnerPool:
     async def start(self) -> None:
         """Start to take rollouts."""
         if self._n_runners:
-            _Emitters.count_pools(1)
+            Emitters.count_pools(1)
             self._dispatcher = asyncio.create_task(self._dispatch(), name="runner-pool")
 
     def notify(self) -> None:
@@ -77,7 +75,7 @@ class RunnerPool:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            _Emitters.count_pools(-1)
+            Emitters.count_pools(-1)
         if self._writer is not None:
             with suppress(CallsNotStoredError):  # of attempts that another runner repeats
                 await self._writer.close(timeout_s=_CLOSE_S)
@@ -131,8 +129,9 @@ class RunnerPool:
         """Raises :class:`CallsNotStoredError` if the store refuses a span that the agent emitted."""
         writer = self._writer = self._writer or CallWriter(self._store, self._store.add_annotations)
         rollout_id = rollout.rollout_id
+        store = stored_by(writer, rollout_id=rollout_id, attempt_id=rollout.attempts[-1].attempt_id)
         try:
-            with Emissions(writer, rollout_id=rollout_id, attempt_id=rollout.attempts[-1].attempt_id).activate():
+            with Emissions(store).activate():
                 return await self._agent.run(rollout, resources, self._store)
         finally:
             await writer.flush(rollout_id, timeout_s=_FLUSH_S)
@@ -148,28 +147,3 @@ class RunnerPool:
                 now = attempt.started + time.monotonic() - began
                 if not await self._store.heartbeat(rollout.rollout_id, attempt.attempt_id, now):
                     return
-
-
-class _Emitters:
-    """Agents may use Agent Lightning's emitters while a pool runs. Its import takes seconds, so it is left to them."""
-
-    _pools, _is_hooked = 0, False
-
-    @classmethod
-    def count_pools(cls, change: int) -> None:
-        """One more pool of this process runs, or one less."""
-        cls._pools += change
-        if not cls._is_hooked:
-            cls._is_hooked = True
-            register_post_import_hook(cls._serve, "agentlightning")  # calls it at once if it is imported
-        elif "agentlightning" in sys.modules:
-            cls._serve()
-
-    @classmethod
-    def _serve(cls, _: Any = None) -> None:
-        try:
-            from groundwire.train.rollouts.runner.lightning_agents import EmissionTracer
-        except ImportError as error:  # for example version 1.0, which is another program
-            _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
-        else:
-            EmissionTracer.serve(running=cls._pools > 0)

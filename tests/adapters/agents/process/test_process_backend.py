@@ -7,84 +7,18 @@ import json
 import os
 import re
 import sys
-import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
+from process_agents import Agents, Server, texts
 
-from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
+from groundwire.adapters import AgentError, Answer, Question, ToolError
 from groundwire.adapters.agents.process.backend import ProcessBackend
-from groundwire.adapters.agents.process.folders import overlay
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-Run = Callable[..., Any]
+from groundwire.adapters.agents.process.namespaces import overlay
 
 
-class Server:
-    """Answers chat completions with the text of the last message, and notes the paths."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.url = ""
-
-    async def chat(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.paths.append(request.path)
-        message = {"role": "assistant", "content": f"re: {body['messages'][-1]['content']}"}
-        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
-
-    def endpoint(self, number: int) -> Endpoint:
-        return Endpoint(base_url=f"{self.url}/rollout/r{number}/attempt/a/v1", model="m")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    stub = Server()
-    app = web.Application()
-    app.router.add_post("/{path:.*}", stub.chat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield stub
-    await runner.cleanup()
-
-
-@pytest.fixture
-async def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> AsyncIterator[Run]:
-    """A function that runs the agent of a source text on questions, all at once."""
-    monkeypatch.chdir(tmp_path)
-    async with AsyncExitStack() as stack:
-        made: dict[str, ProcessBackend] = {}
-
-        async def run(source: str, *questions: str, **options: Any) -> list[Any]:
-            if source not in made:
-                file = tmp_path / f"agent{len(made)}.py"
-                file.write_text(textwrap.dedent(source), encoding="utf-8")
-                spec = {"agent": f"{file}:agent"}
-                made[source] = ProcessBackend(spec, **options)
-                stack.push_async_callback(made[source].stop)
-            runs = [
-                made[source].run(Question(id=text, text=text, database=""), server.endpoint(number))
-                for number, text in enumerate(questions)
-            ]
-            return await asyncio.gather(*runs, return_exceptions=True)
-
-        yield run
-
-
-def _texts(answers: list[Any]) -> list[str]:
-    return [answer.text if isinstance(answer, Answer) else repr(answer) for answer in answers]
-
-
-async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(agent: Run, tmp_path: Path) -> None:
+async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(agent: Agents, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("app", encoding="utf-8")
     source = """
         import os, pathlib, tempfile
@@ -101,21 +35,23 @@ async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(age
     """
     for _ in range(2):
         answers = await agent(source, "a", "b", "c")
-        assert _texts(answers) == ["a a appa a", "b b appb b", "c c appc c"]
+        assert texts(answers) == ["a a appa a", "b b appb b", "c c appc c"]
     assert (tmp_path / "kept.txt").read_text() == "app"
     assert not [path for path in Path.home().glob("kept.txt")]
 
 
-async def test_an_empty_folder_and_a_shared_one(agent: Run, tmp_path: Path) -> None:
+async def test_an_empty_folder_and_a_shared_one(agent: Agents, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("app", encoding="utf-8")
     listing = "import os\ndef agent(question):\n    open('new', 'w').close()\n    return str(sorted(os.listdir()))"
-    assert _texts(await agent(listing, "a", folder="empty")) == ["['new']"]
-    (shared,) = _texts(await agent(f"{listing} + ''", "a", folder="shared"))
+    assert texts(await agent(listing, "a", folder="empty")) == ["['new']"]
+    (shared,) = texts(await agent(f"{listing} + ''", "a", folder="shared"))
     assert "kept.txt" in shared
     assert (tmp_path / "new").exists()
 
 
-async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attempt(agent: Run, server: Server) -> None:
+async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attempt(
+    agent: Agents, server: Server
+) -> None:
     source = """
         import http.client, json, os, urllib.parse
         url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
@@ -125,11 +61,11 @@ async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attem
             client.request("POST", f"{url.path}/chat/completions", body)
             return json.load(client.getresponse())["choices"][0]["message"]["content"]
     """
-    assert _texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
+    assert texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
     assert sorted(server.paths) == [f"/rollout/r{number}/attempt/a/v1/chat/completions" for number in range(2)]
 
 
-async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(agent: Run, server: Server) -> None:
+async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(agent: Agents, server: Server) -> None:
     source = """
         import subprocess, sys
         program = "import os; print(os.environ['OPENAI_BASE_URL'], os.environ['GOOGLE_GEMINI_BASE_URL'])"
@@ -137,10 +73,10 @@ async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(
             return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     """
     base = server.endpoint(0).base_url
-    assert _texts(await agent(source, "a")) == [f"{base} {base.removesuffix('/v1')}"]
+    assert texts(await agent(source, "a")) == [f"{base} {base.removesuffix('/v1')}"]
 
 
-async def test_whatever_an_agent_starts_ends_with_it(agent: Run, tmp_path: Path) -> None:
+async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Path) -> None:
     source = """
         import os, subprocess
         def agent(question):
@@ -154,7 +90,7 @@ async def test_whatever_an_agent_starts_ends_with_it(agent: Run, tmp_path: Path)
     assert _sleeping() == before
 
 
-async def test_a_rollout_that_is_cancelled_is_killed(agent: Run, tmp_path: Path) -> None:
+async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
     source = """
         import signal, time
         async def agent(question):
@@ -163,11 +99,11 @@ async def test_a_rollout_that_is_cancelled_is_killed(agent: Run, tmp_path: Path)
                 time.sleep(60)
             return question
     """
-    assert _texts(await agent(source, "fast")) == ["fast"]
+    assert texts(await agent(source, "fast")) == ["fast"]
     began = time.monotonic()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(agent(source, "slow"), 0.5)
-    assert _texts(await agent(source, "fast")) == ["fast"]
+    assert texts(await agent(source, "fast")) == ["fast"]
     assert time.monotonic() - began < 30
 
 
@@ -184,7 +120,7 @@ async def test_a_rollout_that_is_cancelled_is_killed(agent: Run, tmp_path: Path)
         ("return 'x' * (20 << 20)", AgentError, "larger than 16 MiB"),
     ],
 )
-async def test_each_end_of_a_rollout_is_said(agent: Run, body: str, kind: type[Exception], message: str) -> None:
+async def test_each_end_of_a_rollout_is_said(agent: Agents, body: str, kind: type[Exception], message: str) -> None:
     (error,) = await agent(f"async def agent(question):\n    {body}", "a")
     assert isinstance(error, kind), error
     assert message in str(error)
@@ -216,7 +152,7 @@ def test_this_process_does_not_import_the_agent_and_can_say_how_it_is_called(tmp
     assert "never_here" not in sys.modules
 
 
-async def test_the_template_imports_what_the_first_rollout_imported(agent: Run) -> None:
+async def test_the_template_imports_what_the_first_rollout_imported(agent: Agents) -> None:
     source = """
         import sys
         def agent(question):
@@ -225,15 +161,15 @@ async def test_the_template_imports_what_the_first_rollout_imported(agent: Run) 
             return str(known)
     """
     first = await agent(source, "a", "b")
-    assert _texts(first + await agent(source, "a")) == ["False", "True", "True"]
+    assert texts(first + await agent(source, "a")) == ["False", "True", "True"]
 
 
-async def test_random_numbers_differ_between_rollouts(agent: Run) -> None:
+async def test_random_numbers_differ_between_rollouts(agent: Agents) -> None:
     source = "import random\ndef agent(question):\n    return str(random.random())"
-    assert len(set(_texts(await agent(source, *"abcd")))) == 4
+    assert len(set(texts(await agent(source, *"abcd")))) == 4
 
 
-async def test_connections_of_the_import_are_hung_up(agent: Run, server: Server) -> None:
+async def test_connections_of_the_import_are_hung_up(agent: Agents, server: Server) -> None:
     source = f"""
         import socket, urllib.parse
         url = urllib.parse.urlsplit({server.url!r})
@@ -245,10 +181,10 @@ async def test_connections_of_the_import_are_hung_up(agent: Run, server: Server)
             except OSError as error:
                 return type(error).__name__
     """
-    assert set(_texts(await agent(source, "a", "b"))) <= {"BrokenPipeError", "ConnectionResetError", "b''"}
+    assert set(texts(await agent(source, "a", "b"))) <= {"BrokenPipeError", "ConnectionResetError", "b''"}
 
 
-async def test_steps_and_the_input_of_a_rollout_arrive(agent: Run) -> None:
+async def test_steps_and_the_input_of_a_rollout_arrive(agent: Agents) -> None:
     (answer,) = await agent("def agent(question):\n    return {'answer': question}", "a")
     assert (answer.text, answer.judged_field) == ("a", "answer")
     assert answer.input.endswith("(question='a')")

@@ -1,0 +1,293 @@
+"""The runner's side of a process that has imported the agent: :class:`Program`.
+
+It forks a child for each attempt (:mod:`groundwire.adapters.agents.process.template`), in which the agent runs
+(:mod:`groundwire.adapters.agents.process.child`). All of them connect to a socket of the runner:
+
+    runner <-> template   JSON lines: describe, start, end; what it has imported, ended
+    child  ->  runner     what it emits and its result, JSON lines
+    child  ->  runner     what it prints
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import pickle
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groundwire.adapters.agents.process.results import MAX_RESULT
+from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.loading import MissingPackageError
+from groundwire.tools.startup import child_python_path
+
+_log = logging.getLogger(__name__)
+_MAX_OUTPUT = 1 << 16
+"""Bytes of what a rollout prints that are kept: the last ones."""
+_START_S = 300.0
+"""How long the template may take to import the agent."""
+_LONG_S = 30.0
+END_S = 5.0
+_POLL_S = 0.05
+_MAX_FOLDER = 60
+
+
+class LitAgentError(ValueError):
+    """The agent is a ``LitAgent``, which needs the store of its runner."""
+
+
+_ERRORS = {error.__name__: error for error in (ValueError, MissingPackageError, LitAgentError)}
+
+
+@dataclass(kw_only=True, eq=False)
+class Attempt:
+    """An attempt, as the runner sees it."""
+
+    key: str
+    program: Program
+    learns: bool
+    on_report: Callable[[Mapping[str, Any]], None]
+    """Takes what the child reports before its result."""
+    ended: asyncio.Future[str]
+    """Why the child is gone."""
+    result: asyncio.Future[Mapping[str, Any] | None]
+    """None if the child has closed its connection without a result."""
+    output: bytearray = field(default_factory=bytearray)
+    used: bool = False
+
+    @property
+    def place(self) -> Path:
+        """Its own folder."""
+        return Path(self.program.folder, self.key)
+
+
+def pickled(value: Any) -> str:
+    """A value of the runner's, for the template."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+class Program:
+    """Starts the process and waits until it has imported the agent. Raises ``ValueError``.
+
+    ``spec`` are the settings that the process gets.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.folder = _new_folder()
+        self._listener = _listen(self.folder)
+        self._token = secrets.token_hex(16)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "groundwire.adapters.agents.process.template"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": child_python_path(*map(Path, filter(None, sys.path)))},
+            start_new_session=True,
+        )
+        self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._listener, self.folder)
+        self.attempts: dict[str, Attempt] = {}
+        self.ended = False
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        settings = {
+            **spec,
+            "address": self._listener.getsockname(),
+            "token": self._token,
+            "place": self.folder,
+            "environment": {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+        }
+        pipe: Any = self._process.stdin
+        try:
+            with suppress(BrokenPipeError):
+                pipe.write(json.dumps(settings).encode() + b"\n")
+                pipe.flush()  # and it stays open: with it the process ends
+            self._control = self._accept(spec["agent"]["agent"])
+            self._replies = self._control.makefile("rb")
+            self._wait(spec["agent"]["agent"])
+            self.made = self._read()
+            if "error" in self.made:
+                raise _ERRORS[self.made["kind"]](self.made["error"])
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a message, before :meth:`serve`."""
+        self._control.sendall(json.dumps(message).encode() + b"\n")
+        return self._read()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message that has no reply, after :meth:`serve`."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def serve(self) -> None:
+        """Serve the connections of attempts on the present event loop from now on."""
+        self._replies.close()  # or the connection would stay open with it
+        if self._listener.family == socket.AF_INET:
+            self._server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
+            reader, self._writer = await asyncio.open_connection(sock=self._control)
+        else:
+            self._server = await asyncio.start_unix_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
+            reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
+        task = asyncio.create_task(self._read_ends(reader))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """End the process, and with it all of its attempts."""
+        if self._writer is not None:
+            self._writer.close()
+            self._server.close()
+        await asyncio.wrap_future(in_thread(self.end, name="template"))
+        for task in self._tasks:
+            task.cancel()
+
+    def end(self) -> None:
+        """As :meth:`stop`, outside of an event loop."""
+        for opened in (getattr(self, "_replies", None), getattr(self, "_control", None)):
+            if opened is not None:
+                opened.close()
+        self._finish()
+
+    def _accept(self, agent: str) -> socket.socket:
+        self._listener.settimeout(_POLL_S)
+        while self._process.poll() is None:
+            with suppress(TimeoutError):
+                connection = self._listener.accept()[0]
+                connection.setblocking(True)
+                if json.loads(_line(connection)).get("token") == self._token:
+                    return connection
+        raise ValueError(f"the process that imports agent {agent!r} has ended, with status {self._process.returncode}")
+
+    def _wait(self, agent: str) -> None:
+        """Wait for the import."""
+        for seconds in (_LONG_S, _START_S - _LONG_S):
+            if select.select([self._control], [], [], seconds)[0]:
+                return
+            _log.warning("the import of agent %r goes on after %g s", agent, seconds)
+        raise ValueError(f"agent {agent!r}: its import did not end within {_START_S:g} s")
+
+    def _read(self) -> dict[str, Any]:
+        line = self._replies.readline()
+        if not line:
+            status = self._process.wait()
+            raise ValueError(f"the process that imports the agent has ended, with status {status}")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        attempt = None
+        try:
+            introduction = json.loads(await reader.readline())
+            if introduction["token"] == self._token:
+                attempt = self.attempts.get(introduction["attempt"])
+            if attempt is not None and introduction["channel"] == "output":
+                while piece := await reader.read(1 << 16):
+                    attempt.output = (attempt.output + piece)[-_MAX_OUTPUT:]
+            elif attempt is not None:
+                await _read_reports(reader, attempt)
+        except (ValueError, LookupError, ConnectionError) as error:
+            _log.debug("a connection of a rollout's process: %r", error)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _read_ends(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                message = json.loads(line)
+                if "hazards" in message:
+                    warn_of(message["hazards"])
+                    continue
+                attempt = self.attempts.get(message["ended"])
+                if attempt is not None and not attempt.ended.done():
+                    attempt.ended.set_result(message["status"])
+        self.ended = True
+        status = await asyncio.wrap_future(in_thread(self._process.wait, name="template"))
+        for attempt in self.attempts.values():
+            if not attempt.ended.done():
+                attempt.ended.set_result(f"the process that has imported the agent ended with status {status}")
+
+
+async def _read_reports(reader: asyncio.StreamReader, attempt: Attempt) -> None:
+    try:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "answer" in message or "failure" in message:
+                if not attempt.result.done():
+                    attempt.result.set_result(message)
+                return
+            attempt.on_report(message)
+    finally:
+        if not attempt.result.done():
+            attempt.result.set_result(None)
+
+
+def warn_of(hazards: list[str]) -> None:
+    """Say what the agent has made that its forked processes do not have."""
+    for hazard in hazards:
+        _log.warning(
+            "the import of the agent has made %s, which a forked process does not have: the agent may hang; let it "
+            "make that when it runs, or give --rollout-process spawn",
+            hazard,
+        )
+
+
+def _new_folder() -> str:
+    """A folder whose path is short enough for a Unix socket in it, which has at most 104 characters."""
+    long = len(tempfile.gettempdir()) > _MAX_FOLDER and os.path.isdir("/tmp")  # noqa: S108
+    return tempfile.mkdtemp(prefix="groundwire-rollouts-", dir="/tmp" if long else None)  # noqa: S108
+
+
+def _listen(folder: str) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):  # Windows
+        return socket.create_server(("127.0.0.1", 0))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(folder, "socket"))
+    listener.listen(1024)
+    return listener
+
+
+def _line(connection: socket.socket) -> bytes:
+    """The first line of a connection, and not a byte more."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = connection.recv(1)
+        if not piece:
+            return b"{}"
+        line += piece
+    return line
+
+
+def _end(owner: int, process: subprocess.Popen[bytes], listener: socket.socket, folder: str) -> None:
+    if os.getpid() != owner:  # a fork of the runner
+        return
+    listener.close()
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, AttributeError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

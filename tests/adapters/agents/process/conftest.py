@@ -1,0 +1,3 @@
+from process_agents import agent, server
+
+__all__ = ["agent", "server"]

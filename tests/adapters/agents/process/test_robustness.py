@@ -1,0 +1,242 @@
+"""Whatever an agent does, or whoever kills its processes: its rollout fails in one sentence, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from process_agents import Agents, Server, texts
+
+from groundwire.adapters import Answer, Question, ToolError
+from groundwire.adapters.agents.process.backend import ProcessBackend
+
+SLOW = """
+    import os, pathlib, time
+    def agent(question):
+        pathlib.Path(question).write_text(str(os.getpid()))
+        time.sleep(60)
+"""
+
+
+def _processes(marker: str) -> list[int]:
+    """Of the program whose environment or command line has ``marker``."""
+    pids = []
+    for path in Path("/proc").iterdir():
+        try:
+            text = (path / "cmdline").read_bytes() + (path / "environ").read_bytes() if path.name.isdigit() else b""
+        except OSError:
+            continue
+        if marker.encode() in text and int(path.name) != os.getpid():
+            pids.append(int(path.name))
+    return pids
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come true")
+
+
+async def test_a_killed_template_is_started_again_and_its_rollouts_fail_as_tools(
+    agent: Agents, tmp_path: Path, server: Server
+) -> None:
+    source = SLOW.replace("time.sleep(60)", "time.sleep(60 * (question != 'c')); return 'answered'")
+    backend = agent.backend(source, folder="shared")
+    runs = asyncio.create_task(agent(source, "a", "b", folder="shared"))
+    await _until((tmp_path / "a").exists)
+    program = backend._programs[0].result()
+    os.kill(program._process.pid, signal.SIGKILL)
+    errors = await runs
+    assert all(isinstance(error, ToolError) for error in errors)
+    assert "the process that has imported the agent ended with status -9" in str(errors[0])
+    pid = int((tmp_path / "a").read_text())
+    await _until(lambda: not Path(f"/proc/{pid}").exists())
+    assert texts(await agent(source, "c", folder="shared")) == ["answered"]
+
+
+async def test_an_attempt_that_is_cancelled_at_once_leaves_nothing(agent: Agents, server: Server) -> None:
+    backend = agent.backend("def agent(question):\n    return question")
+    for _ in range(5):
+        run = asyncio.create_task(backend.run(Question(id="1", text="a", database=""), server.endpoint(0)))
+        await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert not backend._attempts
+    assert texts(await agent("def agent(question):\n    return question", "a", "b")) == ["a", "b"]
+
+
+async def test_sixty_four_rollouts_run_at_once(agent: Agents) -> None:
+    source = "import time\ndef agent(question):\n    time.sleep(0.5)\n    return question"
+    questions = [str(number) for number in range(64)]
+    assert texts(await agent(source, *questions)) == questions
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_when_the_runner_ends_no_process_is_left(tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, subprocess, time\n"
+        "def agent(question):\n"
+        "    subprocess.Popen(['setsid', 'sleep', '60'])\n"
+        "    pathlib.Path(os.environ['BEGUN']).touch()\n"
+        "    time.sleep(60)\n"
+    )
+    program = f"""
+import asyncio
+from groundwire.adapters import Endpoint, Question
+from groundwire.adapters.agents.process.backend import ProcessBackend
+backend = ProcessBackend({{"agent": {str(tmp_path / "slow.py")!r} + ":agent"}})
+asyncio.run(backend.run(Question(id="1", text="a", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
+"""
+    marker = f"MARKER={tmp_path}"
+    environment = {**os.environ, "MARKER": str(tmp_path), "BEGUN": str(tmp_path / "begun")}
+    runner = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
+    asyncio.run(_until((tmp_path / "begun").exists))
+    assert len(_processes(marker)) >= 5
+    runner.send_signal(end)
+    assert runner.stderr is not None
+    runner.communicate(timeout=60)
+    asyncio.run(_until(lambda: not _processes(marker)))
+
+
+BAD = {
+    "forks": ("os.fork()\n    return question", "a"),
+    "daemonises": ("if os.fork(): os._exit(0)\n    os.setsid()\n    time.sleep(60)", "it ended with status 0"),
+    "ignores signals": ("[signal.signal(n, signal.SIG_IGN) for n in (2, 15, 17)]\n    return question", "a"),
+    "closes its files": ("os.closerange(0, 200)\n    return question", "ended without an answer"),
+    "kills its group": ("os.killpg(0, 9)", "killed by SIGKILL"),
+    "kills its parent": ("os.kill(os.getppid(), 9)\n    time.sleep(60)", "killed by SIGKILL"),
+    "prints surrogates": ("print('\\ud800'.encode('utf-8', 'surrogatepass'))\n    return '\\ud800'", "�"),
+    "answers nan": ("return {'answer': question, 'score': float('nan')}", "a"),
+    "has an odd error": ("raise ValueError('\\ud800')", "ValueError"),
+    "lacks a package": ("import surely_not_installed", "No module named 'surely_not_installed'"),
+    "leaves threads": ("threading.Thread(target=time.sleep, args=(60,)).start()\n    return question", "a"),
+    "ends its process": ("sys.exit()", "SystemExit"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_agent_harms_only_its_own_rollout(agent: Agents, name: str) -> None:
+    body, message = BAD[name]
+    source = f"import os, signal, sys, threading, time\nasync def agent(question):\n    {body}\n"
+    (answer,) = await agent(source, "a")
+    assert message in (answer.text if isinstance(answer, Answer) else str(answer))
+
+
+async def test_four_hundred_megabytes_of_output_do_not_stay_in_the_runner(agent: Agents) -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = (
+        "import os\ndef agent(question):\n    os.system('head -c 400000000 /dev/zero')\n    raise ValueError('end')"
+    )
+    (error,) = await agent(source, "a")
+    assert "end" in str(error)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+async def test_threads_processes_and_generators_of_the_import_are_named(
+    agent: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+        import random, subprocess, threading, time
+        def works():
+            time.sleep(60)
+        threading.Thread(target=works, name="worker", daemon=True).start()
+        server = subprocess.Popen(["sleep", "60"])
+        chooser = random.Random(1)
+        def agent(question):
+            return question
+    """
+    assert texts(await agent(source, "a")) == ["a"]
+    assert "the thread 'worker' (agent0.works)" in caplog.text
+    assert "the process 'sleep 60'" in caplog.text
+    assert "agent0.chooser" in caplog.text
+
+
+async def test_a_model_that_is_not_trained_keeps_the_url_of_its_provider(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://my-provider/v1")
+    source = "import os\ndef agent(question):\n    return os.environ['OPENAI_BASE_URL']"
+    assert texts(await agent(source, "a", spec={"train_model": "mine"})) == ["http://my-provider/v1"]
+
+
+async def test_a_folder_that_cannot_be_copied_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "simple.py").write_text("def agent(question): ...")
+    backend = ProcessBackend({"agent": "simple.py:agent"})
+    await backend.stop()
+    assert "what one rollout writes there, others find" in caplog.text
+
+
+async def test_a_fresh_process_runs_each_rollout_where_a_forked_one_would_hang(agent: Agents, server: Server) -> None:
+    source = """
+        import asyncio, os, threading
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        state = []
+        async def work(question):
+            state.append(question)
+            return f"{state} {os.environ['OPENAI_BASE_URL']}"
+        def agent(question):
+            return asyncio.run_coroutine_threadsafe(work(question), loop).result()
+    """
+    answers = texts(await agent(source, "a", "b", "c", fork=False))
+    assert answers == [f"['{text}'] {server.endpoint(number).base_url}" for number, text in enumerate("abc")]
+
+
+async def test_a_rollout_in_a_fresh_process_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
+    run = asyncio.create_task(agent(SLOW, "a", fork=False, folder="shared"))
+    await _until(lambda: (tmp_path / "a").exists() and (tmp_path / "a").read_text())
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    pid = int((tmp_path / "a").read_text())
+    await _until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_the_package_is_imported_where_there_is_no_fork(tmp_path: Path) -> None:
+    program = """
+import os, signal, socket, sys
+for module in ("fcntl", "resource", "grp", "pwd"):
+    sys.modules[module] = None
+missing = {os: ["fork", "setsid", "killpg", "getuid"], signal: ["SIGCHLD", "SIGKILL"], socket: ["AF_UNIX"]}
+for owner, names in missing.items():
+    for name in names:
+        delattr(owner, name)
+import groundwire.train.rollouts.factory, groundwire.adapters.agents.process.template
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+async def test_without_unix_sockets_the_processes_connect_on_the_loopback_interface(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("socket.AF_UNIX")
+    answers = await agent("def agent(question):\n    return question", "a", "b", fork=False)
+    assert texts(answers) == ["a", "b"]
+
+
+async def test_a_slow_import_does_not_count_as_time_of_a_rollout(agent: Agents, server: Server) -> None:
+    source = "import time\ntime.sleep(2)\ndef agent(question):\n    return question"
+    backend = agent.backend(source, fork=False)
+    for _ in range(3):
+        async with backend.place():
+            began = time.monotonic()
+            run = backend.run(Question(id="1", text="a", database=""), server.endpoint(0))
+            assert (await asyncio.wait_for(run, 60)).text == "a"
+            assert time.monotonic() - began < 2
