@@ -30,6 +30,7 @@ BENCHMARKS = {
     "growth": "benchmarks.tracing.growth",
     "driver": "benchmarks.driver",
     "store": "benchmarks.store",
+    "processes": "benchmarks.processes",
 }
 """The module of each benchmark; to add one, write a module that calls :func:`benchmarks._results.record`."""
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from groundwire.adapters._types import AgentError, Backend, BackendError, Endpoint, Question
+from groundwire.adapters._types import AgentError, Answer, Backend, BackendError, Endpoint, Question
 from groundwire.adapters.agents.failures import agent_failure
 from groundwire.adapters.agents.process.guard import end_with, guard
 from groundwire.adapters.agents.process.isolation import isolate, own_bytes
@@ -29,6 +29,10 @@ from groundwire.adapters.tracing.emitted_spans import Emissions
 
 _QUIET_S = 1.0
 """No import within this time: the agent has imported what it needs for its first call."""
+
+
+_STOP_S = 5.0
+"""How long the agent's context managers may take to exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +166,19 @@ def _result(
             forked=outside is not None,
         )
         with _Emissions(reports).activate(), asyncio.Runner() if sys.version_info >= (3, 11) else _Runner() as runner:
-            return {"answer": answer_to(runner.run(attempts.backend.run(question, endpoint)))}
+            return {"answer": answer_to(runner.run(_run_once(attempts.backend, question, endpoint)))}
     except BackendError as error:
         return {"failure": failure_to(error)}
     except BaseException as error:  # an agent's SystemExit ends its rollout
         return {"failure": failure_to(agent_failure(error))}
+
+
+async def _run_once(backend: Backend, question: Question, endpoint: Endpoint) -> Answer:
+    try:
+        return await backend.run(question, endpoint)
+    finally:
+        with suppress(Exception):
+            await asyncio.wait_for(backend.stop(), _STOP_S)
 
 
 def _sealed(endpoint: Endpoint, port: int, outside: socket.socket | None) -> Endpoint:

@@ -1,0 +1,184 @@
+"""What a process for each rollout costs: CPU against rollouts in one process, and memory with 64 alive.
+
+Each agent makes one call, to a server in another process. The CPU is that of this process and of all below it, after a
+few rollouts, so that imports do not count. Frameworks that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+from aiohttp import web
+
+from benchmarks._processes import free_port, running
+from benchmarks._results import record
+from groundwire.adapters import Backend, Endpoint, Question, agent_backend
+from groundwire.adapters.agents.process.backend import ProcessBackend
+
+FEW, MANY = 8, 64
+ALIVE = 64
+AGENTS = {
+    "langgraph": """
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+def lookup(city: str) -> str:
+    '''Look a city up.'''
+    return city
+graph = create_agent(ChatOpenAI(model="gpt-4o-mini", max_retries=1), tools=[lookup], checkpointer=InMemorySaver())
+def agent(question, id):
+    result = graph.invoke({"messages": [("user", question)]}, {"configurable": {"thread_id": id}})
+    return result["messages"][-1].content
+""",
+    "agents": """
+from agents import Agent, Runner, function_tool
+@function_tool
+def lookup(city: str) -> str:
+    '''Look a city up.'''
+    return city
+helper = Agent(name="a", instructions="Answer.", tools=[lookup], model="gpt-4o-mini")
+async def agent(question):
+    return str((await Runner.run(helper, question)).final_output)
+""",
+    "strands": """
+from strands import Agent, tool
+from strands.models.openai import OpenAIModel
+@tool
+def lookup(city: str) -> str:
+    '''Look a city up.'''
+    return city
+model = OpenAIModel(model_id="gpt-4o-mini")
+def agent(question):
+    return str(Agent(model=model, tools=[lookup], callback_handler=None)(question)).strip()
+""",
+    "dspy": """
+import dspy
+dspy.configure(lm=dspy.LM("openai/gpt-4o-mini", cache=False))
+program = dspy.Predict("question -> answer")
+def agent(question):
+    return program(question=question).answer
+""",
+}
+_USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+_TEXT = "[[ ## answer ## ]]\n42\n\n[[ ## completed ## ]]"
+
+
+async def _serve(port: int, delay_s: float) -> None:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        await asyncio.sleep(delay_s)
+        if request.path.endswith("/responses"):
+            content = {"type": "output_text", "text": _TEXT, "annotations": []}
+            message = {"type": "message", "id": "1", "role": "assistant", "status": "completed", "content": [content]}
+            usage: dict[str, Any] = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+            usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+            answer = {"id": "1", "object": "response", "created_at": 1, "model": "m", "status": "completed"}
+            answer |= {"tools": [], "parallel_tool_calls": False, "tool_choice": "auto"}
+            return web.json_response({**answer, "output": [message], "usage": usage})
+        answer = {"id": "1", "created": 1, "model": "m"}
+        message = {"role": "assistant", "content": _TEXT}
+        if not body.get("stream"):
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": message}
+            return web.json_response({**answer, "object": "chat.completion", "choices": [choice], "usage": _USAGE})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for choice in ({"index": 0, "delta": message}, {"index": 0, "delta": {}, "finish_reason": "stop"}):
+            chunk = {**answer, "object": "chat.completion.chunk", "choices": [choice]}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", reply)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+async def _answer(backend: Backend, port: int, number: int) -> None:
+    endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/rollout/r{number}/attempt/a/v1", model="m")
+    answer = await backend.run(Question(id=str(number), text=f"What is {number} * 7?", database=""), endpoint)
+    assert "42" in answer.text, answer
+
+
+async def _measure(mode: str, file: str, port: int, count: int) -> None:
+    """Print the ms of CPU of one of ``count`` rollouts, or, if they are all alive, its memory."""
+    spec = {"agent": f"{file}:agent"}
+    backend = agent_backend(**spec) if mode == "off" else ProcessBackend(spec)
+    at_once = count if mode == "alive" else 4
+    memory = began = 0.0
+    for number in range(1 if mode == "alive" else FEW):
+        await _answer(backend, port, number)
+    began = _cpu_s()
+    for first in range(0, count, at_once):
+        runs = [asyncio.create_task(_answer(backend, port, first + number)) for number in range(at_once)]
+        if mode == "alive":
+            await asyncio.sleep(8)
+            processes = psutil.Process().children(recursive=True)
+            memory = sum(process.memory_full_info().pss for process in processes) / count / 1e6
+        await asyncio.gather(*runs)
+    used = _cpu_s() - began
+    await backend.stop()
+    print(memory if mode == "alive" else used / count * 1e3)
+
+
+def _cpu_s() -> float:
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
+
+
+def _measured(mode: str, file: Path, port: int, count: int) -> float:
+    command = [sys.executable, "-m", "benchmarks.processes", "--measure", mode, str(file), str(port), str(count)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Print a row for each framework that is installed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(_serve(int(options.serve[0]), float(options.serve[1])))
+    if options.measure:
+        mode, file, port, count = options.measure
+        asyncio.run(_measure(mode, file, int(port), int(count)))
+        return
+    fast, slow = free_port(), free_port()
+    serve = [sys.executable, "-m", "benchmarks.processes", "--serve"]
+    print("| framework | CPU ms in one process | CPU ms in a process each | more | PSS MB of one of 64 |")
+    print("|---|---|---|---|---|")
+    with running([*serve, str(fast), "0"], [*serve, str(slow), "15"]), tempfile.TemporaryDirectory() as folder:
+        for name, source in AGENTS.items():
+            if importlib.util.find_spec(name) is None:
+                continue
+            file = Path(folder) / f"{name}_agent.py"
+            file.write_text(source, encoding="utf-8")
+            cpu = {mode: _measured(mode, file, fast, MANY) for mode in ("off", "fork")}
+            memory = _measured("alive", file, slow, ALIVE)
+            more = cpu["fork"] - cpu["off"]
+            print(f"| {name} | {cpu['off']:.0f} | {cpu['fork']:.0f} | {more:.0f} | {memory:.0f} |", flush=True)
+            record(
+                f"process per rollout, {name}",
+                cpu["fork"],
+                unit="ms of CPU",
+                against="one process",
+                theirs=cpu["off"],
+                less_is_better=True,
+            )
+            record(f"process per rollout, {name}, {ALIVE} alive", memory, unit="MB of PSS")
+
+
+if __name__ == "__main__":
+    main()
