@@ -86,21 +86,17 @@ class ProcessBackend(Backend):
     async def place(self) -> AsyncIterator[None]:
         """Room in the memory, and a process that has imported the agent. Raises a :class:`adapters.BackendError`."""
         await self._room()
-        program = await self._program()
-        learns = self._fork and self._learnt is None
-        if self._learnt is None:
-            self._learnt = asyncio.Event()
-        elif self._fork:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._learnt.wait(), _LEARN_S)
+        program, learns = await self._learnt_program()
+        while program.ended:  # while it learnt
+            program, learns = await self._learnt_program()
         loop, emissions = asyncio.get_running_loop(), current_emissions()
 
         def on_report(message: Mapping[str, Any]) -> None:
             if "modules" in message:
                 self._child_bytes = max(self._child_bytes, message["bytes"])
                 program.send({"modules": message["modules"]})
-                assert self._learnt is not None
-                self._learnt.set()
+                if self._learnt is not None:
+                    self._learnt.set()
             elif emissions is not None:
                 emissions.write(message["emitted"])
 
@@ -152,6 +148,18 @@ class ProcessBackend(Backend):
             with suppress(BackendError):
                 await (await starting).stop()
         self._learnt, self._imports = None, asyncio.Semaphore(_SPARES)
+
+    async def _learnt_program(self) -> tuple[Program, bool]:
+        """A process, and whether the attempt is the one from which it learns what to import."""
+        program = await self._program()
+        if not self._fork:
+            return program, False
+        if self._learnt is None:
+            self._learnt = asyncio.Event()
+            return program, True
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._learnt.wait(), _LEARN_S)
+        return program, False
 
     async def _program(self) -> Program:
         """The template, which is started again if it has ended; or a fresh process. Raises :class:`ToolError`."""

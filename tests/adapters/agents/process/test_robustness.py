@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ async def test_a_killed_template_is_started_again_and_its_rollouts_fail_as_tools
     source = SLOW.replace("time.sleep(60)", "time.sleep(60 * (question != 'c')); return 'answered'")
     backend = agent.backend(source, folder="shared")
     runs = asyncio.create_task(agent(source, "a", "b", folder="shared"))
-    await _until((tmp_path / "a").exists)
+    await _until(lambda: all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in "ab"))
     program = backend._programs[0].result()
     os.kill(program._process.pid, signal.SIGKILL)
     errors = await runs
@@ -174,12 +175,12 @@ async def test_a_model_that_is_not_trained_keeps_the_url_of_its_provider(
 async def test_a_folder_that_cannot_be_copied_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "simple.py").write_text("def agent(question): ...")
-    backend = ProcessBackend({"agent": "simple.py:agent"})
-    await backend.stop()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a working folder in which the attempts' folders are
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.chdir(folder)
+        backend = ProcessBackend({"agent": f"{tmp_path}/simple.py:agent"})
+        await backend.stop()
     assert "what one rollout writes there, others find" in caplog.text
 
 
