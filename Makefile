@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint wheel docs lock bench chaos environments frameworks clean
+.PHONY: train test lint wheel docs lock bench chaos environments wild frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -45,6 +45,10 @@ bench: $(VENV)/.dev
 # Nothing changes in an application's environment: makes those of dev/environments.toml, and installs the base in each.
 environments: $(VENV)/.dev
 	$(BIN)/python -m dev.environments $(ARGS)
+
+# ARGS="FOLDER": runs the public agents whose projects are in FOLDER, in the environments of `make environments`.
+wild: $(VENV)/.dev
+	$(BIN)/python -m dev.wild $(ARGS)
 
 frameworks: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.frameworks $(ARGS)

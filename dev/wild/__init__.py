@@ -1,0 +1,1 @@
+"""Public agents, run as they are against a scripted model."""

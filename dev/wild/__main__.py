@@ -1,0 +1,158 @@
+"""Runs public agents as their authors wrote them against a scripted model, and writes docs/wild.md: ``make wild``.
+
+Each agent of ``agents.toml`` runs with ``--dev`` in the folder of its project and in its environment, which ``make
+environments`` makes. The calls that the run recorded are compared with those that the model's server got. Nothing is
+fetched: an agent whose project or environment is not there is not run. Results of agents that are not named stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dev.environments import ROOT, write_table
+from dev.wild.model import reply
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer, text_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_HERE = Path(__file__).parent
+_PAGE, _RESULTS, _LOGS = ROOT / "docs" / "wild.md", ROOT / "docs" / "wild.json", ROOT / "build" / "wild"
+_START, _END = "<!-- agents -->\n", "<!-- end of agents -->"
+_PROBE = "Say hello."
+_LIMIT_S = 300
+_ROLLOUT = re.compile(r"^\W*(\S+): (\w+), reward (\S+)", re.MULTILINE)
+_CALL = re.compile(r"^call \d+", re.MULTILINE)
+
+
+def main() -> int:
+    """Run the agents; the exit status is the number of those that ran and are not right."""
+    agents = {agent["name"]: agent for agent in tomllib.loads((_HERE / "agents.toml").read_text())["agent"]}
+    parser = argparse.ArgumentParser(prog="make wild", description=__doc__)
+    parser.add_argument("projects", type=Path, help="the folder with the checkouts of the projects")
+    parser.add_argument("names", nargs="*", metavar="AGENT", help=f"of {', '.join(agents)}; default: all")
+    parser.add_argument(
+        "--environments", type=Path, default=ROOT / ".environments", help="the folder of make environments"
+    )
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="agents that run at the same time")
+    options = parser.parse_intermixed_args()
+    if unknown := sorted(set(options.names) - agents.keys()):
+        parser.error(f"no agent {unknown[0]!r}; known: {', '.join(agents)}")
+    results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    _LOGS.mkdir(parents=True, exist_ok=True)
+    projects, environments = options.projects.resolve(), options.environments.absolute()
+    names = options.names or list(agents)
+    wrong = 0
+    with ThreadPoolExecutor(options.at_once) as threads:
+        for result in threads.map(lambda name: asyncio.run(_run(agents[name], projects, environments)), names):
+            results[result["name"]] = result
+            wrong += result["outcome"] != "works"
+            print(
+                f"{result['name']}: {_counts(result)} calls, {result['outcome']}, {result['seconds']:.0f} s", flush=True
+            )
+            _RESULTS.write_text(
+                json.dumps({name: results[name] for name in agents if name in results}, indent=2) + "\n"
+            )
+    rows = [_row(agents[name], results[name]) for name in agents if name in results]
+    right = sum(results[name]["outcome"] == "works" for name in agents if name in results)
+    head = "| agent | options | calls: recorded / server | rollouts | outcome |\n|---|---|---|---|---|\n"
+    write_table(_PAGE, _START, _END, f"{right} of {len(rows)} work.\n\n{head}" + "\n".join(rows))
+    return wrong
+
+
+async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dict[str, Any]:
+    """The result of one agent."""
+    started = time.monotonic()
+    folder = projects / agent["project"] / agent.get("folder", ".")
+    python = environments / agent.get("environment", "") / "bin" / "python"
+    result = {"name": agent["name"], "recorded": 0, "server": 0, "rollouts": "", "seconds": 0.0}
+    if missing := next((str(path) for path in (folder, python) if not path.exists()), "") or _missing_program(agent):
+        return {**result, "outcome": f"not run: there is no {missing}"}
+    with tempfile.TemporaryDirectory() as own:
+        async with ScriptedPolicyServer(reply, model="competent") as server:
+            command = [sys.executable, "-m", "groundwire.train.cli.app", "run", "--dev", "--model", "competent"]
+            command += ["--base-url", server.base_url, "--domain", str(_HERE / "tasks" / f"{agent['tasks']}.jsonl")]
+            command += ["--reward", f"{_HERE / 'reward.py'}:contains", "--output-dir", own]
+            if "environment" in agent:
+                command += ["--runner-python", str(python)]
+            command += shlex.split(agent["options"].replace("OWN", str(_HERE / "own")))
+            output, code = await _output(command, folder, _variables(agent))
+            calls = [body for body in server.requests if text_of(body["messages"][-1]) != _PROBE]
+    log = _LOGS / f"{agent['name']}.txt"
+    await asyncio.to_thread(log.write_text, f"{shlex.join(command)}\n\n{output}")
+    rollouts = _ROLLOUT.findall(output)
+    succeeded = sum(status == "succeeded" for _, status, _ in rollouts)
+    recorded = len(_CALL.findall(output))
+    result |= {"recorded": recorded, "server": len(calls), "rollouts": f"{succeeded} of {len(rollouts)}"}
+    result["outcome"] = _outcome(result, succeeded == len(rollouts), code, output)
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _missing_program(agent: dict[str, Any]) -> str:
+    return next((name for name in agent.get("programs", ()) if shutil.which(name) is None), "")
+
+
+def _variables(agent: dict[str, Any]) -> dict[str, str]:
+    """The environment of the command: no key of a provider, and the clone's code in place of the wheel's."""
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    paths = [str(ROOT / "src"), *agent.get("path", ())]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), **agent.get("variables", {})}
+
+
+async def _output(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[str, int | None]:
+    pipe, same = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    program = await asyncio.create_subprocess_exec(*command, cwd=folder, env=variables, stdout=pipe, stderr=same)
+    try:
+        output, _ = await asyncio.wait_for(program.communicate(), _LIMIT_S)
+    except asyncio.TimeoutError:
+        program.terminate()
+        return f"error: not ended after {_LIMIT_S} s", None
+    return output.decode(errors="replace"), program.returncode
+
+
+def _outcome(result: dict[str, Any], all_succeeded: bool, code: int | None, output: str) -> str:
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    if not result["server"]:
+        return errors[-1] if errors else "no call"
+    if result["recorded"] != result["server"]:
+        return "not every call is recorded"
+    if not all_succeeded:
+        return "a rollout fails"
+    return "works" if code == 0 else (errors[-1] if errors else f"exit code {code}")
+
+
+def _counts(result: dict[str, Any]) -> str:
+    return f"{result['recorded']} / {result['server']}"
+
+
+def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:
+    outcome = result["outcome"].replace("|", "\\|").replace("\n", " ")
+    remark = f". {agent['remark']}" if "remark" in agent else ""
+    folder = f"{agent['project']}/{agent['folder']}" if "folder" in agent else agent["project"]
+    options = " ".join(agent["options"].split())
+    cells = [
+        f"{agent['title']} ({folder})",
+        f"`{options}`",
+        _counts(result),
+        result["rollouts"],
+        f"{outcome:.160}{remark}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
