@@ -95,6 +95,8 @@ class UserError(Exception):
     """Exit code of the command. 2: the input is wrong; 1: something failed."""
     exits_at_once = False
     """True if blocked threads would keep the process from exiting normally."""
+    is_said = False
+    """Whether it has been printed, by another process."""
 
 
 class BrokenResourceError(Exception):
@@ -152,7 +154,8 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
         where = f" ({caught.filename})" if caught.filename else ""
         hint = "; free some space and continue with --resume" if caught.errno == errno.ENOSPC else ""
         error = CommandError(f"{caught.strerror or caught}{where}{hint}", 1)
-    print(mask_secrets(f"error: {error}"), file=sys.stderr)
+    if not error.is_said:
+        print(mask_secrets(f"error: {error}"), file=sys.stderr)
     code = error.exit_code if exit_code is None else exit_code
     if error.exits_at_once:
         exit_now(code)

@@ -35,7 +35,8 @@ def main(
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
     dev: Annotated[
-        bool, typer.Option("--dev", help="No training: run ten tasks and print every call and triplet")
+        bool,
+        typer.Option("--dev", help="No training: run ten tasks, print every call and triplet, and a verdict"),
     ] = False,
     base_url: Annotated[
         str | None,
@@ -78,15 +79,8 @@ def main(
             output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
             return
         setup_logging(debug)
-        if dev:
-            results = run_dev(job, output)
-            from groundwire.train.cli.progress import show_rollouts
-            from groundwire.train.evaluation.notes import never_called
-
-            show_rollouts(output, results, job.view, agent_match=job.config.agent_match)
-            if reason := never_called(results):
-                output.print(f"note: {reason}", markup=False)
-        elif untrained(train(job, run, output).metrics()):
+        worked = run_dev(job, output) if dev else not untrained(train(job, run, output).metrics())
+        if not worked:
             raise typer.Exit(1)
 
 

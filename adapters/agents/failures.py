@@ -21,6 +21,12 @@ from groundwire.tools.infrastructure import causes, infrastructure_errors, named
 if TYPE_CHECKING:
     from groundwire.adapters.agents.redirection import AttemptCalls
 
+CACHES = (
+    "a cache of the agent may answer in place of the model: turn it off (LangChain: set_llm_cache(None), LiteLLM: "
+    "litellm.cache = None, DSPy: dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False), or one of "
+    "your own)"
+)
+"""Why an agent without any HTTP request may have an answer."""
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
     "GraphRecursionError",  # LangGraph
@@ -116,4 +122,5 @@ def no_call(name: str, calls: AttemptCalls) -> str:
             f"{message}; it called {', '.join(calls.hosts)}: the policy serves OpenAI's chat completions and "
             "Responses, and Anthropic's Messages, through httpx, aiohttp or requests"
         )
-    return f"{message}, and no HTTP request at all: a call in another process needs --backend command"
+    elsewhere = "or another process calls it: give the agent by its name, or as a command (--backend command)"
+    return f"{message}, and no HTTP request at all: {CACHES}; {elsewhere}"

@@ -137,9 +137,14 @@ class LLMCall:
         return self.finish_reason == "length"
 
     @property
+    def failed(self) -> bool:
+        """Whether the agent got an error in place of a reply, or not all of the reply."""
+        return bool(self.error) or self.status not in _OK
+
+    @property
     def untrainable_reason(self) -> str:
         """Why this call cannot be trained on; empty if it can."""
-        if self.error or self.status not in _OK:
+        if self.failed:
             return f"failed with status {self.status}: {self.error}"
         if not self.prompt_ids or not self.response_ids:
             return "the server sent no token ids"
@@ -184,7 +189,7 @@ def to_span(call: LLMCall) -> SpanRecord:
         attributes=attributes,
         start_time=call.started,
         end_time=call.ended,
-        error=call.error if call.error or call.status not in _OK else None,
+        error=call.error if call.failed else None,
         span_id=hashlib.blake2b(key, digest_size=8).hexdigest(),  # sent again, it is stored once
     )
 

@@ -47,6 +47,8 @@ class CallSummary:
     """How long no call has been waiting."""
     failure: str
     """How the last call failed, if that was no fault of its request."""
+    cut_off: bool
+    """Whether ``max_tokens`` ended the last reply."""
     at_limit: bool
     """Whether a call was refused because the attempt had made ``max_calls``."""
     made_up: list[str]
@@ -91,6 +93,7 @@ class OpenAttempt:
             running_s=now - min((call.started for call in running), default=now),
             idle_s=0.0 if running or last is None else now - last.ended,
             failure=reason if reason.startswith("failed") else "",
+            cut_off=last_call is not None and last_call.truncated,
             at_limit=self.at_limit,
             made_up=_made_up(names, [read_exchange(call, 0, 0) for call in ended if names]),
         )

@@ -211,7 +211,7 @@ def _store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _debugging(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> ScriptedPolicyServer:
-        server = ScriptedPolicyServer(lambda body: "```sql\nSELECT 1\n``` CORRECT", model="big")
+        server = ScriptedPolicyServer(lambda body: f"```sql\nSELECT {len(str(body))}\n``` CORRECT", model="big")
         await server.start()
         return server
 

@@ -28,8 +28,6 @@ from groundwire.train.policy.pretrained.locate import NAMES, find_model
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from groundwire.train.store.rollout import Rollout
-
 DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16
@@ -122,10 +120,12 @@ def check_endpoint(job: Job, *, dev: bool = True) -> None:
         raise ConfigError(f"the endpoint {job.endpoint.base_url} needs the name of its model: --model NAME")
 
 
-def run_dev(job: Job, output: Console) -> list[Rollout]:
-    """Run ten tasks without training, with the run's own model or at its endpoint; returns the rollouts."""
+def run_dev(job: Job, output: Console) -> bool:
+    """Run ten tasks without training, with the run's own model or at its endpoint, and print each, and a verdict;
+    returns whether training can work.
+    """
     with spinner("starting"), fast_import():
-        from groundwire.train.cli.progress import ProgressDisplay
+        from groundwire.train.cli.progress import ProgressDisplay, RolloutDisplay
         from groundwire.train.evaluation import evaluator
 
     if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
@@ -133,4 +133,8 @@ def run_dev(job: Job, output: Console) -> list[Rollout]:
         here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
         job = replace(job, config=config.model_copy(update=here))
     with TemporaryDirectory() as folder, ProgressDisplay(output, 0) as display:
-        return evaluator.try_tasks(job, run=RunDir(Path(folder)), callback=display, count=_DEV_TASKS)
+        rollouts = RolloutDisplay(output, agent_match=job.config.agent_match, trained=job.endpoint is None)
+        run = RunDir(Path(folder))
+        ended, verdict = evaluator.try_tasks(job, run=run, callback=display, count=_DEV_TASKS, show=rollouts.show)
+    rollouts.show_verdict(ended, verdict)
+    return not verdict.problems

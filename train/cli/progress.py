@@ -14,6 +14,7 @@ from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
+from groundwire.train.evaluation.verdict import Verdict
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
@@ -121,38 +122,51 @@ def _before_after(before: float | None, after: float | None, first: float | None
     return f"{format_accuracy(before)} before{format_first_query(first)}, {format_accuracy(after)} after{gain}"
 
 
-def show_rollouts(console: Console, results: Sequence[Rollout], view: AgentView, *, agent_match: str | None) -> None:
-    """Print every call with its tools, the answers beside the gold answers, and the rewards."""
+class RolloutDisplay:
+    """Prints rollouts and the verdict on them. ``trained``: whether it is said which calls cannot be trained on."""
 
-    def show(label: str, text: object) -> None:
-        console.print(f"{label:<12}{text}", markup=False, highlight=False, soft_wrap=True)
+    def __init__(self, console: Console, *, agent_match: str | None, trained: bool = True) -> None:
+        self._console, self._agent_match, self._trained = console, agent_match, trained
 
-    for result in results:
-        task, outcome = result.task, result.outcome
+    def show(self, result: Rollout, view: AgentView) -> None:
+        """Print its input, every call with its tools, the answer beside the gold answer, and the reward."""
+        console, task, outcome = self._console, result.task, result.outcome
+
+        def show(label: str, text: object) -> None:
+            console.print(f"{label:<12}{text}", markup=False, highlight=False, soft_wrap=True)
+
         console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
         show("input", outcome.input or task["question"])
         printed: list[Mapping[str, Any]] = []
         for call in result.calls:
+            reason = call.untrainable_reason
+            problem = f" ({'' if call.failed else 'not trained: '}{reason})" if call.failed or self._trained else ""
             console.print(
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
                 f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
                 f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}"
-                f"{f' (not trained: {call.untrainable_reason})' if call.untrainable_reason else ''}",
+                f"{problem if reason else ''}",
                 style="bold",
                 markup=False,
             )
             _show_call(show, call, printed)
-        for call in calls_of_agents(result.trainable_calls, agent_match):
+        for call in calls_of_agents(result.trainable_calls, self._agent_match):
             emitted = "" if call.reward is None else f", emitted for this call {call.reward}"
             show("triplet", f"{call.sequence}: {call.agent or 'agent'}, reward {outcome.reward}{emitted}")
             show("", f"prompt ids   {_shorten(call.prompt_ids)}")
             show("", f"response ids {_shorten(call.response_ids)}")
         _show_reward(show, result, view)
-    rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    calls = sum(len(result.calls) for result in results)
-    console.rule()
-    console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
+
+    def show_verdict(self, results: Sequence[Rollout], verdict: Verdict) -> None:
+        """Print the figures of all, the notes, and the verdict."""
+        rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        calls = sum(len(result.calls) for result in results)
+        self._console.rule()
+        self._console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
+        end = "training cannot work" if verdict.problems else "nothing is in the way of training"
+        for line in (*(f"note: {note}" for note in verdict.notes), f"verdict: {end}", *verdict.problems):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_call(show: Any, call: LLMCall, printed: list[Mapping[str, Any]]) -> None:

@@ -145,6 +145,11 @@ def _failure(rollout: Rollout) -> Reason | None:
     return Reason(kind, f"{text} ({scored(rollout)})")
 
 
+def is_too_long(message: str) -> bool:
+    """Whether a server's error says that a prompt is longer than the model's context."""
+    return any(pattern.search(message) for pattern in _TOO_LONG)
+
+
 def _too_long_text(message: str) -> str:
     for pattern in _TOO_LONG:
         if match := pattern.search(message):

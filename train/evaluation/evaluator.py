@@ -6,7 +6,7 @@ and in its training run, question by question.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from groundwire.train.artifacts.run_dir import RunDir
@@ -20,7 +20,9 @@ from groundwire.train.evaluation.validation import (
     validation_name,
     validation_requests,
 )
+from groundwire.train.evaluation.verdict import Verdict, verdict
 from groundwire.train.job.job import Job
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 from groundwire.train.step_timer import StepTimer
@@ -39,7 +41,7 @@ def evaluate(
     config, timer = job.config, StepTimer()
     tasks = choose_tasks(job.data.validation, config.val_tasks)
     rollouts: list[Rollout] = []
-    notes = RolloutNotes(callback.on_note)
+    notes = RolloutNotes(callback.on_note, failures=False)
     with runtime_of(job, run=run, timer=timer, upstream=upstream) as runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
@@ -50,12 +52,14 @@ def evaluate(
             answers = {str(rollout.task["id"]): rollout.outcome.answer for rollout in ended}
             job.domain.write_predictions(run.path, tasks, answers, sample)
             rollouts += ended
+            reason = lasting_failure(rollouts) or never_called(rollouts)
+            reason = reason or (nothing_judged(rollouts) if sample + 1 == samples else "")
             if sample == 0:
-                for note in first_notes(job, runtime, ended):
+                found = first_verdict(job, runtime, ended, ids=False)
+                for note in [*found.notes, *([] if reason else found.problems)]:
                     callback.on_note(note)
             notes.show(ended)
-            reason = lasting_failure(rollouts) or never_called(rollouts)
-            if reason := reason or (nothing_judged(rollouts) if sample + 1 == samples else ""):
+            if reason:
                 raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
     seconds, breakdowns = round(sum(timer.split().values()), 2), job.domain.breakdowns
     metrics = compute_metrics(rollouts, breakdowns)
@@ -66,22 +70,37 @@ def evaluate(
     return metrics
 
 
-def try_tasks(job: Job, *, run: RunDir, callback: ProgressCallback, count: int) -> list[Rollout]:
-    """Run ``count`` validation tasks and write nothing; returns the rollouts with every call."""
+def try_tasks(
+    job: Job,
+    *,
+    run: RunDir,
+    callback: ProgressCallback,
+    count: int,
+    show: Callable[[Rollout, AgentView], None] = lambda rollout, view: None,
+) -> tuple[list[Rollout], Verdict]:
+    """Run ``count`` validation tasks, ``show`` each as it ends, and write nothing; returns them and a verdict."""
     config = job.config
     requests = validation_requests(choose_tasks(job.data.validation, count), config, config.val_temperature)
     callback.on_phase_start("tasks", len(requests))
     with runtime_of(job, run=run, timer=StepTimer()) as runtime:
-        ended = runtime.run(requests, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
-    for note in first_notes(job, runtime, ended):
-        callback.on_note(note)
-    return ended
+        ended = runtime.run(
+            requests,
+            deadline_s=config.step_deadline_s,
+            on_end=callback.on_rollout_end,
+            show=lambda rollout: show(rollout, runtime.view),
+        )
+    found = first_verdict(job, runtime, ended, ids=job.endpoint is None)
+    if not found.problems:  # which say it already
+        RolloutNotes(found.notes.append).show(ended)
+    return ended, found
 
 
-def first_notes(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout]) -> list[str]:
-    """The notes on the first rollouts of a job whose model is not trained (:func:`.notes.agent_notes`)."""
+def first_verdict(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout], *, ids: bool) -> Verdict:
+    """The verdict on the first rollouts of a job, with :func:`.notes.agent_notes`; ``ids`` as for :func:`.verdict`."""
+    found = verdict(rollouts, runtime.view, ids=ids, agent_match=job.config.agent_match)
     model = job.config.model if job.endpoint is None else ""
-    return agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
+    notes = agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
+    return Verdict(found.problems, [*notes, *found.notes])
 
 
 def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | None = None) -> RolloutRuntime:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from groundwire.adapters.agents.failures import CACHES
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.text import texts_in
 from groundwire.train.evaluation.diagnosis import NO_CALL, no_triplets, scored
@@ -27,7 +28,7 @@ _MAX_MESSAGE = 300
 _TRANSIENT = ("tool", "timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
     "agent": "repair the agent (groundwire run --dev shows its calls)",
-    "setup": "repair the agent (groundwire run --dev shows its calls)",
+    "setup": "repair the agent, or how the run calls it",
     "reward": "fix the reward (groundwire audit tries it without a model)",
     "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
@@ -37,13 +38,10 @@ _GIVEN_TO_REWARD = ("succeeded", *_REWARD_FAILED, "judge_abstained")
 """The statuses of rollouts whose answer the reward got."""
 _MAX_FAILED_STEPS = 3
 _CACHES = (
-    "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
-    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own); or a worker thread or task that serves "
-    "several rollouts makes their calls, and all count for the rollout that started it: start one in each rollout"
+    f"{CACHES}; or a worker thread or task that serves several rollouts makes their calls, and all count for the "
+    "rollout that started it: start one in each rollout"
 )
 
-_MIN_ANSWERS = 5
-"""Fewer equal answers may be right."""
 _EVIDENCE = 8
 """Characters of the different golds that were found. So few, such as "yes" and "no", are in many prompts."""
 _ABOVE_CHANCE = 3
@@ -56,12 +54,15 @@ _TOOLS = 10
 
 class RolloutNotes:
     """Shows, once each: that rollouts made no LLM call, that a cache of the agent answers, what ``credit=last`` leaves
-    out, and the first failures of each type. The last is for trainers, which give the folder of the ``run``: an
-    evaluation shows them with its results.
+    out, and with ``failures`` the first ones of each type: an evaluation shows them with its results. ``run`` is the
+    folder of the run, if it has one.
     """
 
-    def __init__(self, show_note: Callable[[str], None], *, run: Path | None = None, credit: str = "") -> None:
-        self._show_note, self._run, self._credit = show_note, run, credit
+    def __init__(
+        self, show_note: Callable[[str], None], *, run: Path | None = None, failures: bool = True, credit: str = ""
+    ) -> None:
+        self._show_note, self._failures, self._credit = show_note, failures, credit
+        self._more = f". More: groundwire why {run}" if run else ""
         self._shown, self._called = set[str](), set[str]()
 
     def show(self, rollouts: Sequence[Rollout]) -> None:
@@ -70,10 +71,10 @@ class RolloutNotes:
         if self._credit == "last":
             self._show_left_out(rollouts)
         failures = dict.fromkeys(rollout.outcome.failure for rollout in rollouts if rollout.outcome.failure)
-        for failure in failures if self._run else ():
+        for failure in failures if self._failures else ():
             failed = [rollout for rollout in rollouts if rollout.outcome.failure == failure]
-            text = f"{_share(failed, rollouts)} failed ({scored(failed[0])}); {_first_failure(failed)}"
-            self._once(failure, f"{text}. More: groundwire why {self._run}")
+            text = f"{share(failed, rollouts)} failed ({scored(failed[0])}); {first_failure(failed)}"
+            self._once(failure, f"{text}{self._more}")
 
     def _show_silent(self, rollouts: Sequence[Rollout]) -> None:
         silent = [rollout for rollout in rollouts if rollout.made_no_call]
@@ -81,10 +82,10 @@ class RolloutNotes:
         if silent:
             # The longest: one that names hosts, if there is.
             reason = max((rollout.outcome.message or NO_CALL for rollout in silent), key=len)
-            text = f"{_share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
+            text = f"{share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
             self._once("silent", text)
         if cached := [rollout for rollout in silent if str(rollout.task["id"]) in self._called]:
-            text = f"{_share(cached, rollouts)} made no LLM call, though others of their questions did: {_CACHES}"
+            text = f"{share(cached, rollouts)} made no LLM call, though others of their questions did: {_CACHES}"
             self._once("cached", text, partial(_log.warning, "%s"))
 
     def _show_left_out(self, rollouts: Sequence[Rollout]) -> None:
@@ -100,7 +101,8 @@ class RolloutNotes:
             (show or self._show_note)(note)
 
 
-def _share(some: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
+def share(some: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
+    """How many of the rollouts are ``some`` of them."""
     return f"{len(some)} of {_counted(rollouts)}"
 
 
@@ -109,8 +111,8 @@ def _counted(rollouts: Sequence[Rollout]) -> str:
 
 
 def agent_notes(rollouts: Sequence[Rollout], *, served: str, view: AgentView, model: str = "") -> list[str]:
-    """What a user should know of the first rollouts of an agent: the models that it asked for, odd answers, golds in
-    its prompts, and what it asks of the starter beyond its limits.
+    """What a user should know of the first rollouts of an agent: the models that it asked for, golds in its prompts,
+    and what it asks of the starter beyond its limits.
 
     ``served`` is the policy's own name. ``model`` is the run's, if it is served here.
     """
@@ -118,22 +120,8 @@ def agent_notes(rollouts: Sequence[Rollout], *, served: str, view: AgentView, mo
     asked_for = Counter(call.model for call in calls if call.model not in ("", served) and not call.untrainable_reason)
     names = ", ".join(f"{name} ({count} calls)" for name, count in asked_for.most_common())
     models = f"the policy answered the calls to {names}; --train-model selects models" if names else ""
-    notes = [models, _answers_note(rollouts), gold_in_prompts(rollouts, view)]
+    notes = [models, gold_in_prompts(rollouts, view)]
     return [note for note in (*notes, starter_limits(calls) if model == "starter" else "") if note]
-
-
-def _answers_note(rollouts: Sequence[Rollout]) -> str:
-    """A warning if all answers to different tasks are empty or equal; empty if not."""
-    ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
-    answers = {rollout.task["id"]: rollout.outcome.answer.strip() for rollout in ended}
-    answer, *others = set(answers.values()) or [""]
-    if len(answers) < _MIN_ANSWERS or others:
-        return ""
-    same = f"the same: {answer[:_MAX_MESSAGE]!r}" if answer else "empty"
-    return (
-        f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
-        "that reads the answer from its result: --agent-output module:name"
-    )
 
 
 def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
@@ -143,15 +131,15 @@ def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
     """
     pairs, columns = list[tuple[str, str]](), dict[str, None]()
     for rollout in rollouts:
-        gold = _words(view.gold(rollout.task))
+        gold = words(view.gold(rollout.task))
         gold = gold if gold.isascii() else gold.strip()  # many scripts do not divide words
-        if rollout.calls and gold.strip() and gold not in _words(rollout.task["question"]):
+        if rollout.calls and gold.strip() and gold not in words(rollout.task["question"]):
             first = min(rollout.calls, key=lambda call: call.sequence)
-            prompt = _words(" ".join(texts_in(first.messages)))
+            prompt = words(" ".join(texts_in(first.messages)))
             pairs.append((gold, prompt))
             if gold in prompt:
                 visible = view.columns(rollout.task).items()
-                columns |= {name: None for name, value in visible if gold in _words(str(value))}
+                columns |= {name: None for name, value in visible if gold in words(str(value))}
     # How often would a gold be found by chance? As often as that of another task is: short golds are in many prompts.
     golds = list(dict.fromkeys(gold for gold, _ in pairs))
     another = dict(zip(golds, [*golds[1:], *golds[:1]], strict=True))
@@ -167,7 +155,7 @@ def gold_in_prompts(rollouts: Sequence[Rollout], view: AgentView) -> str:
     )
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
     """``text`` in lower case without punctuation, so that only whole words are found in it."""
     return " ".join(["", *re.findall(r"\w+", text.casefold()), ""])
 
@@ -199,14 +187,14 @@ def nothing_judged(rollouts: Sequence[Rollout]) -> str:
     """Why no rollout of a step or a validation could be judged, and what to do; empty if one could."""
     if not rollouts or any(map(is_judged, rollouts)):
         return ""
-    return f"none of {_counted(rollouts)} could be judged; {_first_failure(rollouts)}"
+    return f"none of {_counted(rollouts)} could be judged; {first_failure(rollouts)}"
 
 
 def all_failed(rollouts: Sequence[Rollout]) -> str:
     """Why every rollout failed, and what to do; empty if one succeeded."""
     if not rollouts or not all(rollout.outcome.failure for rollout in rollouts):
         return ""
-    return f"all {_counted(rollouts)} failed; {_first_failure(rollouts)}"
+    return f"all {_counted(rollouts)} failed; {first_failure(rollouts)}"
 
 
 def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
@@ -221,7 +209,7 @@ def mostly_unscored(rollouts: Sequence[Rollout]) -> str:
         return ""
     rest = len(answered) - len(failed)
     biased = f"; the other {rest} would be a biased sample" if rest else ""
-    return f"{_share(failed, answered)} have no reward; {_first_failure(failed)}{biased}"
+    return f"{share(failed, answered)} have no reward; {first_failure(failed)}{biased}"
 
 
 def lasting_failure(rollouts: Sequence[Rollout]) -> str:
@@ -265,7 +253,7 @@ def never_called(rollouts: Sequence[Rollout]) -> str:
     if not rollouts or not all(rollout.made_no_call for rollout in rollouts):
         return ""
     reason = rollouts[0].outcome.message or NO_CALL
-    return f"none of {_counted(rollouts)} made an LLM call: {reason}; {_CACHES}"
+    return f"none of {_counted(rollouts)} made an LLM call: {reason}{'' if CACHES in reason else f'; {_CACHES}'}"
 
 
 def is_transient(rollouts: Sequence[Rollout]) -> bool:
@@ -276,7 +264,7 @@ def is_transient(rollouts: Sequence[Rollout]) -> bool:
     return any(failure in _TRANSIENT for failure, _ in ways) or (any(map(is_judged, rollouts)) and len(ways) > 1)
 
 
-def _first_failure(failed: Sequence[Rollout]) -> str:
+def first_failure(failed: Sequence[Rollout]) -> str:
     """The type and the message of the first of ``failed``, and what to do."""
     failures = {rollout.outcome.failure for rollout in failed}
     first = failed[0].outcome

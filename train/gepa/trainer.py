@@ -20,7 +20,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.evaluator import first_notes, runtime_of
+from groundwire.train.evaluation.evaluator import first_verdict, runtime_of
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.notes import RolloutNotes, mostly_unscored, nothing_judged
 from groundwire.train.evaluation.validation import (
@@ -134,8 +134,12 @@ class PromptTrainer:
         self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
         if reason := nothing_judged(results) or mostly_unscored(results):
             raise RolloutsFailedError(reason)
-        for note in first_notes(self._job, self._runtime, results) if step == 0 else ():
-            self.callback.on_note(note)
+        if step == 0:
+            found = first_verdict(self._job, self._runtime, results, ids=False)
+            for note in found.notes:
+                self.callback.on_note(note)
+            if found.problems:
+                raise RolloutsFailedError("; ".join(found.problems))
         return {validation_name(temperature): compute_accuracy(results, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_group
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.evaluation import ProgressCallback
-from groundwire.train.evaluation.evaluator import first_notes
+from groundwire.train.evaluation.evaluator import first_verdict
 from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.notes import (
     FailedSteps,
@@ -45,6 +45,7 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
     validation_temperatures,
 )
+from groundwire.train.evaluation.verdict import cannot_begin
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job
 from groundwire.train.local.grpo import GRPO, check_state
@@ -236,21 +237,27 @@ class LocalTrainer:
         if step == 0 and (note := few_questions(len(tasks))):
             self.callback.on_note(note)
         validations: dict[str, Any] = {}
+        looked_at: list[Rollout] = []
         for temperature in validation_temperatures(config, step):
             requests = validation_requests(tasks, config, temperature, step=step)
             deadline_s = validation_deadline_s(config, len(requests))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
             self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
             if step == 0:
-                for note in () if validations else first_notes(self._job, self.runtime, results):
-                    self.callback.on_note(note)
-                if reason := nothing_judged(results) or nothing_to_train(results):
+                looked_at += results
+                if reason := cannot_begin(results, agent_match=config.agent_match):
                     raise RolloutsFailedError(reason)
             self._check_judged(results)
             self._rollout_notes.show(results)
             name = validation_name(temperature)
             validations[name] = compute_accuracy(results, self._job.domain.breakdowns)
             self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(results).items()}
+        if looked_at:
+            found = first_verdict(self._job, self.runtime, looked_at, ids=True)
+            for note in found.notes:
+                self.callback.on_note(note)
+            if found.problems:
+                raise RolloutsFailedError("; ".join(found.problems))
         return validations
 
     def _check_trainable(self, results: Sequence[Rollout]) -> None:

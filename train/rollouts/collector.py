@@ -86,14 +86,24 @@ class RolloutCollector:
         self._last_end, self._warned = time.monotonic(), False
 
     async def run(
-        self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        deadline_s: float,
+        on_end: Callable[[], None] = lambda: None,
+        show: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:
         """Run the rollouts; returns them, ended and with the scores of those that failed.
 
+        ``show`` gets each as it ends, in a thread.
+
         It takes at most ``deadline_s`` seconds, and a few more to collect the results of rollouts that had not ended.
         """
-        async for _ in self.each(rollouts, deadline_s=deadline_s):
+        async for _, rollout in self.each(rollouts, deadline_s=deadline_s):
             on_end()
+            if show is not None:
+                self._scores.settle([rollout])
+                await asyncio.to_thread(show, rollout)
         self._scores.settle(rollouts)
         for rollout in rollouts:
             self._on_result(rollout)

@@ -28,6 +28,10 @@ class RunnersEndedError(UserError):
 
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.is_said = f"status {UserError.exit_code}:" in message  # each has printed what is wrong with its input
+
 
 class EventLoopError(UserError):
     """The agents' event loop is blocked, or has ended; the message says where or why."""

@@ -138,10 +138,15 @@ class RolloutRuntime:
         return self._agent.view
 
     def run(
-        self, rollouts: Sequence[Rollout], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        deadline_s: float,
+        on_end: Callable[[], None] = lambda: None,
+        show: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:
         """As :meth:`RolloutCollector.run`. Raises :class:`EventLoopError`, too."""
-        return self.call(lambda collector: collector.run(rollouts, deadline_s=deadline_s, on_end=on_end))
+        return self.call(lambda collector: collector.run(rollouts, deadline_s=deadline_s, on_end=on_end, show=show))
 
     def call(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
         """Do ``work`` on the loop of the rollouts; an interrupt of the caller cancels it. Raises as :meth:`run`."""

@@ -32,10 +32,12 @@ from groundwire.train.evaluation.notes import (
     RolloutNotes,
     agent_notes,
     failed_by_policy,
+    is_transient,
     lasting_failure,
     nothing_judged,
 )
 from groundwire.train.evaluation.validation import validation_name
+from groundwire.train.evaluation.verdict import verdict
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_reward
@@ -138,17 +140,14 @@ class SampledSteps:
         if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
             raise RolloutsFailedError(reason)
         self._notes.show(rollouts)
+        if rollouts and not self._agent_checked:
+            self._agent_checked = True
+            self._check_agent(step, rollouts)
         line: dict[str, Any] = {"step": step, "partition": partition}
         if partition == "train":
             line |= total.line()
         else:
             domain = domains.get(self._config.domain)
-            if not self._agent_checked:
-                self._agent_checked = True
-                few = few_questions(len({rollout.task["id"] for rollout in rollouts}))
-                view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
-                for note in filter(None, [*agent_notes(rollouts, served=MODEL_NAME, view=view), few]):
-                    _log.warning("%s", note)
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, domain.breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
@@ -156,6 +155,17 @@ class SampledSteps:
         metrics |= flat_numbers(step_figures(latest.counts, latest.counts))
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
+
+    def _check_agent(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Show the notes on the run's first rollouts. Raises :class:`RolloutsFailedError` if training cannot work."""
+        config, domain = self._config, domains.get(self._config.domain)
+        view = AgentView.of(domain, make_reward(config, domain), config.agent_columns)
+        found = verdict(rollouts, view, agent_match=config.agent_match)
+        few = few_questions(len({rollout.task["id"] for rollout in rollouts})) if rollouts[0].mode == "val" else ""
+        for note in filter(None, [*agent_notes(rollouts, served=MODEL_NAME, view=view), few, *found.notes]):
+            _log.warning("%s", note)
+        if found.problems and step <= 1 and not is_transient(rollouts):
+            raise RolloutsFailedError("; ".join(found.problems))
 
     def finish_writing(self) -> None:
         """Wait until the rollouts of the last :meth:`add` are written. Raises why they could not be."""

@@ -160,7 +160,10 @@ async def test_an_agent_without_a_call_names_the_hosts_that_it_called() -> None:
         for name, told in (
             ("calls_nobody", "no LLM call that can be traced; it called 127.0.0.1: the policy serves"),
             ("counts_tokens", "no LLM call that can be traced; it called api.anthropic.com: the"),
-            ("silent", "and no HTTP request at all: a call in another process needs --backend"),
+            (
+                "silent",
+                "and no HTTP request at all: a cache of the agent may answer in place",
+            ),
         ):
             answer, _ = await policy.run(backend_of(name), provider=other.base_url)
             assert answer.text == "SELECT 1"

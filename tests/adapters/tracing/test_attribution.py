@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import agents
 import httpx
 import openai
 import pytest
@@ -247,6 +248,23 @@ async def test_an_agent_that_calls_until_its_time_is_over_is_a_failure_of_the_po
         [result] = await run(1)
     assert (result.outcome.status, result.outcome.reward, result.attempt.number) == ("turn_limit", 0.0, 1)
     assert "the agent went on calling" in result.outcome.message
+
+
+def _needs_the_end(task: Any) -> str:
+    reply = _ask(task["question"])
+    raise RuntimeError(f"incomplete: {reply}")
+
+
+@pytest.mark.parametrize("agent", [_needs_the_end, agents.Agent(name="a", model="gpt-5-mini")])
+async def test_what_a_framework_raises_for_a_reply_that_was_cut_off_is_about_the_policy_s_reply(agent: Any) -> None:
+    async with _rollouts(agent_backend(agent), Reply(text="SELECT na", finish_reason="length")) as run:
+        [cut] = await run(1)
+    assert (cut.outcome.status, cut.outcome.reward) == ("malformed_output", 0.0)
+    assert cut.outcome.message.endswith("; max_tokens cut off its last reply")
+    assert [call.truncated for call in cut.trainable_calls] == [True]  # so the setting truncated decides
+    async with _rollouts(agent_backend(_needs_the_end), "SELECT 1") as run:
+        [whole] = await run(1)
+    assert whole.outcome.status == "agent"
 
 
 @pytest.mark.parametrize(

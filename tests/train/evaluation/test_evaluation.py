@@ -476,7 +476,8 @@ class _Endpoint(BaseHTTPRequestHandler):
         if "return_token_ids" in body:
             return self._send(400, {"error": {"message": "unrecognized argument: return_token_ids"}})
         self.asked.append(body)
-        text = "CORRECT" if "VERDICT" in body["messages"][-1]["content"] else "```sql\nSELECT 1\n```"
+        asked = body["messages"][-1]["content"]
+        text = "CORRECT" if "VERDICT" in asked else f"```sql\nSELECT 1{len(asked)}\n```"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
         reply = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "usage": usage}
@@ -518,8 +519,9 @@ def test_ten_tasks_run_against_any_endpoint_without_training(
     assert done.returncode == 0, done.stderr
     assert "10 rollouts, 20 calls, mean reward 0.000" in done.stdout
     assert ": write_query, model " in done.stdout
-    assert "not trained: " in done.stdout
+    assert "not trained: " not in done.stdout  # nothing is
     assert "SELECT 1" in done.stdout
+    assert done.stdout.endswith("\nverdict: nothing is in the way of training\n")
     assert not list(tmp_path.iterdir())
 
 

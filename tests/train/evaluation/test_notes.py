@@ -53,18 +53,6 @@ def _notes(*ended: Outcome, calls: Sequence[LLMCall] = ()) -> str:
     return "\n".join(agent_notes(rollouts, served="policy", view=view))
 
 
-def test_answers_that_are_all_empty_or_all_equal_are_a_warning():
-    def warning(*answers, failure=""):
-        return _notes(*(Outcome(answer=answer, reward=0.0, failure=failure) for answer in answers))
-
-    assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
-    assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
-    assert not warning(*["DONE"] * 4)
-    assert not warning(*["DONE"] * 9, "SELECT 1")
-    assert not warning(*[""] * 9, failure="timeout")
-    assert not warning(*[""] * 9, failure="agent")
-
-
 def test_the_models_of_the_agents_are_named():
     def named(*models):
         given = {"prompt_ids": [1], "response_ids": [2], "logprobs": [0.0]}

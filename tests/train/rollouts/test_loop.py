@@ -120,7 +120,7 @@ def test_a_loop_that_has_ended_is_given_up(started: Any) -> None:
 def _dev(agent: str, folder: Path) -> list[Any]:
     domain = domains.get("spider")
     config = resolve("fast", backend="custom", agent=f"{__name__}:{agent}", n_runners=4, retries=0)
-    return try_tasks(job_of(config, domain), run=RunDir(folder), callback=ProgressCallback(), count=4)
+    return try_tasks(job_of(config, domain), run=RunDir(folder), callback=ProgressCallback(), count=4)[0]
 
 
 def synchronous(question: Any, endpoint: Any) -> str:

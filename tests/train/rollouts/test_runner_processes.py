@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import job_of
+from programs import run
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
@@ -28,7 +31,7 @@ def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(asyncio.events, "get_child_watcher", none, raising=False)
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
-    outcomes = try_tasks(job_of(config, domain), run=RunDir(tmp_path), callback=ProgressCallback(), count=6)
+    outcomes, _ = try_tasks(job_of(config, domain), run=RunDir(tmp_path), callback=ProgressCallback(), count=6)
     assert [ended.outcome.status for ended in outcomes] == ["succeeded"] * 6
     assert all(ended.calls for ended in outcomes)
 
@@ -82,3 +85,14 @@ async def test_the_end_of_all_processes_is_reported() -> None:
     await asyncio.to_thread(other.wait)
     assert processes.failure() == "all 2 runner processes have ended, with status -9: nothing runs agents any more"
     await processes.stop()
+
+
+def test_what_a_runner_process_says_of_its_agent_is_the_only_error(tmp_path: Path) -> None:
+    # It can be imported where the run is checked, and not in the runner process.
+    agent = "import os\nif os.environ['OMP_NUM_THREADS'] == '1':\n    import a_missing_package\ndef f(question): ...\n"
+    (tmp_path / "late.py").write_text(agent)
+    arguments = ("--agent", f"{tmp_path}/late.py:f", "--runner-python", sys.executable, "--dev")
+    done = run("-m", "train.run", *arguments, environment={**os.environ, "OMP_NUM_THREADS": "2"})
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1
+    assert "late.py needs the package 'a_missing_package', which is not installed here" in done.stderr

@@ -236,6 +236,8 @@ async def _attribute(error: adapters.BackendError, endpoint: adapters.Endpoint) 
         attributed = adapters.EndpointError(f"{error}; its last call {made.failure}")
     elif isinstance(error, adapters.ToolError) and made.made_up:
         attributed = adapters.AgentError(f"{error}; the policy made up {made.made_up[0]!r}")
+    elif made.cut_off and isinstance(error, adapters.AgentError) and not isinstance(error, adapters.TurnLimitError):
+        attributed = adapters.MalformedOutputError(f"{error}; max_tokens cut off its last reply")
     elif isinstance(error, adapters.AgentError) and not made.calls:
         attributed = adapters.AgentSetupError(str(error))
     if attributed is not error:
