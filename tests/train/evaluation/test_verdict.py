@@ -89,6 +89,9 @@ def loops(question: str):
     class UsageLimitExceeded(Exception): ...
     call(asked(question))
     raise UsageLimitExceeded("the next request would exceed the request_limit of 50")
+
+def by_number(task, answer):
+    return float("2" in task["question"])
 """
 NAMES: dict[str, Any] = {}
 exec(AGENTS, NAMES)
@@ -131,10 +134,6 @@ def length(task: Any, answer: str) -> float:
     return float(len(answer) % 7 + ("3" in answer))
 
 
-def by_number(task: Any, answer: str) -> float:
-    return float("2" in task["question"])
-
-
 def zero(task: Any, answer: str) -> float:
     return 0.0
 
@@ -158,7 +157,8 @@ def dev(agent: Any, replies: Any = echo, reward: Any = length, **settings: Any) 
 def test_nothing_is_in_the_way_of_an_agent_that_asks_its_question(agent_named: Any) -> None:
     works, printed = dev(agent_named("good"))
     assert works
-    assert printed.endswith("6 rollouts, 6 calls, mean reward 4.167\nverdict: nothing is in the way of training\n")
+    assert "6 rollouts, 6 calls, mean reward 4.167\n" in printed
+    assert printed.endswith("\nverdict: nothing is in the way of training\n")
     assert "not trained" not in printed  # nothing is trained at an endpoint
 
 
@@ -199,7 +199,7 @@ def test_what_keeps_training_from_working_is_said_once(name: str, replies: Any, 
     ],
 )
 def test_what_training_may_repair_is_a_note(name: str, note: str, agent_named: Any) -> None:
-    works, printed = dev(agent_named(name), reward=length if name != "report" else by_number)
+    works, printed = dev(agent_named(name), reward=length if name != "report" else NAMES["by_number"])
     assert works
     assert note in printed
     assert "verdict: nothing is in the way of training" in printed
@@ -256,7 +256,12 @@ def test_the_exit_code_is_the_verdict(name: str, code: int, tmp_path: Path) -> N
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TASKS + HELD_OUT))
     with policy(echo) as url:
         arguments = ["--dev", "--base-url", url, "--model", "big", "--domain", str(tmp_path / "tasks.jsonl")]
-        arguments += ["--agent", f"{tmp_path}/wild_agents.py:{name}", "--reward", "contains"]
+        arguments += [
+            "--agent",
+            f"{tmp_path}/wild_agents.py:{name}",
+            "--reward",
+            f"{tmp_path}/wild_agents.py:by_number",
+        ]
         done = CliRunner().invoke(run.app, arguments)
     assert done.exit_code == code, done.output
     assert "verdict: " in done.output
