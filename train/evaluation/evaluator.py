@@ -97,7 +97,8 @@ def try_tasks(
 
 def first_verdict(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout], *, ids: bool) -> Verdict:
     """The verdict on the first rollouts of a job, with :func:`.notes.agent_notes`; ``ids`` as for :func:`.verdict`."""
-    found = verdict(rollouts, runtime.view, ids=ids, agent_match=job.config.agent_match)
+    match, updates_model = job.config.agent_match, job.trainer.updates_model
+    found = verdict(rollouts, runtime.view, ids=ids, agent_match=match, updates_model=updates_model)
     model = job.config.model if job.endpoint is None else ""
     notes = agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
     return Verdict(found.problems, [*notes, *found.notes])

@@ -65,9 +65,17 @@ def cannot_begin(rollouts: Sequence[Rollout], *, ids: bool = True, agent_match: 
 
 
 def verdict(
-    rollouts: Sequence[Rollout], view: AgentView, *, ids: bool = True, agent_match: str | None = None
+    rollouts: Sequence[Rollout],
+    view: AgentView,
+    *,
+    ids: bool = True,
+    agent_match: str | None = None,
+    updates_model: bool = True,
 ) -> Verdict:
-    """The verdict on the first rollouts of an agent, which sees of its tasks what ``view`` shows."""
+    """The verdict on the first rollouts of an agent, which sees of its tasks what ``view`` shows.
+
+    With ``updates_model`` False prompts are searched, which equal answers do not keep from working.
+    """
     if reason := cannot_begin(rollouts, ids=ids, agent_match=agent_match):
         return Verdict([reason], [])
     findings = [
@@ -78,7 +86,8 @@ def verdict(
         *broken_tools(rollouts),
     ]
     if not any(text and ends for text, ends in findings):  # of which equal answers may be the consequence
-        findings.append(equal_answers(rollouts))
+        text, ends = equal_answers(rollouts)
+        findings.append((text, ends and updates_model))
     problems, notes = ([text for text, ends in findings if text and ends == kind] for kind in (True, False))
     return Verdict(problems, notes)
 
@@ -122,7 +131,7 @@ def own_question(rollouts: Sequence[Rollout], view: AgentView) -> tuple[str, boo
     """That the questions of most rollouts are in none of their prompts; and whether all prompts are the same."""
     calling = [rollout for rollout in rollouts if rollout.calls]
     without = [rollout for rollout in calling if not _asks_its_question(rollout, view)]
-    if len({rollout.task["id"] for rollout in without}) < 2 or 2 * len(without) <= len(calling):
+    if len(set(map(_question, without))) < 2 or 2 * len(without) <= len(calling):
         return "", False
     text = f"the question of its task is in no prompt of {share(without, calling)}"
     if len({" ".join(texts_in(rollout.calls[0].messages)) for rollout in calling}) > 1:
@@ -135,7 +144,7 @@ def own_question(rollouts: Sequence[Rollout], view: AgentView) -> tuple[str, boo
 
 def _asks_its_question(rollout: Rollout, view: AgentView) -> bool:
     """Whether the question, or another column that the agent sees, is in a prompt."""
-    asked = words(rollout.task["question"]).split()
+    asked = words(_question(rollout)).split()
     starts = {0, max(0, len(asked) - _EXCERPT) // 2, max(0, len(asked) - _EXCERPT)}
     excerpts = [f" {' '.join(asked[start : start + _EXCERPT])} " for start in starts]
     columns = (words(str(value)) for value in view.columns(rollout.task).values())
@@ -148,10 +157,15 @@ def _asks_its_question(rollout: Rollout, view: AgentView) -> bool:
     return False
 
 
+def _question(rollout: Rollout) -> str:
+    """Tasks of a LitAgent need none."""
+    return str(rollout.task.get("question", ""))
+
+
 def equal_answers(rollouts: Sequence[Rollout]) -> tuple[str, bool]:
     """That all answers to different tasks are empty or equal, or all rewards; and whether both are."""
     ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
-    tasks, answers = {rollout.task["id"] for rollout in ended}, {rollout.outcome.answer.strip() for rollout in ended}
+    tasks, answers = set(map(_question, ended)), {rollout.outcome.answer.strip() for rollout in ended}
     rewards = {rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None}
     if len(tasks) < _MIN_ANSWERS or (len(answers) > 1 and len(rewards) > 1):
         return "", False

@@ -217,7 +217,8 @@ def test_equal_answers_with_equal_rewards_teach_nothing() -> None:
 def test_a_few_equal_answers_or_those_of_failed_rollouts_say_nothing() -> None:
     def said(*answers: str, failure: str = "") -> str:
         ended = [Outcome(answer=answer, reward=0.0, failure=failure) for answer in answers]
-        return equal_answers([Rollout(task={"id": n}, outcome=outcome) for n, outcome in enumerate(ended)])[0]
+        tasks = [{"id": number, "question": f"{number}?"} for number in range(len(ended))]
+        return equal_answers([Rollout(task=task, outcome=ending) for task, ending in zip(tasks, ended, strict=True)])[0]
 
     assert "the answers to all 6 tasks are empty, and all rewards are 0" in said(*[" "] * 6)
     assert "the answers to all 5 tasks are the same: 'DONE'" in said(*["DONE"] * 5)
