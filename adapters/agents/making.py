@@ -46,8 +46,12 @@ def checked_options(
         if option not in known:
             has = ", ".join(known) or "none"
             raise ValueError(f"agent {name!r} has no option {option!r:.60}; it has {has}")
+        kind = hints.get(option, Any)
+        if hasattr(kind, "load_component") and isinstance(value, Mapping):  # of AutoGen: what its files say
+            checked[option] = kind.load_component(value)
+            continue
         try:
-            checked[option] = TypeAdapter(hints.get(option, Any)).validate_python(value)
+            checked[option] = TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Input should be ")
             raise ValueError(f"the option {option} of agent {name!r} is {value!r:.100}; it must be {reason}") from None
@@ -60,7 +64,7 @@ def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | No
 
     Raises ``ValueError`` for options that it does not have.
     """
-    if (required := _required_of_maker(function)) is None:
+    if (required := _required_of_maker(function, options)) is None:
         if options:
             raise ValueError(
                 f"agent {name!r} is no function that makes an agent, so it has no options: leave out "
@@ -73,8 +77,8 @@ def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | No
     return Maker(make, name, {*OF_THE_RUN} & {*options_of(function)})
 
 
-def _required_of_maker(function: Any) -> list[str] | None:
-    """The parameters without a default of a function that makes agents; None if it is none."""
+def _required_of_maker(function: Any, options: Collection[str]) -> list[str] | None:
+    """The parameters of a function that makes agents which have no default and are no option; None if it is none."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # not callable, or written in C
@@ -84,6 +88,8 @@ def _required_of_maker(function: Any) -> list[str] | None:
         for parameter in parameters
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
     ]
+    if required and {*required} <= {*options}:
+        return []
     return required if required == ["config"] or (not required and not takes_a_task(function)) else None
 
 

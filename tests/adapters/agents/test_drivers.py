@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from groundwire.adapters import Question, agent_backend
 from groundwire.adapters.agents import drivers
 from groundwire.adapters.agents.drivers import driver_of, framework_of, own_copy
 
@@ -64,3 +65,31 @@ def test_the_copy_of_an_agent_shares_what_cannot_be_copied_as_a_whole() -> None:
     copy = own_copy(agent, {})
     assert copy.lock is agent.lock
     assert copy.hooks is agent.hooks
+
+
+class Component:
+    """As a class of AutoGen that is made from a file."""
+
+    def __init__(self, provider: str) -> None:
+        self.provider = provider
+
+    @classmethod
+    def load_component(cls, settings: dict[str, str]) -> Component:
+        return cls(settings["provider"])
+
+
+class Team(stand_in("autogen_agentchat.base._task.TaskRunner")):  # type: ignore[misc]
+    def __init__(self, client: Component) -> None:
+        self.name = client.provider
+
+
+def make_team(model_client: Component) -> Team:
+    return Team(model_client)
+
+
+def test_an_option_may_be_a_parameter_that_has_no_default() -> None:
+    backend = agent_backend(make_team, options={"model_client": {"provider": "openai"}})
+    question = Question(id="1", text="Which?", database="")
+    assert backend.describe_call(question) == "make_team().run(the question)"
+    with pytest.raises(ValueError, match="has no option 'other'; it has model_client"):
+        agent_backend(make_team, options={"model_client": {"provider": "openai"}, "other": 1})
