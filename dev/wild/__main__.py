@@ -36,6 +36,7 @@ _START, _END = "<!-- agents -->\n", "<!-- end of agents -->"
 _PROBE = "Say hello."
 _LIMIT_S = 300
 _ROLLOUT = re.compile(r"^\W*(\S+): (\w+), reward (\S+)", re.MULTILINE)
+_PLACE = re.compile(r"\b(OWN|ENV|NOTEBOOK)\b")
 _CALL = re.compile(r"^call \d+", re.MULTILINE)
 
 
@@ -87,9 +88,13 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
             command = [sys.executable, "-m", "groundwire.train.cli.app", "run", "--dev", "--model", "competent"]
             command += ["--base-url", server.base_url, "--domain", str(_HERE / "tasks" / f"{agent['tasks']}.jsonl")]
             command += ["--reward", f"{_HERE / 'reward.py'}:contains", "--output-dir", own]
-            if "environment" in agent:
+            options = shlex.split(agent["options"])
+            if "command" not in options:
                 command += ["--runner-python", str(python)]
-            command += shlex.split(agent["options"].replace("OWN", str(_HERE / "own")))
+            if "notebook" in agent:
+                await asyncio.to_thread(_write_module, folder / agent["notebook"], Path(own, "notebook.py"))
+            places = {"OWN": str(_HERE / "own"), "ENV": str(python.parents[1]), "NOTEBOOK": f"{own}/notebook.py"}
+            command += [_PLACE.sub(lambda match: places[match[0]], option) for option in options]
             output, code = await _output(command, folder, _variables(agent))
             calls = [body for body in server.requests if text_of(body["messages"][-1]) != _PROBE]
     log = _LOGS / f"{agent['name']}.txt"
@@ -100,6 +105,12 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     result |= {"recorded": recorded, "server": len(calls), "rollouts": f"{succeeded} of {len(rollouts)}"}
     result["outcome"] = _outcome(result, succeeded == len(rollouts), code, output)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _write_module(notebook: Path, module: Path) -> None:
+    """The code of a notebook, as nbconvert writes it."""
+    cells = [cell["source"] for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    module.write_text("\n\n".join("".join(line for line in cell if line[0] not in "!%") for cell in cells))
 
 
 def _missing_program(agent: dict[str, Any]) -> str:
@@ -125,9 +136,9 @@ async def _output(command: list[str], folder: Path, variables: dict[str, str]) -
 
 
 def _outcome(result: dict[str, Any], all_succeeded: bool, code: int | None, output: str) -> str:
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if re.match("error: |.*No such option", line)]
     if not result["server"]:
-        return errors[-1] if errors else "no call"
+        return errors[-1].strip("│ ") if errors else "no call"
     if result["recorded"] != result["server"]:
         return "not every call is recorded"
     if not all_succeeded:
