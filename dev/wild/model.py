@@ -22,6 +22,7 @@ _VALUES: dict[str, Any] = {
     "city": "Tokyo",
     "command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
     "confirmation_number": "ABC123",
+    "coworker": "Software Quality Control Engineer",
     "customer_id": "123",
     "date": "2025-01-10",
     "day": 1,
@@ -49,9 +50,10 @@ _DSPY = {
     "next_tool_name": "finish",
     "next_tool_args": "{}",
     "reasoning": "It is simple.",
-    "process_result": "Booked.",
 }
-_ANSWER = "The answer is 42: there are 120 seats, and you are welcome."
+_ANSWER = "The answer is 42: there are 120 seats, and you are welcome"
+_EXCERPT = 80
+"""Characters of the question that are in an answer: no two answers are equal."""
 _numbers = count(1)
 
 
@@ -61,7 +63,8 @@ def reply(body: Mapping[str, Any]) -> Reply:
     name = _tool(body, tools)
     if not name:
         return Reply(text=_text(body))
-    arguments = json.dumps(_instance(tools[name].get("parameters") or {"type": "object"}))
+    asked = _question(body["messages"]) if _LAST.search(name) else ""
+    arguments = json.dumps(_instance(tools[name].get("parameters") or {"type": "object"}, asked))
     call = {"id": f"call_{next(_numbers)}", "type": "function", "function": {"name": name, "arguments": arguments}}
     return Reply(tool_calls=[call])
 
@@ -91,26 +94,32 @@ def _tool(body: Mapping[str, Any], tools: Mapping[str, Any]) -> str:
     return (order or list(tools))[0] if choice == "required" else ""
 
 
+def _question(messages: Any) -> str:
+    """The end of the last message of the user, within quotation marks and code."""
+    texts = [text_of(message) for message in messages if message["role"] == "user"]
+    return re.sub(r"[^\w ?!.,:-]+", " ", texts[-1] if texts else "")[-_EXCERPT:].strip()
+
+
 def _called(messages: Any) -> list[str]:
     return [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
 
 
 def _text(body: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one for each format
     """The reply in the format that the request or its prompt asks for."""
-    form = body.get("response_format") or {}
+    form, messages = body.get("response_format") or {}, body["messages"]
+    asked = _question(messages)
     if form.get("type") == "json_schema":
-        return json.dumps(_instance(form["json_schema"].get("schema", {})))
+        return json.dumps(_instance(form["json_schema"].get("schema", {}), asked))
     if form.get("type") == "json_object":
-        return json.dumps({"answer": "42", "reasoning": "because"})
-    messages = body["messages"]
+        return json.dumps({"answer": f"42 {asked}", "reasoning": "because"})
     prompt, last = "\n".join(map(text_of, messages)), text_of(messages[-1])
     first = not any(message["role"] == "assistant" for message in messages)
     if "final_answer(" in prompt and ("<code>" in prompt or "```py" in prompt):  # smolagents
-        query = f'result = sql_engine("{_VALUES["query"]}")\nprint(result)\nfinal_answer(result)'
+        query = f'result = sql_engine("{_VALUES["query"]}")\nfinal_answer(f"{{result}} {asked}")'
         return f"Thought: I query.\n<code>\n{query if first else 'final_answer(42)'}\n</code>"
     if "[[ ## " in prompt:  # DSPy
         names = re.findall(r"\[\[ ## (\w+) ## \]\]", last.rsplit("Respond with", 1)[-1])
-        fields = dict(_DSPY)
+        fields = {**_DSPY, "process_result": f"Booked: {asked}"}
         if "get_user_info" in prompt and "observation_0" not in prompt:
             fields |= {"next_tool_name": "get_user_info", "next_tool_args": '{"name": "Adam"}'}
         filled = [
@@ -118,19 +127,19 @@ def _text(body: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one for each forma
         ]
         return "\n\n".join([*filled, "[[ ## completed ## ]]"])
     if "mswea_bash_command" in prompt:  # mini-swe-agent
-        command = "ls" if first else "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 42"
+        command = "ls" if first else f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '42 {asked}'"
         return f"THOUGHT: I go on.\n\n```mswea_bash_command\n{command}\n```"
     if "<move>" in prompt:  # the chess player
         move = re.search(r"legal moves: (\w+)", prompt)
         return f"<move>{move.group(1) if move else 'e2e4'}</move>"
     if "Final Answer:" in prompt:  # CrewAI
-        return f"Thought: I now know the answer.\nFinal Answer: {_ANSWER}"
-    return _ANSWER
+        return f"Thought: I now know the answer.\nFinal Answer: {_ANSWER}. {asked}"
+    return f"{_ANSWER}. {asked}"
 
 
-def _instance(schema: Mapping[str, Any]) -> Any:
-    """An instance of a JSON schema."""
-    return _fill(schema, schema.get("$defs") or schema.get("definitions") or {}, "", 0)
+def _instance(schema: Mapping[str, Any], text: str = "") -> Any:
+    """An instance of a JSON schema; ``text`` is in its texts."""
+    return _fill(schema, {"text": text, **(schema.get("$defs") or schema.get("definitions") or {})}, "", 0)
 
 
 def _fill(schema: Any, definitions: Mapping[str, Any], key: str, depth: int) -> Any:  # noqa: PLR0911 - the kinds of schemas
@@ -161,4 +170,8 @@ def _fill(schema: Any, definitions: Mapping[str, Any], key: str, depth: int) -> 
         return value if isinstance(value, int) else max(1, schema.get("minimum", 1))
     if kind in ("boolean", "null"):
         return True if kind == "boolean" else None
-    return "2025-01-10" if schema.get("format") == "date" else str(_VALUES.get(key, f"a {key or 'text'}"))
+    return (
+        "2025-01-10"
+        if schema.get("format") == "date"
+        else str(_VALUES.get(key, f"a {key or 'text'} {definitions['text']}".strip()))
+    )

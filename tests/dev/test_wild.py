@@ -48,7 +48,7 @@ def test_a_json_schema_is_filled_with_its_references() -> None:
     }
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     filled = json.loads(reply({"messages": [USER], "response_format": form}).text)
-    assert filled == {"day": {"date": "2025-01-10"}, "note": "a note"}
+    assert filled == {"day": {"date": "2025-01-10"}, "note": "a note What is 6 times 7?"}
 
 
 def test_an_agent_names_an_environment_and_tasks_that_exist() -> None:
