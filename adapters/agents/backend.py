@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -40,7 +38,7 @@ from groundwire.adapters._types import (
     is_backend,
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
-from groundwire.adapters.agents.changes import set_variable, undo_later
+from groundwire.adapters.agents.app_environment import set_environment
 from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, is_agent
 from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
@@ -54,17 +52,6 @@ if TYPE_CHECKING:
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
 _LIT_AGENT = "agentlightning.litagent.litagent.LitAgent"
-_ENVIRONMENT = {
-    # Clients refuse to be made without a key. The policy needs none.
-    "OPENAI_API_KEY": "none",
-    "ANTHROPIC_API_KEY": "none",
-    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
-    "OPENAI_AGENTS_DISABLE_TRACING": "true",
-    "CREWAI_DISABLE_TELEMETRY": "true",
-}
-"""What is set before the agent is imported or runs, unless the user has set it."""
 
 
 def agent_backend(
@@ -86,7 +73,7 @@ def agent_backend(
     task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else _name(agent)
-    _set_environment()
+    set_environment(agent if isinstance(agent, str) else None)
     if isinstance(agent, str):
         agent = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
     settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
@@ -109,21 +96,6 @@ def agent_backend(
     return AgentBackend(made, name=name if maker is None else f"{name}()", settings=settings, maker=maker)
 
 
-def _set_environment() -> None:
-    for variable, value in _ENVIRONMENT.items():
-        if variable not in os.environ:
-            set_variable(variable, value)
-    _read_tracing_again()
-    undo_later(_read_tracing_again)
-
-
-def _read_tracing_again() -> None:
-    """Let the Agents SDK read the variable that switches its tracing off, which it reads once."""
-    provider = getattr(sys.modules.get("agents.tracing.setup"), "GLOBAL_TRACE_PROVIDER", None)
-    if hasattr(provider, "_env_disabled"):
-        provider._env_disabled = None
-
-
 def _name(agent: Any) -> str:
     names = (getattr(getattr(agent, "func", agent), attribute, None) for attribute in ("name", "__name__"))
     return next((name for name in names if isinstance(name, str)), type(agent).__name__)
@@ -141,7 +113,7 @@ class AgentBackend(Backend):
     """
 
     def __init__(self, agent: Any, *, name: str, settings: Mapping[str, Any], maker: Maker | None = None) -> None:
-        _set_environment()
+        set_environment()
         self._name, self._maker = name, maker
         self._driver = None if agent is None else driver_of(agent, name)
         """None if the agent is made in the first rollout."""

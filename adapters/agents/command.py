@@ -1,8 +1,8 @@
 """Any program as a backend: ``--backend command --agent "node agent.mjs"``.
 
-Each rollout is a process. It reads its task from standard input, as one JSON object, and writes its answer to standard
-output. The base URL of its attempt and an API key are in the environment, under the names that the clients of OpenAI
-and Anthropic read.
+Each rollout is a process. It reads its task from standard input or from its arguments, and writes its answer to
+standard output. The base URL of its attempt and an API key are in the environment, under the names that the clients of
+providers read.
 """
 
 from __future__ import annotations
@@ -10,82 +10,227 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import select
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, Literal
+from urllib.parse import urlsplit
 
-from groundwire.adapters._types import AgentError, Answer, Backend, Endpoint, Question, ToolError
+from groundwire.adapters._types import (
+    AgentError,
+    AgentSetupError,
+    Answer,
+    Backend,
+    Endpoint,
+    MalformedOutputError,
+    Question,
+    ToolError,
+)
 from groundwire.adapters.agents.answers import judged_answer
-from groundwire.adapters.agents.drivers import agent_task
+from groundwire.adapters.agents.app_environment import placeholder_keys
+from groundwire.adapters.agents.drivers import AgentTask, agent_task
+from groundwire.adapters.agents.process.environment import provider_urls, without_proxy
+from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
-"""Characters of the last line of standard error in the message of a failure."""
+"""Characters of standard error in the message of a failure."""
+_POLL_S = 0.2
+_COLUMN = re.compile(r"\{(\w+)\}")
+_ERROR_LINE = re.compile(r"(?! )[\w.\[ ]*(error|exception|panic|fatal)", re.IGNORECASE)
+_NOISE = re.compile(r"\s+at .*|\s*File \".*|[\s^~{}\[\](),;]*|Node\.js v\S+")
+"""Lines of a stack, and those that only mark or close something."""
 
 
 class CommandBackend(Backend):
-    """Starts ``agent``, a command line, for each question. Raises ``ValueError`` if there is no such program."""
+    """Starts ``agent``, a command line, for each question. Raises ``ValueError`` if there is no such program.
 
-    def __init__(self, *, agent: str) -> None:
+    ``{question}`` and the names of other columns in the command line are replaced, each within its argument. ``input``
+    is what the program reads: the task as ``json``, the question as a ``line``, or ``none``, which is the default where
+    the command line has a column. ``output`` is where the answer is in what it writes: ``all``, the ``last-line``, or
+    ``json:FIELD``, a field of the JSON object that is written last.
+    """
+
+    def __init__(
+        self, *, agent: str, input: Literal["json", "line", "none"] | None = None, output: str = "all"
+    ) -> None:
         try:
             self._command = shlex.split(agent)
         except ValueError as error:
             raise ValueError(f"agent {agent!r} is no command line: {error}") from error
         if not self._command or shutil.which(self._command[0]) is None:
             raise ValueError(f"agent {agent!r}: there is no program {' '.join(self._command[:1])!r}")
+        if output not in ("all", "last-line") and not output.removeprefix("json:") != output != "json:":
+            raise ValueError(f"the option output is {output!r}; it must be all, last-line or json:FIELD")
+        self._input, self._output = input, output
 
     def describe_call(self, question: Question) -> str:
         """How the program is called."""
-        return f"{shlex.join(self._command)}, with the task as JSON on standard input"
+        return self._call(agent_task(question))[2]
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question. Raises :class:`adapters.AgentError`, or :class:`adapters.ToolError` by its output."""
-        # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
-        process = subprocess.Popen(  # noqa: ASYNC220, S603
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(endpoint),
-            start_new_session=True,
-        )
-        task = json.dumps(agent_task(question), ensure_ascii=False, default=str).encode()
-        name = f"agent {question.id}"
-        ends = in_thread(lambda: process.communicate(task + b"\n"), name=name)  # some programs read a line
+        """Answer one question. Raises a :class:`adapters.BackendError`, by its output."""
+        command, text, called = self._call(agent_task(question))
+        settings = _settings(endpoint)
         try:
-            await asyncio.wrap_future(in_thread(process.wait, name=name))
-        finally:  # also what the agent left running, with its output open, and an agent whose rollout was cancelled
+            # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
+            process = subprocess.Popen(  # noqa: ASYNC220, S603
+                command,
+                stdin=subprocess.PIPE if text else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise AgentSetupError(f"the agent cannot be started: {error} ({called:.{_SHOWN}})") from error
+        talk = in_thread(lambda: _talk(process, text, self._output == "all"), name=f"agent {question.id}")
+        try:
+            output, errors = await asyncio.wrap_future(talk)
+        finally:  # also what the agent left running, and an agent whose rollout was cancelled
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        output, errors = await asyncio.wrap_future(ends)
         if process.returncode:
-            written = [*output.split(b"\n"), *errors.strip().split(b"\n")]
-            last, end = (b"\n".join(written[-count:]).decode("utf-8", "replace") for count in (1, _LAST_LINES))
-            broken = is_infrastructure_text(end) or process.returncode == -signal.SIGKILL  # out of memory
-            failure = (ToolError if broken else AgentError)(
-                f"the agent ended with status {process.returncode}: {last[:_SHOWN]} ({shlex.join(self._command)})"
-            )
-            failure.resources = hosts_in(end) if broken else ()
-            raise failure
-        text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
-        answer, field = judged_answer(text, question.answers, (), {})
-        called = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"
-        return Answer(text=answer, judged_field=field if answer != text else "standard output", input=called)
+            raise self._failure(process.returncode, output, errors)
+        result = self._read(output.decode("utf-8", "replace").strip())
+        answer, field = judged_answer(result, question.answers, (), {})
+        made = await call_summary(endpoint.base_url) if endpoint.base_url else None
+        silent = made is not None and not made.calls
+        return Answer(
+            text=answer,
+            judged_field=field if answer != result else "standard output",
+            input=called,
+            no_call=_no_call(shlex.join(self._command), endpoint) if silent else "",
+        )
+
+    def _call(self, task: AgentTask) -> tuple[list[str], bytes, str]:
+        """The command line for a task, what is written to the program, and how to show both."""
+        known = {name for part in self._command[1:] for name in _COLUMN.findall(part) if name in task}
+
+        def value(match: re.Match[str]) -> str:
+            return str(task[match[1]]).replace("\0", "\ufffd") if match[1] in known else match[0]
+
+        command = [self._command[0], *(_COLUMN.sub(value, argument) for argument in self._command[1:])]
+        kind = self._input or ("none" if known else "json")
+        asked = task["question"].replace("\n", " ")
+        line = asked if kind == "line" else json.dumps(task, ensure_ascii=False, default=str)
+        shown = shlex.join(command)
+        if kind == "none":
+            return command, b"", shown
+        return command, f"{line}\n".encode("utf-8", "replace"), f"{shown} with {line:.{_SHOWN}} as standard input"
+
+    def _read(self, text: str) -> str:
+        """The part of the output that has the answer."""
+        if self._output == "all":
+            return text
+        if self._output == "last-line":
+            return text.splitlines()[-1] if text else ""
+        name = self._output.removeprefix("json:")
+        for source in (text, text[text.rfind("\n{") + 1 :]):
+            with suppress(ValueError, RecursionError):
+                written = json.loads(source)
+                if isinstance(written, dict) and name in written:
+                    return written[name] if isinstance(written[name], str) else json.dumps(written[name])
+        raise MalformedOutputError(f"the agent wrote no JSON object with the field {name!r}, but {text[-_SHOWN:]!r}")
+
+    def _failure(self, status: int, output: bytes, errors: bytes) -> AgentError | ToolError:
+        lines = [*output.split(b"\n"), *errors.strip().split(b"\n")][-_LAST_LINES:]
+        end = b"\n".join(lines).decode("utf-8", "replace")
+        broken = is_infrastructure_text(end) or status == -signal.SIGKILL  # out of memory
+        useful = _useful(errors.decode("utf-8", "replace"))
+        message = f"the agent ended with status {status}: {useful} ({shlex.join(self._command)})"
+        if not broken:
+            return AgentError(message)
+        failure = ToolError(message)
+        failure.resources = hosts_in(end)
+        return failure
 
 
-def _environment(endpoint: Endpoint) -> dict[str, str]:
-    base = endpoint.base_url.rstrip("/")
-    settings: dict[str, Any] = {
-        "OPENAI_BASE_URL": base,
-        "OPENAI_API_BASE": base,
-        "OPENAI_API_KEY": endpoint.api_key,
-        "ANTHROPIC_BASE_URL": base.removesuffix("/v1"),
-        "ANTHROPIC_API_KEY": endpoint.api_key,
+def _talk(process: subprocess.Popen[bytes], text: bytes, keep_first: bool) -> tuple[bytes, bytes]:
+    """Write ``text`` to the program, and read what it writes until it ends: the first or last MiB, and its errors.
+
+    What it leaves running may hold its pipes, so their end is not awaited.
+    """
+    output, errors, unsent = _Kept(first=keep_first), _Kept(first=False), memoryview(text)
+    with selectors.DefaultSelector() as selector:
+
+        def close(pipe: IO[bytes]) -> None:
+            selector.unregister(pipe)
+            pipe.close()
+
+        for pipe, kept in ((process.stdout, output), (process.stderr, errors)):
+            assert pipe is not None
+            selector.register(pipe, selectors.EVENT_READ, kept)
+        if process.stdin is not None:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            has_ended = process.poll() is not None
+            events = selector.select(0 if has_ended else _POLL_S)
+            if has_ended and not any(key.data for key, _ in events):
+                break
+            for key, _ in events:
+                pipe: Any = key.fileobj
+                if key.data is None:
+                    with suppress(BrokenPipeError):
+                        unsent = unsent[os.write(key.fd, unsent[: select.PIPE_BUF]) :]
+                        if unsent:
+                            continue
+                    close(pipe)
+                elif piece := os.read(key.fd, 1 << 16):
+                    key.data.add(piece)
+                else:
+                    close(pipe)
+        for key in [*selector.get_map().values()]:
+            close(key.fileobj)  # type: ignore[arg-type]
+    process.wait()
+    return output.read(), errors.read()
+
+
+class _Kept:
+    """The first or the last MiB of a stream."""
+
+    def __init__(self, *, first: bool) -> None:
+        self._bytes, self._first = bytearray(), first
+
+    def add(self, piece: bytes) -> None:
+        if not self._first or len(self._bytes) < _MAX_ANSWER:
+            self._bytes += piece
+        if not self._first and len(self._bytes) > 2 * _MAX_ANSWER:
+            del self._bytes[:-_MAX_ANSWER]
+
+    def read(self) -> bytes:
+        return bytes(self._bytes[:_MAX_ANSWER] if self._first else self._bytes[-_MAX_ANSWER:])
+
+
+def _useful(errors: str) -> str:
+    """What standard error says at its end: from the last line that names an error on, without the stack."""
+    lines = [line for line in errors.splitlines() if not _NOISE.fullmatch(line)][-_LAST_LINES:]
+    start = max((number for number, line in enumerate(lines) if _ERROR_LINE.match(line)), default=0)
+    return " ".join(map(str.strip, lines[start:]))[:_SHOWN]
+
+
+def _settings(endpoint: Endpoint) -> dict[str, str]:
+    """The variables that send the program's LLM calls to the attempt."""
+    host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
+    keys = {"OPENAI_API_KEY": endpoint.api_key, "ANTHROPIC_API_KEY": endpoint.api_key}
+    return {
+        **placeholder_keys(os.environ),
+        **provider_urls(endpoint.base_url),
+        **without_proxy(host, os.environ),
+        **keys,
     }
-    return {**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings}
+
+
+def _no_call(command: str, endpoint: Endpoint) -> str:
+    return (
+        f"{command} made no LLM call to {endpoint.base_url}, which it has in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and "
+        "the like: let its client read them, or give it the URL in its own way"
+    )

@@ -249,7 +249,7 @@ def note_connection() -> None:
         calls.traced += 1
 
 
-def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
+def _redirect(client: Any, args: Any, kwargs: Any) -> AttemptCalls | None:
     """Change a request of httpx or requests that is an LLM call; None if it is left as it is."""
     request = args[0] if args else kwargs["request"]
     body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
@@ -262,6 +262,13 @@ def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
         for name in _CREDENTIALS:
             request.headers.pop(name, None)
         request.headers.update(calls.headers())
+        if "proxies" in kwargs:  # which requests has found for the agent's own URL
+            kwargs["proxies"] = {}
+        elif mounts := getattr(client, "_mounts", None):  # proxies that httpx found when the client was made
+            host = urlsplit(calls.endpoint.base_url).netloc.rpartition("@")[2]
+            direct = type(next(iter(mounts)))(f"all://{host}")
+            if direct not in mounts:
+                client._mounts = dict(sorted({**mounts, direct: None}.items()))
     elif CALL_HEADER not in request.headers:  # else it is a client of ours
         for name, value in calls.own_headers().items():
             request.headers.setdefault(name, value)
@@ -269,7 +276,7 @@ def _redirect(args: Any, kwargs: Any) -> AttemptCalls | None:
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    calls = _redirect(args, kwargs)
+    calls = _redirect(client, args, kwargs)
     if calls is None:
         return wrapped(*args, **kwargs)
     with calls.sending():
@@ -280,7 +287,7 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 
 async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    calls = _redirect(args, kwargs)
+    calls = _redirect(client, args, kwargs)
     if calls is None:
         return await wrapped(*args, **kwargs)
     _forget_other_loop(client)

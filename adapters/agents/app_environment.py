@@ -1,0 +1,106 @@
+"""The environment variables that an agent needs besides its own: its ``.env`` file, keys of the right form, no proxy.
+
+``process/environment.py`` has the tables for all ways of running agents. What is set here is given back when a run of
+``fit`` or ``evaluate`` ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from groundwire.adapters.agents.changes import set_variable, undo_later, wrap
+from groundwire.adapters.agents.process.environment import KEYS, provider_urls, without_proxy
+
+_QUIET = {
+    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+}
+_ALIASES = (("GOOGLE", "GEMINI"), ("CO", "COHERE"), ("TOGETHER", "TOGETHERAI"), ("AZURE_OPENAI", "AZURE"))
+"""Names of one provider's key. Clients prefer one of them, so that a placeholder would hide the app's own."""
+_OF_AWS = (
+    *("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+_URLS = provider_urls("").keys()
+
+
+def placeholder_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The keys that an app with this environment does not have. None hides what it has elsewhere: credentials of AWS in
+    a file, with which its tools read other services.
+    """
+    aliases = [{f"{name}_API_KEY" for name in names} for names in _ALIASES]
+    own = {name for names in aliases if names & environment.keys() for name in names}
+    if any(name in environment for name in _OF_AWS) or Path.home().joinpath(".aws").is_dir():
+        own |= {name for name in KEYS if name.startswith("AWS_")}
+    return {name: value for name, value in KEYS.items() if name not in environment and name not in own}
+
+
+def set_environment(agent: str | None = None) -> None:
+    """Set what is missing for ``agent``, a name, before it is imported; None: for an object."""
+    _keep_urls()
+    values = {} if agent is None else {name: value for name, value in _dotenv(agent).items() if _is_missing(name)}
+    keys = placeholder_keys({**os.environ, **values})
+    keys.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
+    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    for name, value in {**keys, **quiet, **without_proxy("127.0.0.1", os.environ), **values}.items():
+        set_variable(name, value)
+    _read_tracing_again()
+    undo_later(_read_tracing_again)
+
+
+def _is_missing(name: str) -> bool:
+    return name not in os.environ or os.environ[name] == KEYS.get(name)
+
+
+def _dotenv(agent: str) -> Mapping[str, str]:
+    """The nearest ``.env`` file from the folder of the agent's file upwards, if the app has python-dotenv."""
+    with suppress(ImportError, OSError, ValueError):
+        from dotenv import dotenv_values
+
+        for folder in _folders(agent.rpartition(":")[0]):
+            if (file := folder / ".env").is_file():
+                return {name: value for name, value in dotenv_values(file).items() if value is not None}
+    return {}
+
+
+def _folders(place: str) -> Iterator[Path]:
+    """The folders in which python-dotenv searches if it is called in the module or file ``place``."""
+    if place.endswith(".py"):
+        yield from Path(place).resolve().parents
+        return
+    package, *inner = place.split(".")
+    spec = importlib.util.find_spec(package)  # of the outermost: any other would be imported
+    if spec is not None and spec.origin is not None:
+        deepest = Path(spec.origin).resolve().parent.joinpath(*inner[:-1])
+        yield from (deepest, *deepest.parents)
+
+
+@cache
+def _keep_urls() -> None:
+    """``load_dotenv(override=True)`` in the agent's code leaves the URLs of the attempt, in a process that has them."""
+
+    def load(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        urls = {name: value for name, value in os.environ.items() if name in _URLS}
+        result = wrapped(*args, **kwargs)
+        os.environ.update(urls)
+        return result
+
+    wrap("dotenv.main", "DotEnv.set_as_environment_variables", load)
+    undo_later(_keep_urls.cache_clear)
+
+
+def _read_tracing_again() -> None:
+    """Let the Agents SDK read the variable that switches its tracing off, which it reads once."""
+    provider = getattr(sys.modules.get("agents.tracing.setup"), "GLOBAL_TRACE_PROVIDER", None)
+    if hasattr(provider, "_env_disabled"):
+        provider._env_disabled = None

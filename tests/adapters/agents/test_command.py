@@ -1,0 +1,184 @@
+"""Any program is an agent: what it reads, where its answer is, what it leaves, and what its failure says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_agents import traced
+
+from groundwire.adapters import AgentError, AgentSetupError, Answer, Endpoint, MalformedOutputError, Question
+from groundwire.adapters.agents.command import CommandBackend
+from groundwire.adapters.agents.process.environment import KEYS
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.rollouts.factory import make_backend
+
+QUESTION = Question(id="1", text="Which\nsingers?", database="", columns={"n": 7, "json": "{question}"})
+NOBODY = Endpoint(base_url="", model="m")
+
+
+def _command(program: str, *arguments: str) -> str:
+    return shlex.join([sys.executable, "-c", program, *arguments])
+
+
+async def _run(program: str, *arguments: str, endpoint: Endpoint = NOBODY, **options: Any) -> Answer:
+    return await CommandBackend(agent=_command(program, *arguments), **options).run(QUESTION, endpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "read"),
+    [
+        ({}, (), '{"n": 7, "json": "{question}", "id": "1", "question": "Which\\nsingers?", "database": ""}\n'),
+        ({"input": "line"}, (), "Which singers?\n"),
+        ({"input": "none"}, (), ""),
+        ({}, ("-q={question}", "{n}", "{unknown}", '{"a": 1}', "{json}"), ""),
+        ({"input": "line"}, ("{n}",), "Which singers?\n"),
+    ],
+)
+async def test_a_program_gets_its_task_as_it_reads_it(options: Any, arguments: tuple[str, ...], read: str) -> None:
+    answer = await _run("import json, sys; print(json.dumps([sys.argv[1:], sys.stdin.read()]))", *arguments, **options)
+    values = {"-q={question}": "-q=Which\nsingers?", "{n}": "7", "{json}": "{question}"}
+    assert json.loads(answer.text) == [[values.get(argument, argument) for argument in arguments], read]
+
+
+async def test_the_answer_is_where_the_option_says() -> None:
+    program = (
+        """print('{"answer": "no"}\\nlog'); print('{\\n "answer": "yes",\\n "rows": {\\n"n": 1}\\n}'); print('bye')"""
+    )
+    assert (await _run(program, output="last-line")).text == "bye"
+    program = program.removesuffix("; print('bye')")
+    assert (await _run(program, output="json:answer")).text == "yes"
+    assert (await _run(program, output="json:rows")).text == '{"n": 1}'
+    assert (await _run("print('x'); print('{\"answer\": 1}')", output="json:answer")).text == "1"
+    with pytest.raises(MalformedOutputError, match="no JSON object with the field 'answer', but 'nothing'"):
+        await _run("print('nothing')", output="json:answer")
+    for wrong in ("json:", "json", "first"):
+        with pytest.raises(ValueError, match="it must be all, last-line or json:FIELD"):
+            CommandBackend(agent="true", output=wrong)
+
+
+def test_its_options_are_agent_options() -> None:
+    options = {"input": "line", "output": "last-line"}
+    config = resolve("fast", backend="command", agent="true", agent_options=options)
+    assert isinstance(make_backend(config), CommandBackend)
+    for wrong, message in (
+        ({"input": "text"}, "must be 'json', 'line' or 'none'"),
+        ({"inptu": "x"}, "has input, output"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_backend(resolve("fast", backend="command", agent="true", agent_options=wrong))
+
+
+async def test_what_a_program_leaves_running_does_not_hold_its_rollout() -> None:
+    began = time.monotonic()
+    program = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); print('fine')"
+    assert (await asyncio.wait_for(_run(program), 30)).text == "fine"
+    closed = "import os, time; print('fine', flush=True); os.close(1); os.close(2); time.sleep(0.3)"
+    assert (await asyncio.wait_for(_run(closed), 30)).text == "fine"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("output", ["all", "last-line"])
+async def test_a_flood_does_not_fill_the_memory(output: str) -> None:
+    program = (
+        "import os\nos.write(1, b'first\\n')\nfor _ in range(400): os.write(1, b'x' * (1 << 20))\nprint('\\nlast')"
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = await _run(program, output=output)
+    assert answer.text.startswith("first") if output == "all" else answer.text == "last"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+async def test_a_large_task_is_written_whole_and_one_that_is_not_read_does_not_hold() -> None:
+    question = Question(id="1", text="x" * 3_000_000, database="")
+    backend = CommandBackend(agent=_command("import sys; print(len(sys.stdin.read()))"), input="line")
+    assert (await backend.run(question, NOBODY)).text == "3000001"
+    assert (await CommandBackend(agent="echo fine").run(question, NOBODY)).text == "fine"
+    with pytest.raises(AgentSetupError, match=r"cannot be started: .*Argument list too long"):
+        await CommandBackend(agent="echo {question}").run(question, NOBODY)
+
+
+async def test_a_program_without_a_call_says_what_was_set() -> None:
+    call = (
+        "import json, os, urllib.request as u\n"
+        "body = json.dumps({'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}]}).encode()\n"
+        "url, headers = os.environ['OPENAI_BASE_URL'] + '/chat/completions', {'content-type': 'application/json'}\n"
+        "u.urlopen(u.Request(url, body, headers))\n"
+    )
+    async with traced(lambda _: "fine") as policy:
+        answer, calls = await policy.run(CommandBackend(agent=_command(call + "print('fine')")))
+        assert (answer.no_call, len(calls)) == ("", 1)
+        answer, _ = await policy.run(CommandBackend(agent=_command("print('fine')")))
+    assert "made no LLM call to http://127.0.0.1" in answer.no_call
+    assert "which it has in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like" in answer.no_call
+
+
+NODE = """file:///app/agent.mjs:3
+  throw new Refused('no such model')
+        ^
+
+Refused [Error]: no such model
+    at ask (file:///app/agent.mjs:3:9)
+    at file:///app/agent.mjs:9:1 {
+  status: 400,
+  error: { code: 'x' }
+}
+
+Node.js v22.1.0
+"""
+PYTHON = """Traceback (most recent call last):
+  File "agent.py", line 1, in <module>
+    raise KeyError("question")
+KeyError: 'question'
+"""
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        (NODE, "status 1: Refused [Error]: no such model status: 400, error: { code: 'x' } ("),
+        (PYTHON, "status 1: KeyError: 'question' ("),
+        ("usage: agent [-h]\nagent: unrecognized arguments: -x\n", "usage: agent [-h] agent: unrecognized arguments"),
+    ],
+)
+async def test_a_failure_says_what_standard_error_says(errors: str, message: str) -> None:
+    with pytest.raises(AgentError) as raised:
+        await _run(f"import sys; sys.stderr.write({errors!r}); sys.exit(1)")
+    assert message in str(raised.value)
+
+
+async def test_a_program_has_the_urls_and_keys_of_all_providers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (*KEYS, "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MISTRAL_API_KEY", "of-the-user")
+    monkeypatch.setenv("GEMINI_API_KEY", "of-the-user")
+    endpoint = Endpoint(base_url="http://10.0.0.1:9/r/1/v1", model="m", api_key="of-the-run")
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    monkeypatch.setattr("groundwire.adapters.agents.command.call_summary", _nothing)
+    environment = json.loads((await _run(program, endpoint=endpoint)).text)
+    assert environment["OPENAI_API_KEY"] == "of-the-run"
+    assert (environment["MISTRAL_API_KEY"], environment["GROQ_API_KEY"]) == ("of-the-user", "none")
+    assert "GOOGLE_API_KEY" not in environment  # a client would take it in place of the user's
+    assert environment["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == "http://10.0.0.1:9/r/1"
+    assert environment["AWS_ACCESS_KEY_ID"] == "none"
+    assert "10.0.0.1" in environment["NO_PROXY"].split(",")
+    (tmp_path / ".aws").mkdir()
+    environment = json.loads((await _run(program, endpoint=endpoint)).text)
+    assert "AWS_ACCESS_KEY_ID" not in environment
+    assert "GROQ_API_KEY" not in os.environ
+
+
+async def _nothing(base_url: str) -> None:
+    return None
