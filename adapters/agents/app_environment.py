@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.agents.changes import set_variable, undo_later, wrap
-from groundwire.adapters.agents.process.environment import KEYS, provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import placeholder_keys, provider_urls, without_proxy
 
 _QUIET = {
     # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
@@ -25,30 +25,13 @@ _QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "true",
     "CREWAI_DISABLE_TELEMETRY": "true",
 }
-_ALIASES = (("GOOGLE", "GEMINI"), ("CO", "COHERE"), ("TOGETHER", "TOGETHERAI"), ("AZURE_OPENAI", "AZURE"))
-"""Names of one provider's key. Clients prefer one of them, so that a placeholder would hide the app's own."""
-_OF_AWS = (
-    *("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-)
 _URLS = provider_urls("").keys()
-
-
-def placeholder_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The keys that an app with this environment does not have. None hides what it has elsewhere: credentials of AWS in
-    a file, with which its tools read other services.
-    """
-    aliases = [{f"{name}_API_KEY" for name in names} for names in _ALIASES]
-    own = {name for names in aliases if names & environment.keys() for name in names}
-    if any(name in environment for name in _OF_AWS) or Path.home().joinpath(".aws").is_dir():
-        own |= {name for name in KEYS if name.startswith("AWS_")}
-    return {name: value for name, value in KEYS.items() if name not in environment and name not in own}
 
 
 def set_environment(agent: str | None = None) -> None:
     """Set what is missing for ``agent``, a name, before it is imported; None: for an object."""
     _keep_urls()
-    values = {} if agent is None else {name: value for name, value in _dotenv(agent).items() if _is_missing(name)}
+    values = {} if agent is None else {name: value for name, value in _dotenv(agent).items() if name not in os.environ}
     keys = placeholder_keys({**os.environ, **values})
     keys.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
     quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
@@ -56,10 +39,6 @@ def set_environment(agent: str | None = None) -> None:
         set_variable(name, value)
     _read_tracing_again()
     undo_later(_read_tracing_again)
-
-
-def _is_missing(name: str) -> bool:
-    return name not in os.environ or os.environ[name] == KEYS.get(name)
 
 
 def _dotenv(agent: str) -> Mapping[str, str]:

@@ -32,9 +32,8 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.agents.answers import judged_answer
-from groundwire.adapters.agents.app_environment import placeholder_keys
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
-from groundwire.adapters.agents.process.environment import provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import placeholder_keys, provider_urls, without_proxy
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 _ROOT = (
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL", "ANTHROPIC_BEDROCK_BASE_URL"),
@@ -41,6 +42,25 @@ KEYS = {
 """What is set where the app has none: clients refuse to be made without a key. The policy needs none."""
 
 
+_ALIASES = (("GOOGLE", "GEMINI"), ("CO", "COHERE"), ("TOGETHER", "TOGETHERAI"), ("AZURE_OPENAI", "AZURE"))
+"""Names of one provider's key. Clients prefer one of them, so that a placeholder would hide the app's own."""
+_OF_AWS = (
+    *("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+
+
+def placeholder_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The keys that an app with this environment does not have. None hides what it has elsewhere: credentials of AWS in
+    a file, with which its tools read other services.
+    """
+    aliases = [{f"{name}_API_KEY" for name in names} for names in _ALIASES]
+    own = {name for names in aliases if names & environment.keys() for name in names}
+    if any(name in environment for name in _OF_AWS) or Path.home().joinpath(".aws").is_dir():
+        own |= {name for name in KEYS if name.startswith("AWS_")}
+    return {name: value for name, value in KEYS.items() if name not in environment and name not in own}
+
+
 def provider_urls(base_url: str) -> dict[str, str]:
     """The variables that send the clients of providers to an attempt, whose ``base_url`` ends in ``/v1``."""
     base = base_url.rstrip("/")
@@ -63,7 +83,6 @@ def set_template_environment(placeholder_url: str | None) -> None:
     """For the import of the agent: a client that is made there gets a placeholder, which each attempt replaces."""
     if placeholder_url is not None:
         os.environ.update(provider_urls(placeholder_url))
-    for name, value in KEYS.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("HF_TOKEN", KEYS["HF_TOKEN"])
     os.environ.pop("AWS_BEARER_TOKEN_BEDROCK", None)  # it requires HTTPS
     os.environ.update(without_proxy("127.0.0.1", os.environ))

@@ -12,9 +12,8 @@ import pytest
 import requests
 
 from groundwire.adapters import Endpoint, Question, agent_backend
-from groundwire.adapters.agents.app_environment import placeholder_keys
 from groundwire.adapters.agents.changes import given_back
-from groundwire.adapters.agents.process.environment import KEYS, provider_urls
+from groundwire.adapters.agents.process.environment import KEYS, placeholder_keys, provider_urls
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 
 AGENT = """
