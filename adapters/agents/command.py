@@ -17,7 +17,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
@@ -34,6 +38,7 @@ from groundwire.adapters._types import (
 from groundwire.adapters.agents.answers import judged_answer
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
 from groundwire.adapters.agents.process.environment import placeholder_keys, provider_urls, without_proxy
+from groundwire.adapters.agents.process.folders import remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
@@ -42,7 +47,8 @@ from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of standard error in the message of a failure."""
-_POLL_S = 0.2
+_POLL_S, _END_S = 0.2, 5.0
+_LAUNCH = str(Path(__file__).parent / "process" / "launch.py")
 _COLUMN = re.compile(r"\{(\w+)\}")
 _ERROR_LINE = re.compile(r"(?! )[\w.\[ ]*(error|exception|panic|fatal)", re.IGNORECASE)
 _NOISE = re.compile(r"\s+at .*|\s*File \".*|[\s^~{}\[\](),;]*|Node\.js v\S+")
@@ -55,11 +61,17 @@ class CommandBackend(Backend):
     ``{question}`` and the names of other columns in the command line are replaced, each within its argument. ``input``
     is what the program reads: the task as ``json``, the question as a ``line``, or ``none``, which is the default where
     the command line has a column. ``output`` is where the answer is in what it writes: ``all``, the ``last-line``, or
-    ``json:FIELD``, a field of the JSON object that is written last.
+    ``json:FIELD``, a field of the JSON object that is written last. ``agent_folder`` is its working folder, as for
+    other agents: a ``copy`` of the present one, ``empty``, or ``shared``; those of caches are its own.
     """
 
     def __init__(
-        self, *, agent: str, input: Literal["json", "line", "none"] | None = None, output: str = "all"
+        self,
+        *,
+        agent: str,
+        agent_folder: str = "copy",
+        input: Literal["json", "line", "none"] | None = None,
+        output: str = "all",
     ) -> None:
         try:
             self._command = shlex.split(agent)
@@ -70,6 +82,7 @@ class CommandBackend(Backend):
         if output not in ("all", "last-line") and not output.removeprefix("json:") != output != "json:":
             raise ValueError(f"the option output is {output!r}; it must be all, last-line or json:FIELD")
         self._input, self._output = input, output
+        self._way = "overlay" if agent_folder == "copy" else agent_folder
 
     def describe_call(self, question: Question) -> str:
         """How the program is called."""
@@ -78,25 +91,17 @@ class CommandBackend(Backend):
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`, by its output."""
         command, text, called = self._call(agent_task(question))
-        settings = _settings(endpoint)
         try:
-            # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
-            process = subprocess.Popen(  # noqa: ASYNC220, S603
-                command,
-                stdin=subprocess.PIPE if text else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings},
-                start_new_session=True,
-            )
+            process, place = self._start(command, _settings(endpoint), reads=bool(text))
         except (OSError, ValueError) as error:
             raise AgentSetupError(f"the agent cannot be started: {error} ({called:.{_SHOWN}})") from error
         talk = in_thread(lambda: _talk(process, text, self._output == "all"), name=f"agent {question.id}")
         try:
             output, errors = await asyncio.wrap_future(talk)
-        finally:  # also what the agent left running, and an agent whose rollout was cancelled
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            if process.poll() is None:  # its rollout was cancelled: the guard ends all that it has started
+                process.terminate()
+            in_thread(lambda: _end(process, place), name=f"remove {place.name}")
         if process.returncode:
             raise self._failure(process.returncode, output, errors)
         result = self._read(output.decode("utf-8", "replace").strip())
@@ -109,6 +114,28 @@ class CommandBackend(Backend):
             input=called,
             no_call=_no_call(shlex.join(self._command), endpoint) if silent else "",
         )
+
+    def _start(
+        self, command: Sequence[str], settings: Mapping[str, str], *, reads: bool
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """The program below its guard, in folders of its own, and the place of these."""
+        place = Path(tempfile.mkdtemp(prefix="groundwire-program-")).resolve()
+        way = "shared" if Path.cwd() in place.parents else self._way  # a copy would be in itself
+        guard = [sys.executable, "-S", "-E", _LAUNCH, str(place), way] if hasattr(os, "fork") else []
+        try:
+            # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
+            process = subprocess.Popen(  # noqa: S603
+                [*guard, *command],
+                stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings},
+                start_new_session=True,
+            )
+        except (OSError, ValueError):
+            remove(place)
+            raise
+        return process, place
 
     def _call(self, task: AgentTask) -> tuple[list[str], bytes, str]:
         """The command line for a task, what is written to the program, and how to show both."""
@@ -143,7 +170,7 @@ class CommandBackend(Backend):
     def _failure(self, status: int, output: bytes, errors: bytes) -> AgentError | ToolError:
         lines = [*output.split(b"\n"), *errors.strip().split(b"\n")][-_LAST_LINES:]
         end = b"\n".join(lines).decode("utf-8", "replace")
-        broken = is_infrastructure_text(end) or status == -signal.SIGKILL  # out of memory
+        broken = is_infrastructure_text(end) or status in (-signal.SIGKILL, 128 + signal.SIGKILL)  # out of memory
         useful = _useful(errors.decode("utf-8", "replace"))
         message = f"the agent ended with status {status}: {useful} ({shlex.join(self._command)})"
         if not broken:
@@ -191,6 +218,14 @@ def _talk(process: subprocess.Popen[bytes], text: bytes, keep_first: bool) -> tu
             close(key.fileobj)  # type: ignore[arg-type]
     process.wait()
     return output.read(), errors.read()
+
+
+def _end(process: subprocess.Popen[bytes], place: Path) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    remove(place)
 
 
 class _Kept:

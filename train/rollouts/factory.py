@@ -66,7 +66,9 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
             if settings.agent is not None and "agent" not in objects and settings.rollout_process != "off":
                 return _in_processes(settings, {**arguments, "options": dict(options), "framework": settings.backend})
             return factory(**arguments, options=options)
-        known = options_of(factory, without=(*_OPTIONS, *OF_THE_RUN))
+        if "agent_folder" in parameters:
+            arguments["agent_folder"] = "shared" if settings.rollout_process == "off" else settings.agent_folder
+        known = options_of(factory, without=(*_OPTIONS, "agent_folder", *OF_THE_RUN))
         checked = checked_options(factory, settings.backend, _applicable(settings, known), known)
         return adapters.as_backend(factory(**arguments, **checked))
     except MissingPackageError as error:

@@ -25,8 +25,12 @@ _MODELS = {
     "TIKTOKEN_CACHE_DIR": None,
     "NLTK_DATA": "nltk_data",
     "TORCH_HOME": ".cache/torch",
+    "UV_CACHE_DIR": ".cache/uv",
+    "UV_PYTHON_INSTALL_DIR": ".local/share/uv/python",
+    "DENO_DIR": ".cache/deno",
+    "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
 }
-"""Files of models, which each rollout would fetch again: they stay where they are."""
+"""Files of models and programs, which each rollout would fetch again: they stay where they are."""
 
 
 def own_folders(place: Path) -> dict[str, str]:

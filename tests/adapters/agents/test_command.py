@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,10 @@ def _command(program: str, *arguments: str) -> str:
 
 async def _run(program: str, *arguments: str, endpoint: Endpoint = NOBODY, **options: Any) -> Answer:
     return await CommandBackend(agent=_command(program, *arguments), **options).run(QUESTION, endpoint)
+
+
+def _runs(command: str) -> bool:
+    return not subprocess.run(["pgrep", "-fx", command], capture_output=True, check=False).returncode
 
 
 @pytest.mark.parametrize(
@@ -85,6 +90,43 @@ async def test_what_a_program_leaves_running_does_not_hold_its_rollout() -> None
     closed = "import os, time; print('fine', flush=True); os.close(1); os.close(2); time.sleep(0.3)"
     assert (await asyncio.wait_for(_run(closed), 30)).text == "fine"
     assert time.monotonic() - began < 30
+
+
+async def test_rollouts_share_neither_working_folder_nor_home_nor_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "notes.txt").write_text("of the author")
+    monkeypatch.chdir(tmp_path / "app")
+    program = (
+        "import os, pathlib, subprocess\n"
+        "notes, state = pathlib.Path('notes.txt'), pathlib.Path(os.environ['XDG_CONFIG_HOME'], 'state')\n"
+        "print(notes.read_text(), state.exists(), flush=True)\n"
+        "notes.write_text('changed'), state.write_text('x'), pathlib.Path.home().joinpath('own').touch()\n"
+        f"subprocess.Popen(['sleep', '77{os.getpid()}'], start_new_session=True)\n"
+    )
+    answers = await asyncio.gather(*[_run(program) for _ in range(3)])
+    assert [answer.text for answer in answers] == ["of the author False"] * 3
+    assert (tmp_path / "app" / "notes.txt").read_text() == "of the author"
+    assert not _runs(f"sleep 77{os.getpid()}")
+    (tmp_path / "program.py").write_text("import os; print(os.listdir())")
+    backend = CommandBackend(agent=f"{sys.executable} {tmp_path}/program.py", agent_folder="empty")
+    assert (await backend.run(QUESTION, NOBODY)).text == "[]"
+
+
+async def test_a_program_whose_rollout_is_cancelled_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen(['sleep', '88{os.getpid()}'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'started')!r}, 'w').close(); time.sleep(600)"
+    )
+    rollout = asyncio.ensure_future(_run(program))
+    while not (tmp_path / "started").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    rollout.cancel()
+    await asyncio.wait({rollout})
+    while _runs(f"sleep 88{os.getpid()}"):  # noqa: ASYNC110  the test's time limit ends this
+        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("output", ["all", "last-line"])
