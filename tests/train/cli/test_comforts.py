@@ -91,7 +91,8 @@ def test_help_shows_the_whole_name_of_every_option_at_80_columns(module: str) ->
 def test_the_commands_are_the_modules_that_python_runs() -> None:
     listed = _run("-m", "train.cli.app", "--help").stdout
     assert all(f"│ {name} " in listed for name in COMMANDS)
-    assert _run("-m", "train.cli.app", "--version").stdout == f"groundwire {version()}\n"
+    for command in ("train.cli.app", "groundwire"):
+        assert _run("-m", command, "--version").stdout == f"groundwire {version()}\n"
     here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli.app"), ("-m", "train.why")))
     assert here.returncode == there.returncode == 2
     done = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")
