@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire import adapters, domains, rewards
+from groundwire.adapters.agents.backend import AgentBackend
 from groundwire.domains.task_list import is_file
 from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
@@ -75,6 +76,11 @@ def prepare(
         _columns_note(config, view, tasks, backend),
         *(f"reward: {note}" for note in reward_notes),
     ]
+    if isinstance(backend, AgentBackend) and objects.agent.get("agent") is not None:
+        notes.append(
+            "rollouts: all in this process, with the agent's object; what it remembers reaches other rollouts. By name "
+            "(module:name) each has a process of its own"
+        )
     if endpoint is None:
         folder = trainer.model_folder(config)
         if folder is not None:

@@ -58,7 +58,7 @@ PROGRAM = """
         async with ScriptedPolicyServer(replies=lambda _: "fine") as policy:
             await asyncio.to_thread(
                 groundwire.train.evaluate, agent, [{{"question": "Which?"}}], lambda task, answer: 1.0,
-                base_url=policy.base_url, model="m", api_key="none", quiet=True, output_dir=sys.argv[1],
+                base_url=policy.base_url, model="m", api_key="none", output_dir=sys.argv[1],
             )
 
     before, changed = state(), []
@@ -83,4 +83,6 @@ def test_an_evaluation_changes_nothing_that_stays(tmp_path: Path, own_provider: 
     command = [sys.executable, "-c", program, str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert not ended.returncode, ended.stderr[-3000:]
+    said = " ".join(f"{ended.stdout} {ended.stderr}".split())
+    assert said.count("rollouts: all in this process, with the agent's object") == 1
     assert ended.stdout.strip().endswith("['of the author', 'afterwards']" if own_provider else "[]")
