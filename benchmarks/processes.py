@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,7 @@ async def _answer(backend: Backend, port: int, number: int) -> None:
 async def _measure(mode: str, file: str, port: int, count: int) -> None:
     """Print the ms of CPU of one of ``count`` rollouts, or, if they are all alive, its memory."""
     spec = {"agent": f"{file}:agent"}
+    os.environ["OPENAI_BASE_URL"] = f"http://127.0.0.1:{port}/v1"  # DSPy has a client of its own
     backend = agent_backend(**spec) if mode == "off" else ProcessBackend(spec)
     at_once = count if mode == "alive" else 4
     memory = began = 0.0

@@ -94,7 +94,7 @@ class ProcessBackend(Backend):
         def on_report(message: Mapping[str, Any]) -> None:
             if "modules" in message:
                 self._child_bytes = max(self._child_bytes, message["bytes"])
-                program.send({"modules": message["modules"]})
+                program.send({"modules": message["modules"], "models": message["models"]})
                 if self._learnt is not None:
                     self._learnt.set()
             elif emissions is not None:

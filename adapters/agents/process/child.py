@@ -25,6 +25,7 @@ from groundwire.adapters.agents.process.isolation import isolate, own_bytes
 from groundwire.adapters.agents.process.namespaces import own_network
 from groundwire.adapters.agents.process.relay import Relay
 from groundwire.adapters.agents.process.results import MAX_RESULT, answer_to, failure_to
+from groundwire.adapters.agents.process.warm_up import built_models
 from groundwire.adapters.tracing.emitted_spans import Emissions
 
 _QUIET_S = 1.0
@@ -96,8 +97,9 @@ class _Reports:
             self._connection.sendall(text + b"\n")
 
     def send_imports(self, before: set[str]) -> None:
-        """What has been imported since ``before``, and the memory of this process."""
-        self.send({"modules": [name for name in [*sys.modules] if name not in before], "bytes": own_bytes()})
+        """What has been imported since ``before``, what is built, and the memory of this process."""
+        modules = [name for name in [*sys.modules] if name not in before]
+        self.send({"modules": modules, "models": built_models(), "bytes": own_bytes()})
 
     def send_first_imports(self, before: set[str]) -> None:
         """As :meth:`send_imports`, once no import has come for a while."""

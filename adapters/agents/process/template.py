@@ -107,7 +107,7 @@ class _Template:
             except ValueError as error:
                 self._send({"error": str(error)})
         elif "modules" in message:
-            self._learn(message["modules"])
+            self._learn(message["modules"], set(message["models"]))
         else:
             for pid in [pid for pid, key in self._children.items() if key == message["end"]]:
                 os.kill(pid, signal.SIGTERM)
@@ -128,14 +128,14 @@ class _Template:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         self._children[pid] = message["start"]
 
-    def _learn(self, modules: list[str]) -> None:
-        """Import what the first rollout imported, so that the next ones need not."""
+    def _learn(self, modules: list[str], models: set[str]) -> None:
+        """Import and build what the first rollout imported and built, so that the next ones need not."""
         before = fork_hazards(self._children)
         for name in modules:
             if name not in sys.modules:
                 with suppress(BaseException):
                     importlib.import_module(name)
-        warm_up()
+        warm_up(models)
         _settle()
         if hazards := [hazard for hazard in fork_hazards(self._children) if hazard not in before]:
             self._send({"hazards": hazards})

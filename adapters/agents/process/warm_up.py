@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -32,8 +32,30 @@ _RESPONSE = {
 }
 
 
-def warm_up() -> None:
-    """Make the imported libraries build what their first call builds. What fails is left to the children."""
+def built_models() -> list[str]:
+    """The names of the models of pydantic that are built. Libraries leave theirs to the first use."""
+    return [name for name, model in _models() if model.__pydantic_complete__]
+
+
+def _models() -> Iterator[tuple[str, Any]]:
+    pydantic = sys.modules.get("pydantic")
+    remaining = [pydantic.BaseModel] if pydantic is not None else []
+    while remaining:
+        subclasses = remaining.pop().__subclasses__()
+        remaining += subclasses
+        for model in subclasses:
+            yield f"{model.__module__}.{model.__qualname__}", model
+
+
+def warm_up(models: Collection[str]) -> None:
+    """Build ``models`` of pydantic, by their names, and make the imported libraries build what their first call builds.
+
+    What fails is left to the children.
+    """
+    for name, model in [*_models()]:
+        if name in models and not model.__pydantic_complete__:
+            with suppress(Exception):
+                model.model_rebuild()
     for package, make in _CALLS.items():
         if package in sys.modules:
             with suppress(Exception):

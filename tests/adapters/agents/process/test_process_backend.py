@@ -18,6 +18,9 @@ from groundwire.adapters.agents.process.backend import ProcessBackend
 from groundwire.adapters.agents.process.namespaces import overlay
 
 
+SLEEP = f"sleep 60.{os.getpid()}"
+
+
 async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(agent: Agents, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("app", encoding="utf-8")
     source = """
@@ -77,17 +80,17 @@ async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(
 
 
 async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Path) -> None:
-    source = """
+    source = f"""
         import os, subprocess
         def agent(question):
-            shells = ["sleep 60", "setsid sleep 60", "(setsid sleep 60 &) &", "env -i setsid sleep 60"]
+            sleep = "{SLEEP}"
+            shells = [sleep, f"setsid {{sleep}}", f"(setsid {{sleep}} &) &", f"env -i setsid {{sleep}}"]
             started = [subprocess.Popen(["sh", "-c", shell]) for shell in shells]
             return " ".join(str(process.pid) for process in started)
     """
-    before = _sleeping()
     answers = await agent(source, "a", "b")
     assert all(isinstance(answer, Answer) for answer in answers)
-    assert _sleeping() == before
+    assert not _sleeping()
 
 
 async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_an_overlay_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 
 def _sleeping() -> set[int]:
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return {pid for pid in pids if _command(pid) == "sleep 60"}
+    return {pid for pid in pids if _command(pid) == SLEEP}
 
 
 def _command(pid: int) -> str:
