@@ -17,7 +17,6 @@ from groundwire.adapters import AgentError, Answer, Question, ToolError
 from groundwire.adapters.agents.process.backend import ProcessBackend
 from groundwire.adapters.agents.process.namespaces import overlay
 
-
 SLEEP = f"sleep 60.{os.getpid()}"
 
 
