@@ -412,4 +412,7 @@ def test_the_command_for_a_runner_has_the_options_of_the_run() -> None:
         *("--data-dir", "/data", "--judge-model", "m", "--judge-base-url", "http://h/v1", "--policy-host", "10.0.0.7"),
         *("--judge", "temperature=0.5", "--judge", "samples=3", "--judge", "swap_order=True"),
     ]
+    processes = resolve("fast", rollout_process="spawn", agent_folder="empty", sealed=True)
+    assert processes.runner_options()[4:] == ["--rollout-process", "spawn", "--agent-folder", "empty", "--sealed"]
+    assert not processes.for_agents().keys() & {"rollout_process", "agent_folder", "sealed"}
     assert resolve("fast").runner_options() == ["--backend", "langgraph", "--domain", "spider"]
