@@ -61,7 +61,7 @@ _store = partial(setting, panel="Store and proxy")
 
 SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
 """Backends that, without an agent of the user's, run one of the project's."""
-_OF_PROCESSES = ("rollout_process", "agent_folder", "sealed")
+OF_PROCESSES = ("rollout_process", "agent_folder", "sealed")
 """How a runner runs rollouts: each has its own, as systems differ."""
 
 
@@ -395,7 +395,7 @@ class RunConfig(AgentSettings):
     def for_agents(self) -> dict[str, Any]:
         """The values of :class:`AgentSettings` for runners, without what each has for itself."""
         own: Any = {"agent": True, "agent_input": True, "agent_output": True, "judge": {"cache"}}
-        own |= dict.fromkeys(_OF_PROCESSES, True)
+        own |= dict.fromkeys(OF_PROCESSES, True)
         return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
 
     def runner_options(self) -> list[str]:
@@ -411,7 +411,7 @@ class RunConfig(AgentSettings):
         pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
         if self.agent is not None or self.backend not in SQL_AGENTS:  # else they come with each rollout
             pairs += [("agent-option", f"{name}={json.dumps(value)}") for name, value in self.agent_options.items()]
-        for name in _OF_PROCESSES[:2]:
+        for name in OF_PROCESSES[:2]:
             if name in self.model_fields_set:
                 options[name.replace("_", "-")] = getattr(self, name)
         named = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]
