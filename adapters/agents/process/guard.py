@@ -24,9 +24,15 @@ def end_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def guard(*, lifeline: int | None = None, beside: Callable[[], None] | None = None) -> None:
+def guard(
+    *,
+    lifeline: int | None = None,
+    beside: Callable[[], None] | None = None,
+    at_end: Callable[[], None] = lambda: None,
+) -> None:
     """Fork, and return in the child. This process waits for the child's end, SIGTERM, or the end of ``lifeline``, which
-    another process holds open; kills what is left, and ends with the child's status. ``beside`` runs in a thread of it.
+    another process holds open; kills what is left, and ends with the child's status. ``beside`` runs in a thread of it,
+    ``at_end`` when nothing is left.
     """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -50,6 +56,7 @@ def guard(*, lifeline: int | None = None, beside: Callable[[], None] | None = No
             pid, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if pid else None
         _kill_descendants(child)
+        at_end()
         os._exit(0 if code is None else 128 - code if code < 0 else code)
     finally:
         os._exit(70)

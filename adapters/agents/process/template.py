@@ -13,13 +13,14 @@ import json
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from groundwire.adapters.agents.process.child import Attempts, connect, run_agent, run_guarded
 from groundwire.adapters.agents.process.environment import set_template_environment
@@ -168,23 +169,28 @@ def _can_be_sealed() -> bool:
     return not os.waitpid(child, 0)[1]
 
 
-def _be_ended_with_the_runner() -> None:
+def _be_ended_with_the_runner(folder: str) -> None:
     """The runner holds the other end of the standard input open, from which it has sent the settings."""
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     if hasattr(os, "fork"):
-        guard(lifeline=lifeline)
+        guard(lifeline=lifeline, at_end=lambda: shutil.rmtree(folder, ignore_errors=True))
         os.close(lifeline)
     else:
-        threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), daemon=True).start()
+        threading.Thread(target=_exit_at, args=(lifeline,), daemon=True).start()
+
+
+def _exit_at(lifeline: int) -> NoReturn:
+    os.read(lifeline, 1)
+    os._exit(1)
 
 
 def main() -> None:
     """Serve the runner; the settings are the first line of the standard input."""
     spec = json.loads(sys.stdin.readline())
-    _be_ended_with_the_runner()
+    _be_ended_with_the_runner(spec["place"])
     os.environ.pop("PYTHONPATH", None)  # the agent's own programs may have another interpreter
     os.environ.update(spec["environment"])
     port = 0

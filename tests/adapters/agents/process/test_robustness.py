@@ -96,17 +96,20 @@ import asyncio
 from groundwire.adapters import Endpoint, Question
 from groundwire.adapters.agents.process.backend import ProcessBackend
 backend = ProcessBackend({{"agent": {str(tmp_path / "slow.py")!r} + ":agent"}})
+print(backend._first.folder, flush=True)
 asyncio.run(backend.run(Question(id="1", text="a", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
 """
     marker = f"MARKER={tmp_path}"
     environment = {**os.environ, "MARKER": str(tmp_path), "BEGUN": str(tmp_path / "begun")}
-    runner = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
+    runner = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     asyncio.run(_until((tmp_path / "begun").exists))
     assert len(_processes(marker)) >= 5
     runner.send_signal(end)
-    assert runner.stderr is not None
-    runner.communicate(timeout=60)
+    printed, _ = runner.communicate(timeout=60)
     asyncio.run(_until(lambda: not _processes(marker)))
+    assert not Path(printed.decode().strip()).exists()
 
 
 BAD = {
