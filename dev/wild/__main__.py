@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,14 +54,13 @@ def main() -> int:
     options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.names) - agents.keys()):
         parser.error(f"no agent {unknown[0]!r}; known: {', '.join(agents)}")
-    results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
     _LOGS.mkdir(parents=True, exist_ok=True)
     projects, environments = options.projects.resolve(), options.environments.absolute()
     names = options.names or list(agents)
     wrong = 0
     with ThreadPoolExecutor(options.at_once) as threads:
         for result in threads.map(lambda name: asyncio.run(_run(agents[name], projects, environments)), names):
-            results[result["name"]] = result
+            results = {**_results(), result["name"]: result}
             wrong += result["outcome"] != "works"
             print(
                 f"{result['name']}: {_counts(result)} calls, {result['outcome']}, {result['seconds']:.0f} s", flush=True
@@ -68,17 +68,22 @@ def main() -> int:
             _RESULTS.write_text(
                 json.dumps({name: results[name] for name in agents if name in results}, indent=2) + "\n"
             )
+    results = _results()
     rows = [_row(agents[name], results[name]) for name in agents if name in results]
     right = sum(results[name]["outcome"] == "works" for name in agents if name in results)
-    head = "| agent | options | calls: recorded / server | rollouts | outcome |\n|---|---|---|---|---|\n"
+    head = "| agent | options | version | calls: recorded / server | succeeded | outcome |\n|---|---|---|---|---|---|\n"
     write_table(_PAGE, _START, _END, f"{right} of {len(rows)} work.\n\n{head}" + "\n".join(rows))
     return wrong
+
+
+def _results() -> dict[str, Any]:
+    return json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
 
 
 async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dict[str, Any]:
     """The result of one agent."""
     started = time.monotonic()
-    folder = projects / agent["project"] / agent.get("folder", ".")
+    folder = projects / agent["project"] / agent.get("folder", ".") if "project" in agent else _HERE / "own"
     python = environments / agent.get("environment", "") / "bin" / "python"
     result = {"name": agent["name"], "recorded": 0, "server": 0, "rollouts": "", "seconds": 0.0}
     if missing := next((str(path) for path in (folder, python) if not path.exists()), "") or _missing_program(agent):
@@ -102,6 +107,7 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     rollouts = _ROLLOUT.findall(output)
     succeeded = sum(status == "succeeded" for _, status, _ in rollouts)
     recorded = len(_CALL.findall(output))
+    result["version"] = await asyncio.to_thread(_version, python, agent)
     result |= {"recorded": recorded, "server": len(calls), "rollouts": f"{succeeded} of {len(rollouts)}"}
     result["outcome"] = _outcome(result, succeeded == len(rollouts), code, output)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
@@ -111,6 +117,16 @@ def _write_module(notebook: Path, module: Path) -> None:
     """The code of a notebook, as nbconvert writes it."""
     cells = [cell["source"] for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     module.write_text("\n\n".join("".join(line for line in cell if line[0] not in "!%") for cell in cells))
+
+
+def _version(python: Path, agent: dict[str, Any]) -> str:
+    """The framework's package and its version: the first package of the environment."""
+    if "environment" not in agent:
+        return agent.get("version", "")
+    environments = tomllib.loads((ROOT / "dev" / "environments.toml").read_text())
+    name = re.split(r"\W*[<\[]", environments[agent["environment"]]["packages"][0])[0]
+    code = f"from importlib.metadata import version; print({name!r}, version({name!r}))"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True, text=True).stdout.strip()
 
 
 def _missing_program(agent: dict[str, Any]) -> str:
@@ -153,11 +169,12 @@ def _counts(result: dict[str, Any]) -> str:
 def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:
     outcome = result["outcome"].replace("|", "\\|").replace("\n", " ")
     remark = f". {agent['remark']}" if "remark" in agent else ""
-    folder = f"{agent['project']}/{agent['folder']}" if "folder" in agent else agent["project"]
+    folder = "/".join(agent[name] for name in ("project", "folder") if name in agent) or "dev/wild/own"
     options = " ".join(agent["options"].split())
     cells = [
         f"{agent['title']} ({folder})",
         f"`{options}`",
+        result.get("version", ""),
         _counts(result),
         result["rollouts"],
         f"{outcome:.160}{remark}",
