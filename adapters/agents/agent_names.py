@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from wrapt import register_post_import_hook
 
 from groundwire.adapters.agents.changes import undo_later, wrap
@@ -36,10 +38,10 @@ def follow_agent_names() -> None:
     undo_later(follow_agent_names.cache_clear)
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # without one, spans have no attributes
         # Not by its function, which would refuse one that the agent sets later.
-        trace._TRACER_PROVIDER = ours = TracerProvider()
+        trace._TRACER_PROVIDER = ours = _Provider()
         undo_later(lambda: setattr(trace, "_TRACER_PROVIDER", None) if trace._TRACER_PROVIDER is ours else None)
     provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):
+    if hasattr(provider, "add_span_processor"):  # of the SDK, which the application has
         names = _AgentNames()
         provider.add_span_processor(names)
         undo_later(lambda: _remove(names, provider._active_span_processor))
@@ -48,7 +50,7 @@ def follow_agent_names() -> None:
         wrap(module, function, partial(_run_named, attribute))
 
 
-def _remove(processor: SpanProcessor, others: Any) -> None:
+def _remove(processor: Any, others: Any) -> None:
     with others._lock:
         others._span_processors = tuple(other for other in others._span_processors if other is not processor)
 
@@ -106,7 +108,61 @@ def _otel_agent(span: Any) -> str:
     return str(attributes.get(AGENT) or _names.get(span, ""))
 
 
-class _AgentNames(SpanProcessor):
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        if name := _otel_agent(trace.get_current_span(parent_context)):
-            _names[span] = name
+def _name(span: Any, parent_context: Context | None) -> None:
+    if name := _otel_agent(trace.get_current_span(parent_context)):
+        _names[span] = name
+
+
+_ids = count(1)
+
+
+class _AgentNames:
+    """A processor of spans of OpenTelemetry's SDK."""
+
+    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
+        _name(span, parent_context)
+
+    def _on_ending(self, span: Any) -> None: ...
+
+    def on_end(self, span: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+class _Span(trace.NonRecordingSpan):
+    """A span with attributes and nothing else: the SDK is no package of the base, as it moves the application's API."""
+
+    def __init__(self, attributes: Any) -> None:
+        super().__init__(trace.SpanContext(trace_id=1, span_id=next(_ids), is_remote=False))
+        self.attributes = dict(attributes or {})
+
+    def is_recording(self) -> bool:
+        return True
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self.attributes[key] = value
+
+    def set_attributes(self, attributes: Any) -> None:
+        self.attributes.update(attributes)
+
+
+class _Tracer(trace.Tracer):
+    def start_span(self, name: str, context: Context | None = None, *args: Any, **kwargs: Any) -> trace.Span:
+        span = _Span(kwargs.get("attributes") or (args[1] if len(args) > 1 else None))
+        _name(span, context)
+        return span
+
+    @contextmanager
+    def start_as_current_span(  # type: ignore[override]
+        self, name: str, *args: Any, end_on_exit: bool = True, **kwargs: Any
+    ) -> Iterator[trace.Span]:
+        with trace.use_span(self.start_span(name, *args, **kwargs), end_on_exit) as span:
+            yield span
+
+
+class _Provider(trace.TracerProvider):
+    def get_tracer(self, *args: Any, **kwargs: Any) -> trace.Tracer:
+        return _Tracer()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,13 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     started = time.monotonic()
     folder = projects / agent["project"] / agent.get("folder", ".") if "project" in agent else _HERE / "own"
     python = environments / agent.get("environment", "") / "bin" / "python"
+    needed = (folder, python) if "environment" in agent else (folder,)
     result = {"name": agent["name"], "recorded": 0, "server": 0, "rollouts": "", "seconds": 0.0}
-    if missing := next((str(path) for path in (folder, python) if not path.exists()), "") or _missing_program(agent):
+    if missing := next((str(path) for path in needed if not path.exists()), "") or _missing_program(agent):
         return {**result, "outcome": f"not run: there is no {missing}"}
     with tempfile.TemporaryDirectory() as own:
-        async with ScriptedPolicyServer(reply, model="competent") as server:
+        async with ScriptedPolicyServer((), model="competent") as server:
+            server.replies = partial(reply, url=f"{server.base_url}/models")
             command = [sys.executable, "-m", "groundwire.train.cli.app", "run", "--dev", "--model", "competent"]
             command += ["--base-url", server.base_url, "--domain", str(_HERE / "tasks" / f"{agent['tasks']}.jsonl")]
             command += ["--reward", f"{_HERE / 'reward.py'}:contains", "--output-dir", own]

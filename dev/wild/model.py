@@ -15,6 +15,7 @@ from typing import Any
 from groundwire.adapters.tracing.scripted_server import Reply, text_of
 
 _MOST_CALLS = 3
+_URL = "URL"
 _VALUES: dict[str, Any] = {
     "a": 6,
     "agent_name": "Stock Lookup Agent",
@@ -39,7 +40,7 @@ _VALUES: dict[str, Any] = {
     "query": "SELECT customer_name FROM receipts ORDER BY price DESC LIMIT 1",
     "question": "How many seats are on the plane?",
     "square": 18,
-    "url": "http://127.0.0.1:9/",
+    "url": _URL,
     "year": 2025,
 }
 """Values of fields by their names."""
@@ -57,15 +58,19 @@ _EXCERPT = 80
 _numbers = count(1)
 
 
-def reply(body: Mapping[str, Any]) -> Reply:
-    """The reply to a chat request."""
+def reply(body: Mapping[str, Any], url: str = "") -> Reply:
+    """The reply to a chat request. ``url`` is a page that agents may read."""
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or () if "function" in tool}
     name = _tool(body, tools)
     if not name:
         return Reply(text=_text(body))
     asked = _question(body["messages"]) if _LAST.search(name) else ""
     arguments = json.dumps(_instance(tools[name].get("parameters") or {"type": "object"}, asked))
-    call = {"id": f"call_{next(_numbers)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    call = {
+        "id": f"call_{next(_numbers)}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments.replace(_URL, url)},
+    }
     return Reply(tool_calls=[call])
 
 
