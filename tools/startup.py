@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,9 +80,8 @@ def freeze_objects() -> None:
     gc.set_threshold(max(young, _YOUNG_OBJECTS), *others)
 
 
-def read_env_file() -> None:
-    """Set the variables of ``.env`` that the environment lacks. Raises ``CommandError`` if it cannot be read."""
-    file = Path(".env")
+def read_env_file(file: Path = Path(".env")) -> None:
+    """Set the variables of ``file`` that the environment lacks. Raises ``CommandError`` if it cannot be read."""
     if not file.is_file():
         return
     from dotenv import dotenv_values
@@ -91,6 +90,11 @@ def read_env_file() -> None:
         variables = dotenv_values(file)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file.absolute()} cannot be read ({error}): save it as UTF-8 text") from error
+    set_variables(variables)
+
+
+def set_variables(variables: Mapping[str, str | None]) -> None:
+    """Set the variables that the environment lacks; a placeholder for a key is none."""
     for name, value in variables.items():
-        if value is not None and "\0" not in value:
-            os.environ.setdefault(name, value)
+        if value is not None and "\0" not in value and os.environ.get(name, "none") == "none":
+            os.environ[name] = value

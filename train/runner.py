@@ -31,7 +31,7 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
-from groundwire.train.config.run_config import OF_PROCESSES, AgentSettings
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, OF_PROCESSES, AgentSettings
 from groundwire.train.store.health import check_store
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-_SETTINGS = ("backend", "agent", "agent_input", "agent_output", "train_model", "domain", "reward", *OF_PROCESSES)
+_SETTINGS = ("backend", "agent", *AGENT_FUNCTIONS, "train_model", "domain", "reward", *OF_PROCESSES)
 """Those of a run that its runners need; docs/several-machines.md says which must be the same."""
 
 

@@ -43,6 +43,7 @@ from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, dr
 from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
+from groundwire.adapters.agents.project import agent_of_project
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
 
@@ -60,6 +61,8 @@ def agent_backend(
     framework: str = "custom",
     agent_input: str | Callable[[AgentTask], Any] | None = None,
     agent_output: str | Callable[[Any], str] | None = None,
+    agent_config: str | Callable[..., Any] | None = None,
+    agent_context: str | Callable[..., Any] | None = None,
     train_model: str | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Backend:
@@ -67,24 +70,30 @@ def agent_backend(
 
     ``framework`` is one of :data:`FRAMEWORKS`. A function is called by the names of its parameters; one that takes no
     task makes the agent, with ``options`` as its keyword arguments. ``agent_input`` makes the agent's input from the
-    task, ``agent_output`` the answer from its result; without them the fields decide. ``train_model`` is a regular
-    expression: calls to other models go to their own provider, and are not trained; without it, none leaves for a known
-    provider. A function with an ``endpoint`` calls the policy itself. A ``LitAgent`` of Agent Lightning gets the whole
-    task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
+    task, ``agent_output`` the answer from its result; without them the fields decide. ``agent_context`` makes the
+    context of a framework's agent, of nothing or of the task, and ``agent_config`` a dict with further arguments of its
+    run. ``train_model`` is a regular expression: calls to other models go to their own provider, and are not trained;
+    without it, none leaves for a known provider. A function with an ``endpoint`` calls the policy itself. A
+    ``LitAgent`` of Agent Lightning gets the whole task and returns its reward. Raises ``ValueError`` if ``agent`` is no
+    agent.
     """
-    name = agent if isinstance(agent, str) else _name(agent)
-    set_environment(agent if isinstance(agent, str) else None)
+    name = agent_of_project(agent) if isinstance(agent, str) else _name(agent)
+    set_environment(name if isinstance(agent, str) else None)
     if isinstance(agent, str):
-        agent = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
+        agent = load_object(name, option="agent", kinds=(_is_agent_object, _is_agent_function))
+    settings: dict[str, Any]
     settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
-    settings = {setting: value for setting, value in settings.items() if value is not None}
+    settings |= {"agent_config": agent_config, "agent_context": agent_context}
+    settings = {option: value for option, value in settings.items() if value is not None}
     if is_lit_agent(agent):
         rejected = [*settings.keys() - {"train_model"}, *options]
         _reject(rejected, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(agent, train_model)
     if is_backend(agent):
         return as_backend(agent)
-    maker = maker_of(agent, name, options)
+    of_the_driver: tuple[str, ...] = ("agent_config", "agent_context")
+    hooks = {option: _function(option, settings.pop(option)) for option in of_the_driver if option in settings}
+    maker = maker_of(agent, name, options, hooks)
     made = agent if maker is None else maker.first()
     if is_backend(made):
         return as_backend(made)
@@ -93,12 +102,16 @@ def agent_backend(
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
-    return AgentBackend(made, name=name if maker is None else f"{name}()", settings=settings, maker=maker)
+    return AgentBackend(made, name=name if maker is None else f"{name}()", settings=settings, maker=maker, hooks=hooks)
 
 
 def _name(agent: Any) -> str:
     names = (getattr(getattr(agent, "func", agent), attribute, None) for attribute in ("name", "__name__"))
     return next((name for name in names if isinstance(name, str)), type(agent).__name__)
+
+
+def _function(option: str, value: Any) -> Any:
+    return load_object(value, option=option) if isinstance(value, str) else value
 
 
 def _reject(options: Collection[str], reason: str) -> None:
@@ -109,23 +122,29 @@ def _reject(options: Collection[str], reason: str) -> None:
 class AgentBackend(Backend):
     """Runs ``agent``, or the agents of ``maker``, once for each question; see :func:`agent_backend`.
 
-    ``settings`` are ``agent_input``, ``agent_output`` and ``train_model``, those that are given.
+    ``settings`` are ``agent_input``, ``agent_output`` and ``train_model``, ``hooks`` are ``agent_context`` and
+    ``agent_config``, those that are given.
     """
 
-    def __init__(self, agent: Any, *, name: str, settings: Mapping[str, Any], maker: Maker | None = None) -> None:
+    def __init__(
+        self,
+        agent: Any,
+        *,
+        name: str,
+        settings: Mapping[str, Any],
+        maker: Maker | None = None,
+        hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         set_environment()
         self._name, self._maker = name, maker
-        self._driver = None if agent is None else driver_of(agent, name)
+        self._driver = None if agent is None else driver_of(agent, name, hooks)
         """None if the agent is made in the first rollout."""
         own_calls = self._driver is not None and self._driver.own_calls
         if own_calls:
             rejected = settings.keys() - {"train_model"}
             _reject(rejected, f"agent {name!r} is a function with an endpoint, which makes its own calls")
         self._make_input, self._read_output = (
-            load_object(settings[option], option=option)
-            if isinstance(settings.get(option), str)
-            else settings.get(option)
-            for option in ("agent_input", "agent_output")
+            _function(option, settings.get(option)) for option in ("agent_input", "agent_output")
         )
         self._train_model = re.compile(settings["train_model"]) if "train_model" in settings else None
         self.agents = tuple(getattr(agent, "agents", ())) if own_calls else ()
@@ -151,9 +170,9 @@ class AgentBackend(Backend):
                     raise ValueError(
                         f"agent {self._name!r} returns {fields}, and which is the answer is not known: {ASK}"
                     )
-        if self._make_input is not None:
-            return f"{self._name}(what agent_input returns)"
-        return self._driver.describe(agent_task(question))
+        task = agent_task(question)
+        self._driver.check_context(task)
+        return f"{self._name}(what agent_input returns)" if self._make_input else self._driver.describe(task)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
@@ -185,7 +204,9 @@ class AgentBackend(Backend):
         return replace(answer, input=called, no_call=untraced)
 
     async def stop(self) -> None:
-        """Leave the context managers that made agents."""
+        """Leave the context managers that made agents, and close what the agents share."""
+        if self._driver is not None:
+            await self._driver.close()
         if self._maker is not None:
             await self._maker.close()
 

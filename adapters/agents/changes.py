@@ -62,7 +62,10 @@ def wrap(module: str, path: str, wrapper: Callable[..., Any]) -> None:
     def install(imported: Any) -> None:
         if is_over.is_set():
             return
-        parent, name, original = resolve_path(imported, path)
+        try:
+            parent, name, original = resolve_path(imported, path)
+        except AttributeError:  # another version of the package
+            return
         is_own, wrapped = name in vars(parent), FunctionWrapper(original, wrapper)
         setattr(parent, name, wrapped)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -58,7 +59,9 @@ def checked_options(
     return checked
 
 
-def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | None:
+def maker_of(
+    function: Any, name: str, options: Mapping[str, Any], hooks: Mapping[str, Callable[..., Any]]
+) -> Maker | None:
     """The maker of a function that takes nothing but ``options``, which have defaults, or a ``config`` as in
     langgraph.json; None for anything else.
 
@@ -74,7 +77,7 @@ def maker_of(function: Any, name: str, options: Mapping[str, Any]) -> Maker | No
     known = options_of(function, (*required, *OF_THE_RUN))
     config: list[Any] = [{"configurable": {}}] * len(required)
     make = partial(function, *config, **checked_options(function, name, options, known))
-    return Maker(make, name, {*OF_THE_RUN} & {*options_of(function)})
+    return Maker(make, name, {*OF_THE_RUN} & {*options_of(function)}, hooks)
 
 
 def _required_of_maker(function: Any, options: Collection[str]) -> list[str] | None:
@@ -131,11 +134,18 @@ class Maker:
     """Makes agents with ``make``, and keeps them: one for each set of prompts and each form of answers, if ``make``
     ``takes`` them.
 
-    What it returns is the agent, or is awaited or entered, on the event loop of the rollouts.
+    What it returns is the agent, or is awaited or entered, on the event loop of the rollouts. ``hooks`` are for its
+    driver.
     """
 
-    def __init__(self, make: Callable[..., Any], name: str, takes: Collection[str]) -> None:
-        self._make, self._name, self._takes = make, name, takes
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        name: str,
+        takes: Collection[str],
+        hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
+        self._make, self._name, self._takes, self._hooks = make, name, takes, hooks
         self._agents: dict[str, Kept[Driver]] = {}
 
     @property
@@ -159,7 +169,7 @@ class Maker:
         if isinstance(agent, AbstractAsyncContextManager | AbstractContextManager):
             return None
         if inspect.isawaitable(agent):
-            self._agents[repr({})] = Kept(_entered(lambda: agent, self._name))
+            self._agents[repr({})] = Kept(_entered(lambda: agent, self._name, self._hooks))
             return None
         return agent
 
@@ -169,7 +179,7 @@ class Maker:
         of_the_run = {"prompts": dict(prompts), "form": form}
         arguments = {name: value for name, value in of_the_run.items() if value and name in self._takes}
         key = repr(arguments)
-        agent = self._agents.pop(key, None) or Kept(_entered(partial(self._make, **arguments), self._name))
+        agent = self._agents.pop(key, None) or Kept(_entered(partial(self._make, **arguments), self._name, self._hooks))
         self._agents[key] = agent  # the last is the latest
         agent.users += 1
         try:
@@ -187,7 +197,9 @@ class Maker:
 
 
 @asynccontextmanager
-async def _entered(make: Callable[[], Any], name: str) -> AsyncIterator[Driver]:
+async def _entered(
+    make: Callable[[], Any], name: str, hooks: Mapping[str, Callable[..., Any]]
+) -> AsyncIterator[Driver]:
     """The agent that ``make`` returns, or that is awaited or entered."""
     async with AsyncExitStack() as stack:
         agent = make()
@@ -196,4 +208,6 @@ async def _entered(make: Callable[[], Any], name: str) -> AsyncIterator[Driver]:
             agent = await stack.enter_async_context(agent)
         elif isinstance(agent, AbstractContextManager):
             agent = stack.enter_context(agent)
-        yield driver_of(agent, name)
+        driver = driver_of(agent, name, hooks)
+        stack.push_async_callback(driver.close)
+        yield driver

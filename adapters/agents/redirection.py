@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -230,6 +231,7 @@ def _install() -> None:
         *((name, "AsyncClient.send", _send_async) for name in ("httpx", "httpx2")),
         ("aiohttp", "ClientSession._request", _request_aiohttp),
         ("requests", "Session.send", _send),
+        ("agents.models.openai_responses", "OpenAIResponsesWSModel._fetch_response", _fetch_over_http),
     ):
         wrap(module, path, wrapper)
     guard(_check_host)
@@ -329,6 +331,15 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     if response.status >= 400:
         calls.failed(response.status, await response.read())
     return response
+
+
+def _fetch_over_http(fetch: Any, model: Any, args: Any, kwargs: Any) -> Any:
+    """Let the Agents SDK's model that speaks over a WebSocket ask over HTTP in an attempt, as its base class does."""
+    calls: Any = context.get_value(_KEY)
+    if calls is None or not calls.redirects:
+        return fetch(*args, **kwargs)
+    base = sys.modules["agents.models.openai_responses"].OpenAIResponsesModel
+    return base._fetch_response(model, *args, **kwargs)
 
 
 def _start_thread(start: Any, thread: Any, args: Any, kwargs: Any) -> Any:

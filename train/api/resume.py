@@ -20,7 +20,7 @@ from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import resolve_again
-from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig
 from groundwire.train.evaluation.run_reader import changed_names
 from groundwire.train.job.job import Job
 from groundwire.train.job.prepare import relative_path
@@ -34,7 +34,7 @@ _RESUMABLE = (
     *(NonFiniteGradientError, TrainingError),
 )
 _FIXED = (
-    *("config", "trainer", "backend", "agent", "agent_input", "agent_output"),
+    *("config", "trainer", "backend", "agent", *AGENT_FUNCTIONS),
     *("domain", "model", "data_dir", "group_column", "seed"),
 )
 """Settings that cannot change when a run is resumed: it would be another run."""

@@ -59,6 +59,8 @@ _gepa = partial(setting, panel="Prompt optimisation (--trainer gepa)")
 _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
 
+AGENT_FUNCTIONS = ("agent_input", "agent_output", "agent_context", "agent_config")
+"""The settings that are functions of an agent's author, beside the agent."""
 SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
 """Backends that, without an agent of the user's, run one of the project's."""
 OF_PROCESSES = ("rollout_process", "agent_folder", "sealed")
@@ -108,6 +110,16 @@ class AgentSettings(Settings):
     )
     agent_output: str | None = _agent(
         None, "Function MODULE:NAME that makes the answer from your agent's result", metavar="FUNCTION"
+    )
+    agent_context: str | None = _agent(
+        None,
+        "Function MODULE:NAME, of nothing or of the task, that makes the context (dependencies) of your agent's run",
+        metavar="FUNCTION",
+    )
+    agent_config: str | None = _agent(
+        None,
+        "Function MODULE:NAME, of nothing or of the task, that makes more arguments of your agent's run, as a dict",
+        metavar="FUNCTION",
     )
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
         None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
@@ -394,14 +406,13 @@ class RunConfig(AgentSettings):
 
     def for_agents(self) -> dict[str, Any]:
         """The values of :class:`AgentSettings` for runners, without what each has for itself."""
-        own: Any = {"agent": True, "agent_input": True, "agent_output": True, "judge": {"cache"}}
-        own |= dict.fromkeys(OF_PROCESSES, True)
+        own: Any = {**dict.fromkeys(("agent", *AGENT_FUNCTIONS, *OF_PROCESSES), True), "judge": {"cache"}}
         return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
 
     def runner_options(self) -> list[str]:
         """The options with which ``groundwire runner`` runs the agents of this run."""
         options = {"backend": self.backend, "agent": self.agent, "domain": self.domain, "reward": self.reward}
-        options |= {"agent-input": self.agent_input, "agent-output": self.agent_output, "train-model": self.train_model}
+        options |= {name.replace("_", "-"): getattr(self, name) for name in (*AGENT_FUNCTIONS, "train_model")}
         options |= {"data-dir": self.data_dir, "judge-model": self.judge.model, "judge-base-url": self.judge.base_url}
         store = urlsplit(self.external_store_address or "").hostname
         host, _ = self.proxy_address

@@ -14,7 +14,7 @@ from groundwire.tools.startup import silence_libraries
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, RunConfig
 from groundwire.train.job.trainer import Trainer, trainer_of
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.step_timer import StepTimer
@@ -108,9 +108,7 @@ def parse_arguments(
     given = {"agent": agent, **settings}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     agent_objects = {
-        name: given.pop(name)
-        for name in ("agent", "agent_input", "agent_output")
-        if not isinstance(given.get(name), str | None)
+        name: given.pop(name) for name in ("agent", *AGENT_FUNCTIONS) if not isinstance(given.get(name), str | None)
     }
     if "agent" in agent_objects:
         given["backend"] = given.get("backend") or "custom"

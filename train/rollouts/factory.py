@@ -21,12 +21,12 @@ from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
-from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig
 
 _log = logging.getLogger(__name__)
 ELSEWHERE = "the reward is computed in the environment of runner_python"
 
-_OPTIONS = ("agent", "agent_input", "agent_output", "train_model")
+_OPTIONS = ("agent", *AGENT_FUNCTIONS, "train_model")
 """The settings that a backend's constructor may take, as parameters of the same names."""
 _PACKAGES = {"agents": "openai-agents"}
 """Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from groundwire.adapters._types import Endpoint, Question
+from groundwire.adapters._types import AgentSetupError, Endpoint, Question
+from groundwire.adapters.agents.drivers.contexts import call_for, made_of
 from groundwire.tools.daemon_threads import in_thread
 
 T = TypeVar("T")
@@ -82,8 +84,9 @@ class Driver:
     remembers = False
     """Whether the object keeps what happened in a run: each attempt then runs a copy of it (:meth:`fresh`)."""
 
-    def __init__(self, agent: Any, name: str) -> None:
-        self.agent, self.name = agent, name
+    def __init__(self, agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
+        """``hooks`` are the functions of the user's, ``agent_context`` and ``agent_config``, those that are given."""
+        self.agent, self.name, self.hooks = agent, name, hooks
 
     @property
     def calls_tools(self) -> bool:
@@ -109,6 +112,43 @@ class Driver:
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         """Run ``agent``, which :meth:`fresh` has returned, in the redirection of its attempt. Returns its result."""
         raise NotImplementedError
+
+    @property
+    def context_class(self) -> Any:
+        """The class of the contexts that the agent is written for; None if it has none, or does not say it."""
+        return None
+
+    def check_context(self, task: AgentTask) -> None:
+        """Raise ``ValueError`` if no context can be made for a task."""
+        if "agent_context" not in self.hooks and self.context_class is not None:
+            try:
+                made_of(self.context_class, task)
+            except AgentSetupError as error:
+                raise ValueError(str(error)) from error
+
+    async def context(self, task: AgentTask) -> Any:
+        """The context of a run: what ``agent_context`` makes, or an object of :attr:`context_class`; None without both.
+
+        Raises :class:`adapters.AgentSetupError`.
+        """
+        if "agent_context" in self.hooks:
+            return await call_for("agent_context", self.hooks["agent_context"], task)
+        return None if self.context_class is None else made_of(self.context_class, task)
+
+    async def config(self, task: AgentTask) -> dict[str, Any]:
+        """Further arguments of the framework's own method, which ``agent_config`` makes.
+
+        Raises :class:`adapters.AgentSetupError`.
+        """
+        if "agent_config" not in self.hooks:
+            return {}
+        config = await call_for("agent_config", self.hooks["agent_config"], task)
+        if not isinstance(config, Mapping):
+            raise AgentSetupError(f"agent_config returned {config!r:.200}: it returns a dict")
+        return dict(config)
+
+    async def close(self) -> None:
+        """Close what runs of the agent share: called once, on the event loop of the rollouts."""
 
     async def in_thread(self, work: Callable[[], T], task: AgentTask) -> T:
         """What ``work``, which blocks, returns: it runs in a thread of its own. The driver is then ``threaded``."""
@@ -154,7 +194,7 @@ def is_agent(value: Any) -> bool:
     return _class_of(value) not in (None, _RUNNABLE)
 
 
-def driver_of(agent: Any, name: str) -> Driver:
+def driver_of(agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
     if (framework := framework_of(agent)) is None:
         frameworks = ", ".join(sorted({module.replace("_", "-") for module in _CLASSES.values()}))
@@ -163,5 +203,5 @@ def driver_of(agent: Any, name: str) -> Driver:
             "task, or a LitAgent of Agent Lightning"
         )
     module = import_module(f"{__name__}.{framework.replace('-', '_')}")
-    driver: Driver = module.FrameworkDriver(agent, name)
+    driver: Driver = module.FrameworkDriver(agent, name, hooks)
     return driver

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from groundwire.adapters._types import Endpoint, Question
@@ -28,8 +29,12 @@ _WITH_ENDPOINT = (replace(_QUESTION, names=_TEXT.names), replace(_TEXT, names=()
 class FrameworkDriver(Driver):
     """A function."""
 
-    def __init__(self, function: Any, name: str) -> None:
-        super().__init__(function, name)
+    def __init__(
+        self, function: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    ) -> None:
+        super().__init__(function, name, hooks)
+        if hooks:
+            raise ValueError(f"agent {name!r} is a function, which makes its own context: leave out {', '.join(hooks)}")
         self._binder, self.own_calls = agent_binder(function, name)
         self.threaded = not is_async(function)
 

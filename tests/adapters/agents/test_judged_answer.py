@@ -193,14 +193,6 @@ def test_a_declared_result_without_an_answer_is_refused_before_the_first_rollout
     assert agent_backend(build(draft, Other), agent_output=lambda state: state["draft"]).describe_call(PROSE)  # type: ignore[attr-defined]
 
 
-def test_an_agent_whose_mcp_servers_nobody_connected_is_refused_with_the_way_to_do_it() -> None:
-    servers: Any = [SimpleNamespace(session=None)]
-    with pytest.raises(ValueError, match=r"'a' has mcp_servers that are not connected: .* an asynccontextmanager"):
-        describe(Agent(name="a", mcp_servers=servers))
-    servers[0].session = "open"
-    assert describe(Agent(name="a", mcp_servers=servers)) == "Runner.run(a, the question, context=the task)"
-
-
 @function_tool(needs_approval=True)
 def pay(amount: int) -> str:
     """Pay."""
