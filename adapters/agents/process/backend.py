@@ -129,7 +129,8 @@ class ProcessBackend(Backend):
             arguments = pickled((question, endpoint))
             start = {"start": attempt.key, "place": str(attempt.place), "arguments": arguments, "learn": attempt.learns}
             attempt.program.send(start)
-            await asyncio.wait({attempt.result, attempt.ended}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {attempt.result, attempt.ended}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({attempt.result}, timeout=END_S)  # its end may be read before its result
             message = attempt.result.result() if attempt.result.done() else None
             if message is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +23,6 @@ _CACHES = {
 }
 _MODELS = {
     "HF_HOME": ".cache/huggingface",
-    "TIKTOKEN_CACHE_DIR": None,
     "NLTK_DATA": "nltk_data",
     "TORCH_HOME": ".cache/torch",
     "UV_CACHE_DIR": ".cache/uv",
@@ -39,9 +39,9 @@ def own_folders(place: Path) -> dict[str, str]:
     variables = {name: str(place / folder) for name, folder in _CACHES.items()}
     for folder in variables.values():
         os.makedirs(folder, exist_ok=True)
-    for name, folder in _MODELS.items():
-        if folder is not None and name not in os.environ and (home / folder).is_dir():
-            variables[name] = str(home / folder)
+    models = {name: home / folder for name, folder in _MODELS.items()}
+    models["TIKTOKEN_CACHE_DIR"] = Path(tempfile.gettempdir(), "data-gym-cache")
+    variables |= {name: str(kept) for name, kept in models.items() if name not in os.environ and kept.is_dir()}
     return {**variables, "HOME": str(_own_home(home, place / "home"))}
 
 
