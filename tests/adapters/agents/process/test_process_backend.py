@@ -51,6 +51,16 @@ async def test_an_empty_folder_and_a_shared_one(agent: Agents, tmp_path: Path) -
     assert (tmp_path / "new").exists()
 
 
+async def test_files_of_models_stay_where_they_are(
+    agent: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    (tmp_path / "data-gym-cache").mkdir()
+    source = "import os\ndef agent(question):\n    return os.environ['TIKTOKEN_CACHE_DIR']"
+    assert texts(await agent(source, "a")) == [str(tmp_path / "data-gym-cache")]
+
+
 async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attempt(
     agent: Agents, server: Server
 ) -> None:
