@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.agents.changes import set_variable, undo_later, wrap
-from groundwire.adapters.agents.process.environment import placeholder_keys, provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import QUIET, placeholder_keys, provider_urls, without_proxy
 
-_QUIET = {
-    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
-    "OPENAI_AGENTS_DISABLE_TRACING": "true",
-    "CREWAI_DISABLE_TELEMETRY": "true",
-}
 _URLS = provider_urls("").keys()
 
 
@@ -34,7 +27,7 @@ def set_environment(agent: str | None = None) -> None:
     values = {} if agent is None else {name: value for name, value in _dotenv(agent).items() if name not in os.environ}
     keys = placeholder_keys({**os.environ, **values})
     keys.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
-    quiet = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
     for name, value in {**keys, **quiet, **without_proxy("127.0.0.1", os.environ), **values}.items():
         set_variable(name, value)
     _read_tracing_again()

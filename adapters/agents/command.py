@@ -37,7 +37,7 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.agents.answers import judged_answer
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
-from groundwire.adapters.agents.process.environment import placeholder_keys, provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import QUIET, placeholder_keys, provider_urls, without_proxy
 from groundwire.adapters.agents.process.folders import remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
@@ -102,7 +102,8 @@ class CommandBackend(Backend):
             if process.poll() is None:  # its rollout was cancelled: the guard ends all that it has started
                 process.terminate()
             in_thread(lambda: _end(process, place), name=f"remove {place.name}")
-        if process.returncode:
+        asks_again = self._input == "line" and _useful(errors.decode("utf-8", "replace")).startswith("EOFError")
+        if process.returncode and not asks_again:  # a loop on input() ends where its input does
             raise self._failure(process.returncode, output, errors)
         result = self._read(output.decode("utf-8", "replace").strip())
         answer, field = judged_answer(result, question.answers, (), {})
@@ -256,6 +257,7 @@ def _settings(endpoint: Endpoint) -> dict[str, str]:
     host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
     keys = {"OPENAI_API_KEY": endpoint.api_key, "ANTHROPIC_API_KEY": endpoint.api_key}
     return {
+        **{name: value for name, value in QUIET.items() if name not in os.environ},
         **placeholder_keys(os.environ),
         **provider_urls(endpoint.base_url),
         **without_proxy(host, os.environ),

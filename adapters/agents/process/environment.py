@@ -42,6 +42,13 @@ KEYS = {
 """What is set where the app has none: clients refuse to be made without a key. The policy needs none."""
 
 
+QUIET = {
+    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+}
 _ALIASES = (("GOOGLE", "GEMINI"), ("CO", "COHERE"), ("TOGETHER", "TOGETHERAI"), ("AZURE_OPENAI", "AZURE"))
 """Names of one provider's key. Clients prefer one of them, so that a placeholder would hide the app's own."""
 _OF_AWS = (

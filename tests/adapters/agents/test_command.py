@@ -55,6 +55,13 @@ async def test_a_program_gets_its_task_as_it_reads_it(options: Any, arguments: t
     assert json.loads(answer.text) == [[values.get(argument, argument) for argument in arguments], read]
 
 
+async def test_a_loop_on_input_ends_after_the_question() -> None:
+    program = "while True: print('you asked', input())"
+    assert (await _run(program, input="line")).text == "you asked Which singers?"
+    with pytest.raises(AgentError, match="EOFError"):
+        await _run(program, input="none")
+
+
 async def test_the_answer_is_where_the_option_says() -> None:
     program = (
         """print('{"answer": "no"}\\nlog'); print('{\\n "answer": "yes",\\n "rows": {\\n"n": 1}\\n}'); print('bye')"""
@@ -206,11 +213,13 @@ async def test_a_program_has_the_urls_and_keys_of_all_providers(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MISTRAL_API_KEY", "of-the-user")
     monkeypatch.setenv("GEMINI_API_KEY", "of-the-user")
+    monkeypatch.delenv("OPENAI_AGENTS_DISABLE_TRACING", raising=False)
     endpoint = Endpoint(base_url="http://10.0.0.1:9/r/1/v1", model="m", api_key="of-the-run")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     monkeypatch.setattr("groundwire.adapters.agents.command.call_summary", _nothing)
     environment = json.loads((await _run(program, endpoint=endpoint)).text)
     assert environment["OPENAI_API_KEY"] == "of-the-run"
+    assert environment["OPENAI_AGENTS_DISABLE_TRACING"] == "true"
     assert (environment["MISTRAL_API_KEY"], environment["GROQ_API_KEY"]) == ("of-the-user", "none")
     assert "GOOGLE_API_KEY" not in environment  # a client would take it in place of the user's
     assert environment["AWS_ENDPOINT_URL_BEDROCK_RUNTIME"] == "http://10.0.0.1:9/r/1"
