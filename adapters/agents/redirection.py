@@ -32,28 +32,21 @@ from groundwire.adapters.agents.agent_names import current_agent, follow_agent_n
 from groundwire.adapters.agents.changes import undo_later, wrap
 from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is_provider
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
-from groundwire.adapters.tracing.wire.messages import chat_messages
-from groundwire.adapters.tracing.wire.request import RefusedError
-from groundwire.adapters.tracing.wire.responses import input_messages
+from groundwire.adapters.tracing.wire.call import WireCall
+from groundwire.adapters.tracing.wire.exchange import error_code, error_message
+from groundwire.adapters.tracing.wire.paths import ApiPath, find_api
+from groundwire.adapters.tracing.wire.request import ERROR_HEADER, RefusedError
 from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
 _MAX_CALLS = 1000
-_COUNT_TOKENS = "/messages/count_tokens"  # samples nothing
-# Path of the API, and the field that its requests have besides the model.
-_APIS = {
-    "/chat/completions": ("messages",),
-    "/completions": ("prompt",),
-    "/responses": ("input", "previous_response_id", "prompt"),
-    "/messages": ("messages",),
-    _COUNT_TOKENS: ("messages",),
-}
-_GEMINI = re.compile(r"/models/(?P<model>[^/:]+):(stream)?generateContent$", re.IGNORECASE)
 _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 """The event loop on which each asynchronous client made its last traced call."""
-_CREDENTIALS = ("x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project")
+_CREDENTIALS = (
+    "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "cookie", "openai-organization", "openai-project",
+)  # fmt: skip
 
 
 class AttemptEndedError(RuntimeError):
@@ -69,9 +62,9 @@ class ToolCalls:
         self._calls: dict[str, tuple[str, Any]] = {}
         self._results: dict[str, str] = {}
 
-    def add(self, path: str, request: Mapping[str, Any]) -> None:
-        """Read the tool calls and their results in a request to the API at ``path``."""
-        for message in _messages(path, request):
+    def add(self, api: type[WireCall], request: Mapping[str, Any]) -> None:
+        """Read the tool calls and their results in a request to ``api``."""
+        for message in _messages(api, request):
             for call in _objects(message.get("tool_calls")):
                 if len(self._calls) < _MAX_CALLS and isinstance(function := call.get("function"), Mapping):
                     named = str(function.get("name")), _parsed(function.get("arguments"))
@@ -127,13 +120,14 @@ class AttemptCalls:
             self.traced, self.error = self.traced + 1, None
             return url
         host = address.hostname or url
-        call = _read_call(address.path, body) if method.upper() == "POST" else None
-        if call is None:
+        called = find_api(f"{address.path}?{address.query}") if method.upper() == "POST" else None
+        request = _read_request(called, body) if called else None
+        if called is None or request is None:
             if len(self.hosts) < _MAX_HOSTS or host in self.hosts:
                 self.hosts[host] += 1
             self.check_host(host)  # its connection may be open
             return None
-        path, model, request = call
+        model = request["model"]
         if not self.redirects:
             self.elsewhere = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
             return None
@@ -146,12 +140,12 @@ class AttemptCalls:
                 "no rollout: start threads and tasks in the rollout that they work for, or hand jobs over as "
                 "contextvars.copy_context().run"
             )
-        if path == _COUNT_TOKENS:
+        if called.counts:  # samples nothing
             self.hosts[host] += 1
         else:
             self.traced, self.error = self.traced + 1, None
-            self.conversation.add(path, request)
-        return f"{self.endpoint.base_url.rstrip('/')}{path}"
+            self.conversation.add(called.api, request)
+        return f"{self.endpoint.base_url.rstrip('/')}{called.path}"
 
     def check_host(self, host: str) -> None:
         """Raise :class:`.ProviderRefusedError` for a provider of models, unless some models are not trained."""
@@ -183,29 +177,21 @@ class AttemptCalls:
             self.error = None, "", f"{type(error).__name__}: {error}"
             raise
 
-    def failed(self, status: int, body: bytes) -> None:
+    def failed(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Record that the policy refused a traced call."""
-        try:
-            error = json.loads(body)["error"]
-            self.error = status, str(error.get("code") or ""), str(error["message"])
-        except (ValueError, LookupError, TypeError, AttributeError):
-            self.error = status, "", body[:500].decode("utf-8", "replace")
+        self.error = status, headers.get(ERROR_HEADER) or error_code(body), error_message(body)
 
 
-def _read_call(path: str, body: bytes | str | None) -> tuple[str, str, Mapping[str, Any]] | None:
-    """The API's path, the model's name and the request of an LLM call; None for any other request."""
-    if (gemini := _GEMINI.search(path)) is not None:
-        return gemini.group(), gemini["model"], {}
-    api = next((api for api in _APIS if path.endswith(api)), None)
-    if api is None or not body:
-        return None
+def _read_request(called: ApiPath, body: bytes | str | None) -> dict[str, Any] | None:
+    """The request of an LLM call, with the fields in its path; None for any other request."""
     try:
-        request = json.loads(body)
+        request = json.loads(body or "")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
+    if not isinstance(request, dict) or not any(name in request for name in called.api.fields):
         return None
-    return (api, request["model"], request) if any(name in request for name in _APIS[api]) else None
+    request = {**request, **called.fields}
+    return request if isinstance(request.get("model"), str) else None
 
 
 @contextmanager
@@ -232,6 +218,7 @@ def _install() -> None:
         ("aiohttp", "ClientSession._request", _request_aiohttp),
         ("requests", "Session.send", _send),
         ("agents.models.openai_responses", "OpenAIResponsesWSModel._fetch_response", _fetch_over_http),
+        ("botocore.httpsession", "URLLib3Session.send", _send),
     ):
         wrap(module, path, wrapper)
     guard(_check_host)
@@ -284,7 +271,8 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     with calls.sending():
         response = wrapped(*args, **kwargs)
     if response.status_code >= 400:
-        calls.failed(response.status_code, response.read() if hasattr(response, "read") else response.content)
+        body = response.read() if hasattr(response, "read") else response.content
+        calls.failed(response.status_code, body, response.headers)
     return response
 
 
@@ -296,7 +284,7 @@ async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     with calls.sending():
         response = await wrapped(*args, **kwargs)
     if response.status_code >= 400:
-        calls.failed(response.status_code, await response.aread())
+        calls.failed(response.status_code, await response.aread(), response.headers)
     return response
 
 
@@ -329,7 +317,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     with calls.sending():
         response = await wrapped(method, target, *rest, **kwargs)
     if response.status >= 400:
-        calls.failed(response.status, await response.read())
+        calls.failed(response.status, await response.read(), response.headers)
     return response
 
 
@@ -356,12 +344,10 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _messages(path: str, request: Mapping[str, Any]) -> list[Any]:
+def _messages(api: type[WireCall], request: Mapping[str, Any]) -> list[Any]:
     """The chat messages of a request; none if the proxy refuses it."""
     try:
-        if path == "/responses":
-            return input_messages(request.get("input") or [])
-        return chat_messages(request) if path == "/messages" else _objects(request.get("messages"))
+        return _objects(api.messages(request))
     except RefusedError:
         return []
 

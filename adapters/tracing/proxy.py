@@ -32,10 +32,10 @@ from groundwire.adapters.tracing.open_attempts import CALLS_PATH, OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.upstreams import Upstreams
-from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS, LocalPolicy, answer, answer_refusals
+from groundwire.adapters.tracing.wire.apis import LocalPolicy, answer, answer_refusals
 from groundwire.adapters.tracing.wire.call import Conversations, WireCall
 from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange, read_exchange
-from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.paths import ApiPath, find_api
 from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent, choices_of, read_request, require
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.guard import Guard
@@ -46,11 +46,14 @@ _MAX_REQUEST_BYTES = 16 << 20
 _BODY_S = 60.0
 _OK = 200
 _NOT_SERVED = {
-    "/embeddings": "the policy only writes text; ask an embedding model of your own",
+    "embed": "the policy only writes text; ask an embedding model of your own",
     "/audio/": "the policy only writes text; ask an audio model of your own",
     "/images/": "the policy only writes text; ask an image model of your own",
-    "enerateContent": "Google's API is not served; use a client of OpenAI's or Anthropic's, or LiteLLM",
     "/responses/": "a response is not stored for retrieval; its previous_response_id works within the rollout",
+    "/invoke": "the body of invoke_model is each model's own; use Bedrock's Converse API",
+    "/api/generate": "use Ollama's /api/chat",
+    "/interactions": "use Google's generateContent",
+    "/v2/chat": "Cohere's own API is not served; its /compatibility/v1/chat/completions is",
 }
 """What to do instead, by a part of the path."""
 
@@ -108,13 +111,8 @@ class LLMProxy(HttpServer):
     def application(self) -> web.Application:
         """The routes of the proxy."""
         app = web.Application(client_max_size=_MAX_REQUEST_BYTES, middlewares=[answer_refusals])
-        for path, api in PATHS.items():
-            app.router.add_post(f"{_ROLLOUT}/v1/{path}", partial(self._call, api))
-        for api in APIS:  # Agent Lightning's own resources leave out the /v1
-            app.router.add_post(f"{_ROLLOUT}/{api.api}", partial(self._call, api))
         app.router.add_post(f"{_ROLLOUT}/v1/{CALLS_PATH}", self._summary)
-        for path in COUNT_PATHS:
-            app.router.add_post(f"{_ROLLOUT}/v1/{path}", self._count_tokens)
+        app.router.add_post(f"{_ROLLOUT}/{{path:.*}}", self._post)
         for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):
             app.router.add_get(f"{prefix}/models", self._models)
         app.router.add_get("/v1/models", self._models)
@@ -171,13 +169,19 @@ class LLMProxy(HttpServer):
         """
         await self._writer.flush(rollout_id, timeout_s=timeout_s)
 
-    async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        called = find_api(request.rel_url.raw_path_qs)
+        if called is None:
+            return await _not_found(request)
+        return await (self._count_tokens if called.counts else self._call)(request, called)
+
+    async def _call(self, request: web.Request, called: ApiPath) -> web.StreamResponse:
         exchange = HttpExchange(
             rollout_id=request.match_info["rollout_id"],
             attempt_id=request.match_info["attempt_id"],
             agent=calling_agent(request.headers),
             call_id=request.headers.get(CALL_HEADER, "")[:64],
-            wire_api=api.name,
+            wire_api=called.api.name,
             started=time.time(),
         )
         attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
@@ -189,7 +193,8 @@ class LLMProxy(HttpServer):
         places = [reserve()]
         try:
             body = await _read_body(request)
-            call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
+            fields = {**read_request(body), **called.fields}
+            call = called.api(fields, self._conversations.of(exchange.rollout_id, len(body)))
             exchange.request, exchange.reply_id = call.chat, call.reply_id
             self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
@@ -223,14 +228,16 @@ class LLMProxy(HttpServer):
         call.chat = {**call.chat, "model": self._policy.model_name}
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
 
-    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        await self._open_attempts.check(**request.match_info)
-        body = read_request(await _read_body(request))
+    async def _count_tokens(self, request: web.Request, called: ApiPath) -> web.StreamResponse:
+        rollout_id = request.match_info["rollout_id"]
+        await self._open_attempts.check(rollout_id, request.match_info["attempt_id"])
+        fields = {**read_request(await _read_body(request)), **called.fields}
+        chat = called.api(fields, self._conversations.of(rollout_id)).chat
         if self._policy is None:
-            return await self.upstreams.forward(request, COUNT_PATHS[0], body)
-        chat = MessagesCall(body, self._conversations.of(request.match_info["rollout_id"])).chat
-        count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
-        return web.json_response({"input_tokens": count})
+            count = await self.upstreams.count_tokens(request, chat)
+        else:
+            count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
+        return web.json_response({called.api.count_field: count})
 
     async def _summary(self, request: web.Request) -> web.StreamResponse:
         names = require(list, read_request(await _read_body(request)).get("names"), "names")
@@ -263,9 +270,10 @@ async def _read_body(request: web.Request) -> bytes:
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:
-    advice = next((advice for fragment, advice in _NOT_SERVED.items() if fragment in request.path), None)
+    path = request.path.lower()
+    advice = next((advice for fragment, advice in _NOT_SERVED.items() if fragment in path), None)
     advice = advice or (
         "use the base URL of a rollout, http://HOST:PORT/rollout/ID/attempt/ID/v1, and its "
-        + " or ".join(api.api for api in APIS)
+        "chat/completions, responses, messages or completions, or the API of Gemini, Bedrock's Converse or Ollama"
     )
     raise RefusedError(404, f"{request.method} {request.path:.200} is not traced: {advice}")

@@ -114,7 +114,7 @@ class ScriptedPolicyServer(HttpServer):
         """The routes of the server."""
         app = web.Application(middlewares=[answer_refusals])
         for api in (ChatCall, CompletionsCall):
-            app.router.add_post(f"/v1/{api.api}", partial(self._answer, api))
+            app.router.add_post(f"/v1/{api.path}", partial(self._answer, api))
         app.router.add_get("/v1/models", self._models)
         return app
 

@@ -25,17 +25,20 @@ from groundwire.adapters.tracing.wire.exchange import (
     EventReader,
     HttpExchange,
     as_chat,
+    error_code,
     error_message,
     has_ended,
     parse_reply,
 )
-from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, traced_request
+from groundwire.adapters.tracing.wire.request import ERROR_HEADER, SESSION_HEADER, RefusedError, traced_request
 from groundwire.tools.secrets import MIN_LENGTH, register_secret
 
 _CONNECT_S = 10.0
 # Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _KEEPALIVE_S = 3.0
 _OK = 200
+_KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
+"""Of Anthropic's and Google's clients."""
 _RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
@@ -74,10 +77,10 @@ class Upstreams:
         """
         url = self._url(exchange.rollout_id)
         sent = pydantic_core.to_json(traced_request(call.chat, model=self.model, ids=self._ids))
-        path = call.api if isinstance(call, CompletionsCall) else ChatCall.api
-        headers = {**self._headers(request), SESSION_HEADER: session}
+        path = (CompletionsCall if isinstance(call, CompletionsCall) else ChatCall).path
+        sent_headers = {**self._headers(request), SESSION_HEADER: session}
         try:
-            async with await self._post(f"{url}/{path}", sent, headers) as reply:
+            async with await self._post(f"{url}/{path}", sent, sent_headers) as reply:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
@@ -86,8 +89,12 @@ class Upstreams:
                         return await send_stream(request, call, received, reply.status, _returned_headers(reply))
                     return await send_stream(request, call, _translated_events(call, received), reply.status)
                 exchange.body = self._without_key(await reply.read())
-                body = exchange.body if isinstance(call, ChatCall) else _translated(call, exchange)
-                return web.Response(status=reply.status, body=body, headers=_returned_headers(reply))
+                headers = _returned_headers(reply)
+                if isinstance(call, ChatCall):
+                    return web.Response(status=reply.status, body=exchange.body, headers=headers)
+                if reply.status != _OK and (code := error_code(exchange.body)):
+                    headers[ERROR_HEADER] = code
+                return web.Response(status=reply.status, body=_translated(call, exchange), headers=headers)
         except asyncio.TimeoutError as error:
             raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
@@ -97,9 +104,7 @@ class Upstreams:
                 502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
             ) from error
 
-    async def forward(
-        self, request: web.Request, path: str, body: Mapping[str, Any] | None = None
-    ) -> web.StreamResponse:
+    async def forward(self, request: web.Request, path: str, body: Mapping[str, Any] | None = None) -> web.Response:
         """A server's response for ``path``, to a GET request or to a POST request of ``body``, as it is.
 
         Raises :class:`RefusedError` if there is no answer.
@@ -115,6 +120,21 @@ class Upstreams:
                 )
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
             raise RefusedError(502, f"the policy server at {url} did not answer: {error!r}") from error
+
+    async def count_tokens(self, request: web.Request, chat: Mapping[str, Any]) -> int:
+        """The length of the prompt of a chat request. Every server says it with a reply, so it is asked for one token.
+
+        Raises :class:`RefusedError` if there is no answer.
+        """
+        asked = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
+        reply = await self.forward(request, ChatCall.path, {**asked, "max_tokens": 1})
+        body = reply.body if isinstance(reply.body, bytes) else b""
+        if reply.status != _OK:
+            raise RefusedError(reply.status, error_message(body))
+        try:
+            return int(parse_reply(body)["usage"]["prompt_tokens"])
+        except UNREADABLE as error:
+            raise RefusedError(502, f"the policy server's reply has no number of tokens: {error!r}") from error
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
@@ -150,9 +170,11 @@ class Upstreams:
         return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        if self._api_key is None and "Authorization" in request.headers:
-            return {"Authorization": request.headers["Authorization"]}
-        key = request.headers.get("X-Api-Key") if self._api_key is None else self._api_key  # of Anthropic's clients
+        key, sent = self._api_key, request.headers
+        if key is None and sent.get("Authorization", "AWS4").startswith("AWS4"):  # a signature is of another request
+            key = next((sent[name] for name in _KEY_HEADERS if name in sent), None)
+        elif key is None:
+            return {"Authorization": sent["Authorization"]}
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _url(self, rollout_id: str) -> str:

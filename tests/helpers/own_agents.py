@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from typing import Any, TypedDict
 
 import aiohttp
+import boto3
 import httpx
 import openai
 import requests
@@ -101,6 +103,41 @@ async def two_models(task: Any) -> str:
     client = openai.AsyncOpenAI(api_key="sk-of-the-author", base_url=task["provider"], max_retries=0)
     await _ask(client, "rate this", model="judge-1")
     return await _ask(client, task["question"], model="writer-1")
+
+
+PROVIDER_KEYS = {
+    "GEMINI_API_KEY": "key-of-the-author",
+    "AWS_ACCESS_KEY_ID": "id-of-the-author",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-the-author",
+    "AWS_SESSION_TOKEN": "token-of-the-author",
+}
+
+
+async def asks_providers(task: dict[str, Any]) -> str:
+    """A call to Google or to Bedrock."""
+    client, key = task["client"], os.environ["GEMINI_API_KEY"]
+    url = f"https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash:generateContent?key={key}"
+    body = {"contents": [{"parts": [{"text": task["question"]}]}]}
+    reply: Any = {}
+    if client == "requests":
+        response = await asyncio.to_thread(requests.post, url, json=body, headers={"x-goog-api-key": key})
+        response.raise_for_status()
+        reply = response.json()
+    elif client == "httpx":
+        async with httpx.AsyncClient() as http:
+            reply = (await http.post(url, json=body, headers={"x-goog-api-key": key})).json()
+    elif client == "aiohttp":
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            reply = await (await session.post(url, json=body, headers={"x-goog-api-key": key})).json()
+    if reply:
+        return str(reply["candidates"][0]["content"]["parts"][0]["text"])
+    bedrock = boto3.client("bedrock-runtime", region_name="us-east-1")
+    request: Any = {"modelId": "us.a:0", "messages": [{"role": "user", "content": [{"text": task["question"]}]}]}
+    if client == "boto3":
+        reply = await asyncio.to_thread(bedrock.converse, **request)
+        return str(reply["output"]["message"]["content"][0]["text"])
+    events = await asyncio.to_thread(lambda: list(bedrock.converse_stream(**request)["stream"]))
+    return "".join(event["contentBlockDelta"]["delta"]["text"] for event in events if "contentBlockDelta" in event)
 
 
 async def calls_nobody(task: Any) -> str:

@@ -72,7 +72,11 @@ class Guard:
             )
         if method not in _READING and (headers.get("Content-Length", "0") != "0" or headers.get("Transfer-Encoding")):
             kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            if kind != _JSON and not (kind == _PROTOBUF and path in self._protobuf):
+            # Some clients name no type; the address of a rollout is unknown to web pages.
+            is_known = (kind == _PROTOBUF and path in self._protobuf) or (
+                not kind and path.startswith(self._public_prefixes)
+            )
+            if kind != _JSON and not is_known:
                 return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"
         if self._token is None or has_token or path in self._public or path.startswith(self._public_prefixes):
             return None

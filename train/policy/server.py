@@ -23,10 +23,10 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS, answer, answer_refusals
-from groundwire.adapters.tracing.wire.call import Conversations, WireCall
+from groundwire.adapters.tracing.wire.apis import answer, answer_refusals
+from groundwire.adapters.tracing.wire.call import Conversations
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
-from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.paths import find_api
 from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, read_request
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
@@ -107,10 +107,7 @@ class PolicyServer(HttpServer):
         app = web.Application(client_max_size=MAX_BODY, middlewares=[answer_refusals])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
-        for path, api in PATHS.items():
-            app.router.add_post(f"/v1/{path}", functools.partial(self._call, api))
-        for path in COUNT_PATHS:
-            app.router.add_post(f"/v1/{path}", self._count_tokens)
+        app.router.add_post("/{path:.*}", self._post)
         return app
 
     async def count_tokens(self, body: Any) -> int:
@@ -193,15 +190,16 @@ class PolicyServer(HttpServer):
             for future in futures:
                 future.cancel()
 
-    async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        called = find_api(request.rel_url.raw_path_qs)
+        if called is None:
+            raise web.HTTPNotFound
         session = request.headers.get(SESSION_HEADER, "")
-        body = await self._read_body(request)
-        call = api(body, self._conversations.of(session, len(await request.read())))
+        body = {**called.fields, **await self._read_body(request)}
+        call = called.api(body, self._conversations.of(session, len(await request.read())))
+        if called.counts:
+            return web.json_response({called.api.count_field: await self.count_tokens(call.chat)})
         return await answer(request, call, self, session=session, on_sampled=_ignore)
-
-    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        call = MessagesCall(await self._read_body(request), self._conversations.of(""))
-        return web.json_response({"input_tokens": await self.count_tokens(call.chat)})
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
         try:

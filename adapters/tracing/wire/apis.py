@@ -1,29 +1,18 @@
-"""The wire APIs that the proxy and the policy server have, and how a server answers a call or refuses it."""
+"""How a server answers a call of any API, or refuses it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
-from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.exchange import OnSampled
-from groundwire.adapters.tracing.wire.messages import MessagesCall
-from groundwire.adapters.tracing.wire.request import RefusedError
-from groundwire.adapters.tracing.wire.responses import ResponsesCall
+from groundwire.adapters.tracing.wire.paths import find_api
+from groundwire.adapters.tracing.wire.request import ERROR_HEADER, RefusedError
 from groundwire.tools.secrets import masked_values
-
-APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall, MessagesCall, CompletionsCall)
-
-PATHS: dict[str, type[WireCall]] = {**{api.api: api for api in APIS}, "v1/messages": MessagesCall}
-"""The paths below ``/v1``. Anthropic's clients add the ``/v1`` themselves, also to a base URL that ends with it."""
-
-COUNT_PATHS = tuple(f"{path}/count_tokens" for path, api in PATHS.items() if api is MessagesCall)
-"""Where Anthropic's clients ask for the length of a prompt."""
 
 
 @web.middleware
@@ -34,8 +23,10 @@ async def answer_refusals(
     try:
         return await handler(request)
     except RefusedError as refused:
-        api = MessagesCall if "/messages" in request.path else ChatCall  # OpenAI's APIs have one format
-        return web.json_response(masked_values(api.error(refused)), status=refused.status)
+        called = find_api(request.rel_url.raw_path)
+        error = (called.api if called else ChatCall).error(refused)
+        headers = {ERROR_HEADER: refused.code} if refused.code else None
+        return web.json_response(masked_values(error), status=refused.status, headers=headers)
 
 
 class LocalPolicy(Protocol):
@@ -88,12 +79,13 @@ async def send_stream(
     call: WireCall,
     events: AsyncGenerator[bytes, None],
     status: int = 200,
-    headers: Mapping[str, str] = MappingProxyType({"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}),
+    headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer ``call`` on ``request`` with a stream. Raises the :class:`RefusedError` of the first event."""
     async with aclosing(events):
         first = await anext(events, b"")
         # This sends the status, so later errors can only be events of the stream.
+        headers = headers or {"Content-Type": call.stream_type, "Cache-Control": "no-cache"}
         stream = web.StreamResponse(status=status, headers=headers)
         await stream.prepare(request)
         await stream.write(first)

@@ -72,22 +72,35 @@ class WireCall:
         RefusedError: from the constructor, for a request that cannot be translated.
     """
 
-    api: ClassVar[str]
-    """The end of the API's path."""
+    path: ClassVar[str]
+    """A regular expression for the end of the API's path. Its groups are the ``model``, and ``stream`` and ``count``
+    where the path asks for a stream or only for the length of the prompt.
+    """
     name: ClassVar[str]
     """The API's name in spans."""
+    fields: ClassVar[tuple[str, ...]]
+    """Every request has one of these fields."""
+    count_field: ClassVar[str] = "input_tokens"
+    """The field of a reply with the length of a prompt."""
+    stream_type: str = "text/event-stream"
+    """The content type of a stream."""
     reply_id: str = ""
     """The id of the reply that the agent gets; "" if it is that of the chat completion."""
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = request
 
+    @classmethod
+    def messages(cls, request: Mapping[str, Any]) -> Any:
+        """The chat messages of a request, as far as it has them. Raises :class:`RefusedError`."""
+        return request.get("messages")
+
     def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
         """The reply that the agent gets for a whole chat completion."""
         return completion
 
     def events(self, chunk: Mapping[str, Any]) -> bytes:
-        """The server-sent events for one chat chunk; may be empty."""
+        """The events for one chat chunk; may be empty."""
         return encode_event(chunk)
 
     def end(self) -> bytes:
@@ -107,8 +120,9 @@ class WireCall:
 class ChatCall(WireCall):
     """A chat completion."""
 
-    api = "chat/completions"
+    path = "chat/completions"
     name = "chat"
+    fields = ("messages",)
 
 
 def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:

@@ -24,8 +24,9 @@ _CHOICE_IDS = ("token_ids", "grammar")
 class CompletionsCall(WireCall):
     """A completion of one prompt, text or token ids."""
 
-    api = "completions"
+    path = "completions"
     name = "completions"
+    fields = ("prompt",)
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         refuse_fields(request, _REFUSED)

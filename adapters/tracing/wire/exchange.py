@@ -229,3 +229,11 @@ def error_message(body: bytes) -> str:
         return str(message)
     except (ValueError, LookupError, TypeError, AttributeError):
         return mask_secrets(body.decode("utf-8", "replace"))[:2000] or "the server sent no message"
+
+
+def error_code(body: bytes) -> str:
+    """The code in an error body in OpenAI's format; else empty."""
+    try:
+        return str(json.loads(body)["error"]["code"] or "")
+    except UNREADABLE:
+        return ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
+from groundwire.adapters.tracing.wire.call import Conversation, encode_event
+from groundwire.adapters.tracing.wire.parts import BlocksCall, Part, assistant_message, refuse_beginning, tool_call
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
     chat_tools,
@@ -20,7 +21,7 @@ from groundwire.adapters.tracing.wire.request import (
 )
 from groundwire.tools.secrets import masked_values
 
-_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -30,8 +31,6 @@ _ERRORS = {
     529: "overloaded_error",
 }
 _SERVER_ERROR = 500
-_MALFORMED = "malformed_arguments"
-"""The one entry of a tool's input if the model wrote no JSON object: what it wrote."""
 _OWN = {
     "messages", "output_config", "output_format", "stop_sequences", "stream", "system", "tool_choice", "tools",
     "context_management", "thinking",
@@ -47,45 +46,33 @@ _REFUSED = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesCall(WireCall):
+class MessagesCall(BlocksCall):
     """A message. A reply's reasoning, text and tool calls become a content block each."""
 
-    api = "messages"
+    path = "messages(?P<count>/count_tokens)?"
     name = "messages"
+    fields = ("messages",)
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
+        super().__init__(request)
         self.chat = {"messages": chat_messages(request), **chat_options(request)}
-        self.reply_id, self._model = f"msg_{uuid.uuid4().hex}", request.get("model")
-        self._blocks: list[dict[str, Any]] = []
+        self.reply_id = f"msg_{uuid.uuid4().hex}"
         self._has_begun = False
-        self._choice: Mapping[str, Any] = {}
-        self._usage: Mapping[str, Any] = {}
 
-    def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The whole message."""
-        self._note(completion)
-        choice = completion["choices"][0]
-        self._add(choice["message"], choice)
-        self._close()
-        return {**self._head(), "content": self._blocks, **self._stop(), "usage": self._counts()}
+    @classmethod
+    def messages(cls, request: Mapping[str, Any]) -> Any:
+        """The chat messages of ``system`` and ``messages``."""
+        return chat_messages(request)
 
     def events(self, chunk: Mapping[str, Any]) -> bytes:
         """The events of a chunk."""
-        self._note(chunk)
-        events = b""
+        start = b""
         if not self._has_begun:
             self._has_begun = True
             counts = {**self._counts(), "input_tokens": len(chunk.get("prompt_token_ids") or ())}
             message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
-            events = _event("message_start", message=message)
-        for choice in chunk.get("choices") or ():
-            events += self._add(choice.get("delta") or {}, choice)
-        return events
-
-    def end(self) -> bytes:
-        """The end of the last block and of the message."""
-        ends = self._close()
-        return ends + _event("message_delta", delta=self._stop(), usage=self._counts()) + _event("message_stop")
+            start = _event("message_start", message=message)
+        return start + super().events(chunk)
 
     @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:
@@ -97,91 +84,53 @@ class MessagesCall(WireCall):
         """The event ``error``."""
         return encode_event(masked_values(self.error(refused)), "error")
 
-    def _note(self, reply: Mapping[str, Any]) -> None:
-        self._model = reply.get("model") or self._model
-        self._usage = reply.get("usage") or self._usage
+    def _whole(self, parts: Sequence[Part]) -> Mapping[str, Any]:
+        content = [_block(part, part.text, part.input) for part in parts]
+        return {**self._head(), "content": content, **self._stop(), "usage": self._counts()}
 
-    def _add(self, delta: Mapping[str, Any], choice: Mapping[str, Any]) -> bytes:
-        """Add a delta, or a whole message, to the blocks; returns its events."""
-        events = b""
-        if text := delta.get("reasoning") or delta.get("reasoning_content"):
-            events += self._add_text("thinking", text, {"signature": ""})
-        if text := delta.get("content"):
-            events += self._add_text("text", text, {})
-        for call in delta.get("tool_calls") or ():
-            events += self._add_tool_call(call)
-        if choice.get("finish_reason"):
-            self._choice = choice
-        return events
+    def _end(self, parts: Sequence[Part]) -> bytes:
+        last = b"".join(map(self._event, parts)) + self._end_block()
+        return last + _event("message_delta", delta=self._stop(), usage=self._counts()) + _event("message_stop")
 
-    def _add_text(self, kind: str, text: str, fields: dict[str, Any]) -> bytes:
-        events = b""
-        if not self._blocks or self._blocks[-1]["type"] != kind:
-            events = self._open({"type": kind, kind: "", **fields})
-        self._blocks[-1][kind] += text
-        return events + self._delta(f"{kind}_delta", kind, text)
+    def _begin_block(self, part: Part) -> bytes:
+        return _event("content_block_start", index=self._index, content_block=_block(part, "", {}))
 
-    def _add_tool_call(self, call: Mapping[str, Any]) -> bytes:
-        function, events = call.get("function") or {}, b""
-        block = self._blocks[-1] if self._blocks else {}
-        if block.get("type") != "tool_use" or call.get("id") not in (None, "", block["id"]):
-            call_id = call.get("id") or f"toolu_{uuid.uuid4().hex}"
-            events = self._open({"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}})
-            self._arguments = ""
-        self._arguments += function.get("arguments") or ""
-        return events
+    def _add_to_block(self, part: Part) -> bytes:
+        if part.kind == "call":
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(part.input, ensure_ascii=False)}
+        else:
+            delta = {"type": f"{part.kind}_delta", part.kind: part.text}
+        return _event("content_block_delta", index=self._index, delta=delta)
 
-    def _open(self, block: dict[str, Any]) -> bytes:
-        events = self._close()
-        self._blocks.append(block)
-        return events + _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
-
-    def _close(self) -> bytes:
-        """End the last block. A tool's input is sent whole: only then is it known to be JSON."""
-        if not self._blocks:
-            return b""
-        block, events = self._blocks[-1], b""
-        if block["type"] == "tool_use":
-            block["input"] = _tool_input(self._arguments)
-            events = self._delta("input_json_delta", "partial_json", json.dumps(block["input"], ensure_ascii=False))
-        return events + _event("content_block_stop", index=len(self._blocks) - 1)
-
-    def _delta(self, kind: str, name: str, text: str) -> bytes:
-        return _event("content_block_delta", index=len(self._blocks) - 1, delta={"type": kind, name: text})
+    def _end_block(self) -> bytes:
+        return _event("content_block_stop", index=self._index) if self._block_kind else b""
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.reply_id, "type": "message", "role": "assistant", "model": self._model}
 
     def _stop(self) -> dict[str, Any]:
-        reason, stop = self._choice.get("finish_reason") or "stop", self._choice.get("stop_reason")
-        if reason in _STOP_REASONS:
-            return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
-        if any(block["type"] == "tool_use" for block in self._blocks):  # a call that was required ends with "stop"
-            return {"stop_reason": "tool_use", "stop_sequence": None}
-        if isinstance(stop, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        return {"stop_reason": "end_turn", "stop_sequence": None}
+        reason = self._finish_reason()
+        sequence = self._last_choice["stop_reason"] if reason == "stop_sequence" else None
+        return {"stop_reason": _STOP_REASONS.get(reason, reason), "stop_sequence": sequence}
 
     def _counts(self) -> dict[str, int]:
-        cached = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        prompt, cached, reply = self._token_counts()
         return {
-            "input_tokens": (self._usage.get("prompt_tokens") or 0) - cached,
+            "input_tokens": prompt - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": self._usage.get("completion_tokens") or 0,
+            "output_tokens": reply,
         }
+
+
+def _block(part: Part, text: str, tool_input: Mapping[str, Any]) -> dict[str, Any]:
+    if part.kind == "call":
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": tool_input}
+    return {"type": part.kind, part.kind: text, **({"signature": ""} if part.kind == "thinking" else {})}
 
 
 def _event(kind: str, **fields: Any) -> bytes:
     return encode_event({"type": kind, **fields}, kind)
-
-
-def _tool_input(arguments: str) -> dict[str, Any]:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {_MALFORMED: arguments}
 
 
 def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,10 +170,7 @@ def chat_messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             messages.append(_assistant_message(content, f"{name}.content"))
         else:
             messages += _user_messages(role, content, f"{name}.content")
-    if messages and messages[-1]["role"] == "assistant":
-        raise RefusedError(
-            400, "the last message is the assistant's: a reply whose beginning is given is not served", param="messages"
-        )
+    refuse_beginning(messages, "messages")
     return messages
 
 
@@ -248,20 +194,10 @@ def _assistant_message(blocks: Any, name: str) -> dict[str, Any]:
         elif kind == "thinking":
             thoughts.append(require(str, block.get("thinking"), f"{name}[{index}].thinking"))
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": _arguments(block.get("input"))}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(tool_call(block.get("id"), block.get("name"), block.get("input")))
         elif kind != "redacted_thinking":
             raise _unknown_block(f"{name}[{index}]", kind)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    if thought := "".join(thoughts):  # servers read one of the two names
-        message |= {"reasoning": thought, "reasoning_content": thought}
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _arguments(value: Any) -> str:
-    if isinstance(value, dict) and value.keys() == {_MALFORMED}:
-        return str(value[_MALFORMED])
-    return json.dumps({} if value is None else value, ensure_ascii=False)
+    return assistant_message(texts, thoughts, calls)
 
 
 def _part(block: Any, name: str) -> dict[str, Any]:

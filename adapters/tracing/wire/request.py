@@ -14,6 +14,8 @@ from groundwire.tools.files import parse_json, shorten_repr
 _log = logging.getLogger(__name__)
 SESSION_HEADER = "x-session-id"
 """The header with the rollout of a request, for a server or for a router in front of several."""
+ERROR_HEADER = "x-error-code"
+"""The header with the code of an error, for which most APIs have no field."""
 RAW_PROMPT = "raw_prompt"
 """The field of chat requests with the prompt of a legacy completion."""
 _CONSTRAINTS = (  # vLLM's own fields

@@ -60,8 +60,9 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 class ResponsesCall(WireCall):
     """A response. A reply's reasoning, text and tool calls become an output item each."""
 
-    api = "responses"
+    path = "responses"
     name = "responses"
+    fields = ("input", "previous_response_id", "prompt")
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self._request, self._conversation = request, conversation
@@ -79,6 +80,11 @@ class ResponsesCall(WireCall):
         self._finish_reason: str | None = None
         self._usage: Mapping[str, Any] | None = None
         self._number = 0
+
+    @classmethod
+    def messages(cls, request: Mapping[str, Any]) -> Any:
+        """The chat messages of ``input``."""
+        return input_messages(request.get("input") or [])
 
     def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
         """The whole response."""

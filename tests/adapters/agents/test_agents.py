@@ -32,6 +32,10 @@ from groundwire.adapters.agents.redirection import ToolCalls
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.adapters.tracing.wire.call import ChatCall
+from groundwire.adapters.tracing.wire.generate_content import GenerateContentCall
+from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentResult
 
@@ -140,6 +144,42 @@ async def test_the_author_s_key_is_not_sent_to_the_policy() -> None:
         await Traced(server, proxy, store).run(backend_of("many_clients"))
     assert len(seen) == 5
     assert all(headers["Authorization"] == "Bearer of-the-run" for headers in seen)
+
+
+@pytest.mark.parametrize("client", ["requests", "httpx", "aiohttp", "boto3", "boto3 stream"])
+async def test_calls_to_other_providers_go_to_the_attempt_without_their_keys(
+    client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Recording(LLMProxy):
+        async def _post(self, request: Any) -> Any:
+            seen.append((request.raw_path, {name.lower(): value for name, value in request.headers.items()}))
+            return await super()._post(request)
+
+    for name, value in own_agents.PROVIDER_KEYS.items():
+        monkeypatch.setenv(name, value)
+    store = OpenRollouts()
+    async with (
+        ScriptedPolicyServer(replies=lambda _: "fine") as server,
+        Recording(upstreams=[server.base_url], sink=store) as proxy,
+    ):
+        answer, [call] = await Traced(server, proxy, store).run(backend_of("asks_providers"), client=client)
+    assert answer.text == "fine"
+    [(path, headers)] = seen
+    assert not any(secret in f"{path} {headers}" for secret in own_agents.PROVIDER_KEYS.values())
+    assert headers["authorization"] == "Bearer of-the-run"
+    assert call.wire_api == ("converse" if "boto3" in client else "generate_content")
+
+
+async def test_a_prompt_that_is_too_long_is_one_in_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in own_agents.PROVIDER_KEYS.items():
+        monkeypatch.setenv(name, value)
+    too_long = Reply(text="too long", status=400, code="context_length_exceeded")
+    async with traced(lambda _: too_long) as policy:
+        for client in ("requests", "aiohttp", "boto3"):
+            with pytest.raises(PromptTooLongError, match="the model's endpoint answered 400: too long"):
+                await policy.run(backend_of("asks_providers"), client=client)
 
 
 async def test_models_that_are_not_trained_keep_their_provider() -> None:
@@ -322,10 +362,10 @@ _CUSTOM = {"type": "custom_tool_call", "call_id": "1", "name": "find", "input": 
 
 
 @pytest.mark.parametrize(
-    ("path", "request_"),
+    ("api", "request_"),
     [
         (
-            "/chat/completions",
+            ChatCall,
             {
                 "messages": [
                     {"role": "assistant", "tool_calls": [{"id": "1", "function": _CALL}, "odd"]},
@@ -335,7 +375,7 @@ _CUSTOM = {"type": "custom_tool_call", "call_id": "1", "name": "find", "input": 
             },
         ),
         (
-            "/messages",
+            MessagesCall,
             {
                 "messages": [
                     {
@@ -346,16 +386,25 @@ _CUSTOM = {"type": "custom_tool_call", "call_id": "1", "name": "find", "input": 
                 ]
             },
         ),
+        (
+            GenerateContentCall,
+            {
+                "contents": [
+                    {"role": "model", "parts": [{"functionCall": {"name": "find", "args": {"sql": "SELECT 1"}}}]},
+                    {"parts": [{"functionResponse": {"name": "find", "response": {"result": "1 row"}}}]},
+                ]
+            },
+        ),
         *(
-            ("/responses", {"input": [call, {"type": f"{call['type']}_output", "call_id": "1", "output": "1 row"}]})
+            (ResponsesCall, {"input": [call, {"type": f"{call['type']}_output", "call_id": "1", "output": "1 row"}]})
             for call in ({"type": "function_call", "call_id": "1", **_CALL}, _CUSTOM)
         ),
     ],
 )
-def test_the_steps_of_an_agent_are_the_tool_calls_of_its_requests_in_any_api(path: str, request_: Any) -> None:
+def test_the_steps_of_an_agent_are_the_tool_calls_of_its_requests_in_any_api(api: Any, request_: Any) -> None:
     conversation = ToolCalls()
     for request in (request_, request_, {"messages": "odd", "input": 3}):
-        conversation.add(path, request)
+        conversation.add(api, request)
     assert conversation.steps() == [
         {"agent": "find", "kind": "tool", "input": "SELECT 1", "output": "1 row", "ok": True},
     ]

@@ -272,10 +272,13 @@ async def test_a_call_without_a_rollout_is_refused_with_advice(bench: Any) -> No
     [
         ("audio/speech", "the policy only writes text; ask an audio model of your own"),
         ("images/generations", "ask an image model of your own"),
-        ("v1beta/models/gemini:generateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
-        ("v1beta/models/gemini:streamGenerateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
+        ("v1beta/models/gemini:embedContent", "ask an embedding model of your own"),
+        ("v1beta/interactions", "use Google's generateContent"),
+        ("model/anthropic.claude/invoke", "use Bedrock's Converse API"),
+        ("api/generate", "use Ollama's /api/chat"),
+        ("v2/chat", "its /compatibility/v1/chat/completions is"),
         ("responses/resp_1/cancel", "its previous_response_id works within the rollout"),
-        ("threads", "and its chat/completions or responses or messages or completions"),
+        ("threads", "completions, or the API of Gemini, Bedrock's Converse or Ollama"),
     ],
 )
 async def test_an_api_that_is_not_served_is_refused_in_one_sentence(bench: Any, path: str, advice: str) -> None:
@@ -283,6 +286,21 @@ async def test_an_api_that_is_not_served_is_refused_in_one_sentence(bench: Any, 
     async with aiohttp.ClientSession() as session, session.post(f"{b.url}/{path}", json={"model": "m"}) as reply:
         assert reply.status == 404
         assert (await reply.json())["error"]["message"].endswith(advice)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "chat/completions", "openai/v1/chat/completions", "compatibility/v1/chat/completions",
+        "openai/deployments/NAME/chat/completions?api-version=1",
+    ],
+)  # fmt: skip
+async def test_what_providers_put_before_the_path_of_an_api_is_of_no_account(bench: Any, path: str) -> None:
+    b = await bench(["x"])
+    root = b.url.removesuffix("/v1")
+    request = {"model": "m", "messages": HELLO}
+    async with aiohttp.ClientSession() as session, session.post(f"{root}/{path}", json=request) as reply:
+        assert reply.status == 200
 
 
 async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: Any) -> None:

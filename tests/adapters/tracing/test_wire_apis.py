@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from providers import bedrock_ask, gemini_ask, ollama_ask
 from wire import CALL, CHAT_TOOL, PARAMETERS, Bench, bench
 
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
@@ -90,6 +91,44 @@ async def anthropic_messages(b: Bench, stream: bool) -> str:
         return (await ask([*asked, said, {"role": "user", "content": [result]}])).content[0].text
 
 
+async def gemini(b: Bench, stream: bool, *, sse: bool = True) -> str:
+    declaration = {
+        "name": "run",
+        "description": "Run it",
+        "parameters": {"type": "OBJECT", "properties": {"sql": {"type": "STRING"}}, "required": ["sql"]},
+    }
+    request = {"systemInstruction": {"parts": [{"text": SYSTEM}]}, "tools": [{"functionDeclarations": [declaration]}]}
+    asked: list[Any] = [{"role": "user", "parts": [{"text": QUESTION}]}]
+    said = await gemini_ask(b, stream, sse=sse, contents=asked, **request)
+    [made] = [part["functionCall"] for part in said["parts"] if "functionCall" in part]
+    response = {"name": made["name"], "response": {"result": RESULT}}  # without an id, as of many clients
+    turns = [*asked, said, {"role": "user", "parts": [{"functionResponse": response}]}]
+    return (await gemini_ask(b, stream, sse=sse, contents=turns, **request))["parts"][0]["text"]
+
+
+async def gemini_list(b: Bench, stream: bool) -> str:
+    return await gemini(b, stream, sse=False)
+
+
+async def bedrock(b: Bench, stream: bool) -> str:
+    spec = {"toolSpec": {"name": "run", "description": "Run it", "inputSchema": {"json": PARAMETERS}}}
+    request: Any = {"system": [{"text": SYSTEM}], "toolConfig": {"tools": [spec]}}
+    asked: list[Any] = [{"role": "user", "content": [{"text": QUESTION}]}]
+    said = await bedrock_ask(b, stream, messages=asked, **request)
+    [use] = [block["toolUse"] for block in said["content"] if "toolUse" in block]
+    result = {"toolResult": {"toolUseId": use["toolUseId"], "content": [{"text": RESULT}]}}
+    turns = [*asked, said, {"role": "user", "content": [result]}]
+    return (await bedrock_ask(b, stream, messages=turns, **request))["content"][0]["text"]
+
+
+async def ollama(b: Bench, stream: bool) -> str:
+    said = await ollama_ask(b, stream, messages=CHAT, tools=[CHAT_TOOL])
+    [made] = said["tool_calls"]
+    made.pop("id")  # the client of Ollama drops it
+    result = {"role": "tool", "tool_name": "run", "content": RESULT}
+    return (await ollama_ask(b, stream, messages=[*CHAT, said, result], tools=[CHAT_TOOL]))["content"]
+
+
 async def litellm_chat(b: Bench, stream: bool, *, model: str = "openai/m", url: str = "") -> str:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
@@ -108,6 +147,14 @@ async def litellm_chat(b: Bench, stream: bool, *, model: str = "openai/m", url: 
 
 async def litellm_anthropic(b: Bench, stream: bool) -> str:
     return await litellm_chat(b, stream, model="anthropic/m", url=b.root)
+
+
+async def litellm_gemini(b: Bench, stream: bool) -> str:
+    return await litellm_chat(b, stream, model="gemini/m", url=b.root)
+
+
+async def litellm_ollama(b: Bench, stream: bool) -> str:
+    return await litellm_chat(b, stream, model="ollama_chat/m", url=b.root)
 
 
 async def litellm_responses(b: Bench, stream: bool) -> str:
@@ -134,7 +181,8 @@ async def litellm_responses(b: Bench, stream: bool) -> str:
     [
         (openai_chat, "chat"), (openai_responses, "responses"), (openai_responses_by_id, "responses"),
         (anthropic_messages, "messages"), (litellm_chat, "chat"), (litellm_anthropic, "messages"),
-        (litellm_responses, "responses"),
+        (litellm_responses, "responses"), (gemini, "generate_content"), (gemini_list, "generate_content"),
+        (bedrock, "converse"), (ollama, "ollama"), (litellm_gemini, "generate_content"), (litellm_ollama, "ollama"),
     ],
 )  # fmt: skip
 async def test_the_same_conversation_gives_the_same_trajectory(
