@@ -15,6 +15,7 @@ from groundwire.adapters._types import (
     ToolError,
     TurnLimitError,
 )
+from groundwire.adapters.tracing.wire.paths import SERVED
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.infrastructure import causes, infrastructure_errors, named_resources
 
@@ -118,9 +119,7 @@ def no_call(name: str, calls: AttemptCalls) -> str:
     if calls.models:
         return f"{message}: none of its models ({', '.join(calls.models)}) matches --train-model"
     if calls.hosts:
-        return (
-            f"{message}; it called {', '.join(calls.hosts)}: the policy serves OpenAI's chat completions and "
-            "Responses, and Anthropic's Messages, through httpx, aiohttp or requests"
-        )
+        served = f"the policy serves {SERVED}, through httpx, aiohttp, requests or botocore"
+        return f"{message}; it called {', '.join(calls.hosts)}: {served}"
     elsewhere = "or another process calls it: give the agent by its name, or as a command (--backend command)"
     return f"{message}, and no HTTP request at all: {CACHES}; {elsewhere}"

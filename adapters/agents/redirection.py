@@ -1,12 +1,12 @@
 """Sends the LLM calls of an agent, which stays as it is, to the URL of its attempt.
 
 OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads and jobs of thread pools
-get a copy of all context variables when they are started. Hooks on httpx, aiohttp and requests look for it. An LLM call
-in such a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an
-agent keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and
-no other host sees the URL. What would leave for a known provider of models is refused.
+get a copy of all context variables when they are started. Hooks on httpx, aiohttp, requests and botocore look for it.
+An LLM call in such a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling
+agent. So an agent keeps the clients, base URLs and model names of its author, also clients that were made before the
+run began, and no other host sees the URL. What would leave for a known provider of models is refused.
 
-A request is an LLM call if it is a POST to the path of a known API and its body names a model.
+A request is an LLM call if it is a POST to the path of a known API, and its path or its body names a model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.exchange import error_code, error_message
-from groundwire.adapters.tracing.wire.paths import ApiPath, find_api
+from groundwire.adapters.tracing.wire.paths import SERVED, ApiPath, find_api
 from groundwire.adapters.tracing.wire.request import ERROR_HEADER, RefusedError
 from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
@@ -152,9 +152,9 @@ class AttemptCalls:
         if self.train_model is None and is_provider(host):
             self.refused_host = host
             self.refused = (
-                f"the agent's call to {host} was refused, as that provider would be paid for it: use OpenAI's chat "
-                "completions or Responses, or Anthropic's Messages, through httpx, aiohttp or requests, which go to "
-                "the policy; or give --train-model REGEX, and all other models are asked at their providers"
+                f"the agent's call to {host} was refused, as that provider would be paid for it: the policy serves "
+                f"{SERVED}, through httpx, aiohttp, requests or botocore; or give --train-model REGEX, and all other "
+                "models are asked at their providers"
             )
             raise ProviderRefusedError(self.refused)
 

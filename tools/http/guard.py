@@ -31,8 +31,8 @@ class Guard:
     """The rule for the requests of one server.
 
     Args:
-        token: what clients send as ``Authorization: Bearer TOKEN``, as ``X-Api-Key`` (Anthropic's clients), or as
-            password of ``http://x:TOKEN@HOST:PORT``. None: no route needs one.
+        token: what clients send as ``Authorization: Bearer TOKEN``, as ``X-Api-Key`` or ``X-Goog-Api-Key`` (Anthropic's
+            and Google's clients), or as password of ``http://x:TOKEN@HOST:PORT``. None: no route needs one.
         public: paths, or with a slash at the end beginnings of paths, that need no token.
         hosts: further names of this machine. IP addresses, ``localhost`` and the host name are always accepted, and a
             request with the token may use any name.
@@ -88,15 +88,21 @@ class Guard:
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         if self._token is None:
             return False
-        key, authorization = (
-            headers.get(name, "").encode(errors="surrogateescape") for name in ("X-Api-Key", "Authorization")
+        key, google_key, authorization = (
+            headers.get(name, "").encode(errors="surrogateescape")
+            for name in ("X-Api-Key", "X-Goog-Api-Key", "Authorization")
         )
         scheme, _, encoded = authorization.partition(b" ")
         password = b""
         if scheme.lower() == b"basic":
             with suppress(binascii.Error):
                 password = base64.b64decode(encoded, validate=True).partition(b":")[2]
-        sent = ((key, self._token), (authorization, b"Bearer " + self._token), (password, self._token))
+        sent = (
+            (key, self._token),
+            (google_key, self._token),
+            (authorization, b"Bearer " + self._token),
+            (password, self._token),
+        )
         return any(value and hmac.compare_digest(value, wanted) for value, wanted in sent)
 
     def _find_host(self, host: str) -> bool:

@@ -24,6 +24,11 @@ APIS: tuple[type[WireCall], ...] = (
     ConverseCall,
     OllamaCall,
 )
+SERVED = (
+    "OpenAI's chat completions and Responses, Anthropic's Messages, Google's generateContent, Bedrock's Converse and "
+    "Ollama's chat"
+)
+"""The APIs in messages."""
 _PATHS = [(api, re.compile(rf"/(?:{api.path})(?:\?(?P<query>.*))?$")) for api in APIS]
 
 
