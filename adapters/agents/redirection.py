@@ -161,7 +161,8 @@ class AttemptCalls:
     def headers(self) -> dict[str, str]:
         """The headers of a traced call that replace the agent's own. To be called once for each."""
         host = urlsplit(self.endpoint.base_url).netloc
-        return {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **self.own_headers()}
+        own = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", "content-type": "application/json"}
+        return {**own, **self.own_headers()}
 
     def own_headers(self) -> dict[str, str]:
         """Those that say which call it is, and whose."""
@@ -311,7 +312,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
     if target is None:
         return await wrapped(*args, **kwargs)
-    own = {"host", "authorization", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
+    own = {"host", "authorization", "content-type", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
     headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() not in own}
     kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
     with calls.sending():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+_UNNAMED = ("", "application/octet-stream")
 
 
 class Guard:
@@ -72,9 +73,9 @@ class Guard:
             )
         if method not in _READING and (headers.get("Content-Length", "0") != "0" or headers.get("Transfer-Encoding")):
             kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            # Some clients name no type; the address of a rollout is unknown to web pages.
+            # Some clients name no type, or that of bytes; web pages do not know the address of a rollout.
             is_known = (kind == _PROTOBUF and path in self._protobuf) or (
-                not kind and path.startswith(self._public_prefixes)
+                kind in _UNNAMED and path.startswith(self._public_prefixes)
             )
             if kind != _JSON and not is_known:
                 return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"

@@ -320,8 +320,8 @@ def _json_schema(schema: Any) -> Any:
         if key == "type" and isinstance(value, str):
             schema[key] = value.lower()
         elif key == "properties" and isinstance(value, dict):
-            names = [name for name in order if name in value] if isinstance(order, list) else []
-            schema[key] = {name: _json_schema(value[name]) for name in dict.fromkeys([*names, *value])}
+            names = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
+            schema[key] = {name: _json_schema(value[name]) for name in dict.fromkeys([*names, *value]) if name in value}
         elif key in ("items", "anyOf", "additionalProperties"):
             schema[key] = _json_schema(value)
         elif key.startswith(("min", "max")) and isinstance(value, str) and value.isdecimal():

@@ -150,7 +150,7 @@ async def litellm_anthropic(b: Bench, stream: bool) -> str:
 
 
 async def litellm_gemini(b: Bench, stream: bool) -> str:
-    return await litellm_chat(b, stream, model="gemini/m", url=b.root)
+    return await litellm_chat(b, stream, model="gemini/gemini-2.5-flash", url=b.root)
 
 
 async def litellm_ollama(b: Bench, stream: bool) -> str:

@@ -210,4 +210,5 @@ async def test_the_tokens_of_a_prompt_are_counted_as_the_policy_will_see_them(po
     counted = await asyncio.to_thread(client.count_tokens, modelId="m", input={"converse": request})
     reply = await ask(policy, **request, inferenceConfig={"maxTokens": 2})
     [call] = await policy.calls()
-    assert counted["inputTokens"] == reply["usage"]["inputTokens"] == len(call.prompt_ids)
+    sent = reply["usage"]["inputTokens"] + reply["usage"]["cacheReadInputTokens"]
+    assert counted["inputTokens"] == sent == len(call.prompt_ids)

@@ -197,7 +197,8 @@ async def test_the_tokens_of_a_message_are_counted_as_the_policy_will_see_them(p
         with pytest.raises(anthropic.BadRequestError, match="messages must be a list"):
             await asking.messages.count_tokens(model="any", messages="q")  # type: ignore[arg-type]
     [call] = await policy.calls()
-    assert counts == [reply.usage.input_tokens] * 2 == [len(call.prompt_ids)] * 2
+    sent = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+    assert counts == [sent] * 2 == [len(call.prompt_ids)] * 2
 
 
 async def test_the_tokens_of_an_ended_rollout_are_not_counted(policy: Any) -> None:
