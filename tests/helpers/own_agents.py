@@ -127,8 +127,10 @@ async def asks_providers(task: dict[str, Any]) -> str:
         async with httpx.AsyncClient() as http:
             reply = (await http.post(url, json=body, headers={"x-goog-api-key": key})).json()
     elif client == "aiohttp":
-        async with aiohttp.ClientSession(raise_for_status=True) as session:
-            reply = await (await session.post(url, json=body, headers={"x-goog-api-key": key})).json()
+        async with aiohttp.ClientSession() as session:
+            answer = await session.post(url, json=body, headers={"x-goog-api-key": key})
+            answer.raise_for_status()
+            reply = await answer.json()
     if reply:
         return str(reply["candidates"][0]["content"]["parts"][0]["text"])
     bedrock = boto3.client("bedrock-runtime", region_name="us-east-1")
