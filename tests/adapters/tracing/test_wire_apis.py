@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -154,7 +155,8 @@ async def litellm_gemini(b: Bench, stream: bool) -> str:
 
 
 async def litellm_ollama(b: Bench, stream: bool) -> str:
-    return await litellm_chat(b, stream, model="ollama_chat/m", url=b.root)
+    conversation = litellm_chat(b, stream, model="ollama_chat/m", url=b.root)
+    return await asyncio.to_thread(asyncio.run, conversation)  # it asks for /api/show and blocks its event loop
 
 
 async def litellm_responses(b: Bench, stream: bool) -> str:
