@@ -39,7 +39,8 @@ _PROBE = "Say hello."
 _LIMIT_S = 300
 _ROLLOUT = re.compile(r"^\W*(\S+): (\w+), reward (\S+)", re.MULTILINE)
 _PLACE = re.compile(r"\b(OWN|ENV|NOTEBOOK)\b")
-_CALL = re.compile(r"^call \d+", re.MULTILINE)
+_CALL = re.compile(r"^call \d+.*", re.MULTILINE)
+_REFUSED = "(failed with status 4"  # by the proxy: it does not reach the server
 
 
 def main() -> int:
@@ -109,9 +110,15 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     await asyncio.to_thread(log.write_text, f"{shlex.join(command)}\n\n{output}")
     rollouts = _ROLLOUT.findall(output)
     succeeded = sum(status == "succeeded" for _, status, _ in rollouts)
-    recorded = len(_CALL.findall(output))
+    lines = _CALL.findall(output)
+    refused = sum(_REFUSED in line for line in lines)
     result["version"] = await asyncio.to_thread(_version, python, agent)
-    result |= {"recorded": recorded, "server": len(calls), "rollouts": f"{succeeded} of {len(rollouts)}"}
+    result |= {
+        "recorded": len(lines) - refused,
+        "refused": refused,
+        "server": len(calls),
+        "rollouts": f"{succeeded} of {len(rollouts)}",
+    }
     result["outcome"] = _outcome(result, succeeded == len(rollouts), code, output)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
 
@@ -162,11 +169,13 @@ def _outcome(result: dict[str, Any], all_succeeded: bool, code: int | None, outp
         return "not every call is recorded"
     if not all_succeeded:
         return "a rollout fails"
-    return "works" if code == 0 else (errors[-1] if errors else f"exit code {code}")
+    _, _, verdict = output.partition("verdict: training cannot work\n")
+    return "works" if code == 0 else [*errors, *verdict.splitlines(), f"exit code {code}"][0]
 
 
 def _counts(result: dict[str, Any]) -> str:
-    return f"{result['recorded']} / {result['server']}"
+    refused = f" and {result['refused']} refused" if result.get("refused") else ""
+    return f"{result['recorded']}{refused} / {result['server']}"
 
 
 def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:

@@ -7,8 +7,13 @@ import sqlite3
 def airline(task):
     """The airline demo's."""
     from airline.context import AirlineAgentChatContext, create_initial_context
+    from chatkit.types import ThreadMetadata
+    from memory_store import MemoryStore
 
-    return AirlineAgentChatContext(state=create_initial_context(), request_context={}, thread=None, store=None)
+    thread = ThreadMetadata(id=task.id, created_at=datetime.datetime.now())
+    return AirlineAgentChatContext(
+        state=create_initial_context(), request_context={}, thread=thread, store=MemoryStore()
+    )
 
 
 def bank(task):
@@ -35,3 +40,8 @@ def roulette(task):
     from pydantic_ai_examples.roulette_wheel import Deps
 
     return Deps(winning_number=18)
+
+
+def advice(result):
+    """The answer of bank support, one of three fields."""
+    return result.output.support_advice
