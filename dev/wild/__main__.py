@@ -89,7 +89,9 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     python = environments / agent.get("environment", "") / "bin" / "python"
     needed = (folder, python) if "environment" in agent else (folder,)
     result = {"name": agent["name"], "recorded": 0, "server": 0, "rollouts": "", "seconds": 0.0}
-    if missing := next((str(path) for path in needed if not path.exists()), "") or _missing_program(agent):
+    if missing := next(
+        (_short(path, projects, environments) for path in needed if not path.exists()), ""
+    ) or _missing_program(agent):
         return {**result, "outcome": f"not run: there is no {missing}"}
     with tempfile.TemporaryDirectory() as own:
         async with ScriptedPolicyServer((), model="competent") as server:
@@ -121,6 +123,11 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     }
     result["outcome"] = _outcome(result, succeeded == len(rollouts), code, output)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _short(path: Path, *folders: Path) -> str:
+    """A path without the folder of the projects or of the environments."""
+    return next((str(path.relative_to(folder)) for folder in folders if path.is_relative_to(folder)), str(path))
 
 
 def _write_module(notebook: Path, module: Path) -> None:
