@@ -44,7 +44,7 @@ def follow_agent_names() -> None:
     if hasattr(provider, "add_span_processor"):  # of the SDK, which the application has
         names = _AgentNames()
         provider.add_span_processor(names)
-        undo_later(lambda: _remove(names, provider._active_span_processor))
+        undo_later(partial(_remove, names, vars(provider)["_active_span_processor"]))
     register_post_import_hook(_instrument, "pydantic_ai")
     for module, function, attribute in _WITHOUT_SPANS:
         wrap(module, function, partial(_run_named, attribute))

@@ -73,6 +73,6 @@ def _keep_urls() -> None:
 
 def _read_tracing_again() -> None:
     """Let the Agents SDK read the variable that switches its tracing off, which it reads once."""
-    provider = getattr(sys.modules.get("agents.tracing.setup"), "GLOBAL_TRACE_PROVIDER", None)
-    if hasattr(provider, "_env_disabled"):
+    provider: Any = getattr(sys.modules.get("agents.tracing.setup"), "GLOBAL_TRACE_PROVIDER", None)
+    if provider is not None and hasattr(provider, "_env_disabled"):
         provider._env_disabled = None

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from groundwire.adapters._types import (
@@ -189,7 +189,7 @@ def _talk(process: subprocess.Popen[bytes], text: bytes, keep_first: bool) -> tu
     output, errors, unsent = _Kept(first=keep_first), _Kept(first=False), memoryview(text)
     with selectors.DefaultSelector() as selector:
 
-        def close(pipe: IO[bytes]) -> None:
+        def close(pipe: Any) -> None:
             selector.unregister(pipe)
             pipe.close()
 
@@ -204,19 +204,18 @@ def _talk(process: subprocess.Popen[bytes], text: bytes, keep_first: bool) -> tu
             if has_ended and not any(key.data for key, _ in events):
                 break
             for key, _ in events:
-                pipe: Any = key.fileobj
                 if key.data is None:
                     with suppress(BrokenPipeError):
                         unsent = unsent[os.write(key.fd, unsent[: select.PIPE_BUF]) :]
                         if unsent:
                             continue
-                    close(pipe)
+                    close(key.fileobj)
                 elif piece := os.read(key.fd, 1 << 16):
                     key.data.add(piece)
                 else:
-                    close(pipe)
+                    close(key.fileobj)
         for key in [*selector.get_map().values()]:
-            close(key.fileobj)  # type: ignore[arg-type]
+            close(key.fileobj)
     process.wait()
     return output.read(), errors.read()
 
