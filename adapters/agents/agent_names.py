@@ -40,7 +40,7 @@ def follow_agent_names() -> None:
         # Not by its function, which would refuse one that the agent sets later.
         trace._TRACER_PROVIDER = ours = _Provider()
         undo_later(lambda: setattr(trace, "_TRACER_PROVIDER", None) if trace._TRACER_PROVIDER is ours else None)
-    provider = trace.get_tracer_provider()
+    provider: Any = trace.get_tracer_provider()
     if hasattr(provider, "add_span_processor"):  # of the SDK, which the application has
         names = _AgentNames()
         provider.add_span_processor(names)

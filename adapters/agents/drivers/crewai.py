@@ -42,7 +42,7 @@ class FrameworkDriver(Driver):
         return values if names or is_crew else dict(task)
 
     def fresh(self) -> Any:
-        agent = self.agent() if inspect.isclass(self.agent) else self.agent
+        agent: Any = self.agent() if inspect.isclass(self.agent) else self.agent
         agent = agent.crew() if getattr(type(agent), "is_crew_class", False) else agent
         if hasattr(agent, "fetch_inputs"):
             return agent.copy()

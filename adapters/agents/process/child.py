@@ -167,8 +167,8 @@ def _result(
             placeholder=attempts.placeholder,
             forked=outside is not None,
         )
-        with _Emissions(reports).activate(), asyncio.Runner() if sys.version_info >= (3, 11) else _Runner() as runner:
-            return {"answer": answer_to(runner.run(_run_once(attempts.backend, question, endpoint)))}
+        with _Emissions(reports).activate():
+            return {"answer": answer_to(asyncio.run(_run_once(attempts.backend, question, endpoint)))}
     except BackendError as error:
         return {"failure": failure_to(error)}
     except BaseException as error:  # an agent's SystemExit ends its rollout
@@ -190,19 +190,6 @@ def _sealed(endpoint: Endpoint, port: int, outside: socket.socket | None) -> End
     socket.send_fds(outside, [b"x"], [listener.fileno()])
     listener.close()
     return replace(endpoint, base_url=f"http://127.0.0.1:{port}/v1")
-
-
-class _Runner:
-    """asyncio.Runner of Python 3.10."""
-
-    def __enter__(self) -> _Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def run(self, work: Any) -> Any:
-        return asyncio.run(work)
 
 
 def _redirect_output(connection: socket.socket) -> None:

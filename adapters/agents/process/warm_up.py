@@ -66,7 +66,8 @@ def _client() -> Any:
     import openai
     from openai import _base_client
 
-    httpx: Any = getattr(_base_client, "httpx2", None) or _base_client.httpx  # newer versions have another package
+    client: Any = _base_client
+    httpx: Any = getattr(client, "httpx2", None) or client.httpx  # newer versions have another package
 
     def answer(request: Any) -> Any:
         reply = _RESPONSE if request.url.path.endswith("/responses") else _CHAT

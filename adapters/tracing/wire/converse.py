@@ -249,8 +249,8 @@ def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     chat |= chat_tools(_without_cache_points(tools.get("tools") or [], "toolConfig.tools"), _tool)
     for kind, choice in require(dict, tools.get("toolChoice") or {}, "toolConfig.toolChoice").items():
         if kind == "tool":
-            name = require(dict, choice, "toolConfig.toolChoice.tool").get("name")
-            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+            tool = require(dict, choice, "toolConfig.toolChoice.tool").get("name")
+            chat["tool_choice"] = {"type": "function", "function": {"name": tool}}
         elif kind in _CHOICES:
             chat["tool_choice"] = _CHOICES[kind]
         else:

@@ -15,7 +15,7 @@ from groundwire.tools.secrets import masked_values
 
 _OWN = {"messages", "tools", "format", "options", "think", "stream", "keep_alive"}
 """The fields that are not passed on."""
-_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_RENAMED: dict[str, str] = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Options whose names in a chat request are others."""
 _IGNORED_OPTIONS = ("num_ctx", "num_gpu", "num_thread", "num_keep", "num_batch", "mirostat", "tfs_z", "typical_p")
 
@@ -123,7 +123,9 @@ def _options(request: Mapping[str, Any]) -> dict[str, Any]:
     for name in _IGNORED_OPTIONS:
         if options.get(name):
             warn_ignored("Ollama", f"options.{name}")
-    named = {_RENAMED.get(name, name): value for name, value in options.items() if name not in _IGNORED_OPTIONS}
+    named: dict[str, Any] = {
+        _RENAMED.get(str(name), str(name)): value for name, value in options.items() if name not in _IGNORED_OPTIONS
+    }
     if isinstance(limit := named.get("max_tokens"), int) and limit < 0:  # no limit
         del named["max_tokens"]
     stream = request.get("stream")
