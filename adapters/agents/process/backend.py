@@ -20,7 +20,7 @@ from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
 from groundwire.adapters.agents.process.folders import remove
-from groundwire.adapters.agents.process.program import END_S, Attempt, Program, pickled, warn_of
+from groundwire.adapters.agents.process.program import END_S, RunningAttempt, Program, pickled, warn_of
 from groundwire.adapters.agents.process.results import answer_from, failure_from
 from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.daemon_threads import in_thread
@@ -31,7 +31,7 @@ _LEARN_S = 60.0
 """How long other rollouts wait for the first, from which the template learns what to import."""
 _SPARES = 1 + (os.cpu_count() or 1) // 2
 """Fresh processes that import the agent before a rollout needs them."""
-_place: ContextVar[Attempt | None] = ContextVar("place", default=None)
+_place: ContextVar[RunningAttempt | None] = ContextVar("place", default=None)
 
 
 class ProcessBackend(Backend):
@@ -54,7 +54,7 @@ class ProcessBackend(Backend):
         self.agents, self.calls_tools, self._prompts = tuple(made["agents"]), made["calls_tools"], made["prompts"]
         self._programs: deque[asyncio.Task[Program]] = deque()
         """The template, or the fresh processes that run no attempt yet."""
-        self._attempts: set[Attempt] = set()
+        self._attempts: set[RunningAttempt] = set()
         self._learnt: asyncio.Event | None = None
         """Whether the template has imported what rollouts import; None if none of them tells it."""
         self._child_bytes = (64 if fork else 256) << 20
@@ -100,7 +100,7 @@ class ProcessBackend(Backend):
             elif emissions is not None:
                 emissions.write(message["emitted"])
 
-        attempt = Attempt(
+        attempt = RunningAttempt(
             key=uuid.uuid4().hex,
             program=program,
             learns=learns,
@@ -203,7 +203,7 @@ class ProcessBackend(Backend):
                 )
             await asyncio.sleep(0.1)
 
-    async def _end(self, attempt: Attempt) -> None:
+    async def _end(self, attempt: RunningAttempt) -> None:
         try:
             if attempt.learns and self._learnt is not None and not self._learnt.is_set():
                 self._learnt.set()
@@ -225,11 +225,11 @@ def _has_ended(starting: asyncio.Task[Program]) -> bool:
     return starting.cancelled() or starting.exception() is not None or starting.result().ended
 
 
-def _gone(status: str, attempt: Attempt) -> BackendError:
+def _gone(status: str, attempt: RunningAttempt) -> BackendError:
     return ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
 
 
-def _last_words(attempt: Attempt) -> str:
+def _last_words(attempt: RunningAttempt) -> str:
     text = attempt.output.decode("utf-8", "replace").strip()
     return f"; it printed last: {text[-_SHOWN_OUTPUT:]}" if text else ""
 

@@ -55,7 +55,7 @@ _ERRORS = {error.__name__: error for error in (ValueError, MissingPackageError, 
 
 
 @dataclass(kw_only=True, eq=False)
-class Attempt:
+class RunningAttempt:
     """An attempt, as the runner sees it."""
 
     key: str
@@ -98,7 +98,7 @@ class Program:
             start_new_session=True,
         )
         self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._listener, self.folder)
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, RunningAttempt] = {}
         self.ended = False
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -226,7 +226,7 @@ class Program:
                 attempt.ended.set_result(f"the process that has imported the agent ended with status {status}")
 
 
-async def _read_reports(reader: asyncio.StreamReader, attempt: Attempt) -> None:
+async def _read_reports(reader: asyncio.StreamReader, attempt: RunningAttempt) -> None:
     try:
         while line := await reader.readline():
             message = json.loads(line)
