@@ -20,7 +20,7 @@ from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
 from groundwire.adapters.agents.process.folders import remove
-from groundwire.adapters.agents.process.program import END_S, RunningAttempt, Program, pickled, warn_of
+from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, pickled, warn_of
 from groundwire.adapters.agents.process.results import answer_from, failure_from
 from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.daemon_threads import in_thread
