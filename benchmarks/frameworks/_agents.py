@@ -87,7 +87,13 @@ AGENTS = (
         names=("DatabaseAgent",),
         packages=("agent-framework-core", "agent-framework-openai"),
     ),
-    Agent(title="Pydantic AI", folder="pydantic_ai", names=("sql_gen",), packages=("pydantic-ai-slim", "openai")),
+    Agent(
+        title="Pydantic AI",
+        folder="pydantic_ai",
+        names=("sql_gen",),
+        name="agent",
+        packages=("pydantic-ai-slim", "openai"),
+    ),
     Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",), slow=True),
     Agent(
         title="Google ADK",

@@ -15,8 +15,8 @@ class FrameworkDriver(Driver):
     method = "arun"
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
-        own = {"session_id": uuid4().hex, "user_id": uuid4().hex}
-        result = await agent.arun(arguments, **own)
+        own = {"session_id": uuid4().hex, "user_id": uuid4().hex, "dependencies": await self.context(task)}
+        result = await agent.arun(arguments, **{**own, **await self.config(task)})
         if str(getattr(result.status, "value", result.status)).lower() == "error":
             raise RuntimeError(result.content)  # of the exception, which it caught
         return result if getattr(result, "is_paused", False) else result.content

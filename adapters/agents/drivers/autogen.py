@@ -18,7 +18,7 @@ class FrameworkDriver(Driver):
         return _fresh(self.agent, {})
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
-        return await agent.run(task=arguments)
+        return await agent.run(task=arguments, **await self.config(task))
 
 
 def _fresh(agent: Any, memo: dict[int, Any]) -> Any:

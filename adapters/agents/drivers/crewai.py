@@ -13,8 +13,7 @@ from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver
 class FrameworkDriver(Driver):
     """A ``Crew``, a ``@CrewBase`` class or an object of it, a ``Flow``, or an ``Agent``.
 
-    The inputs of a crew, and of a flow, are the task's columns. One that no column has is the question.
-    """
+    The inputs of a crew, and of a flow, are the task's columns; one that no column has is the question."""
 
     method = "kickoff"
     threaded = True
@@ -50,11 +49,12 @@ class FrameworkDriver(Driver):
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         def kickoff() -> Any:
-            output = agent.kickoff(arguments)
+            output = agent.kickoff(arguments, **config)
             if hasattr(output, "get_full_text"):  # a stream
                 list(output)
                 output = output.result
             texts = (getattr(output, name, None) for name in ("pydantic", "json_dict", "raw"))
             return next((text for text in texts if text), output)
 
+        config = await self.config(task)
         return await self.in_thread(kickoff, task)

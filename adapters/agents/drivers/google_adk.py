@@ -13,7 +13,8 @@ _NAME = "groundwire"
 class FrameworkDriver(Driver):
     """An agent, an ``App`` or a ``Runner`` of ADK.
 
-    Each attempt has a runner with services in memory, and a session, whose state has the columns of the task.
+    Each attempt has a runner with services in memory, and a session. The state has what ``agent_context``
+    returns, else the columns of the task.
     """
 
     method = "run_async"
@@ -40,10 +41,11 @@ class FrameworkDriver(Driver):
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         from google.genai.types import Content, Part
 
-        session = await agent.session_service.create_session(app_name=agent.app_name, user_id=_NAME, state=dict(task))
+        state = dict(task if (context := await self.context(task)) is None else context)
+        session = await agent.session_service.create_session(app_name=agent.app_name, user_id=_NAME, state=state)
         message = Content(role="user", parts=[Part(text=arguments)]) if isinstance(arguments, str) else arguments
-        text = ""
-        async for event in agent.run_async(user_id=_NAME, session_id=session.id, new_message=message):
+        text, config = "", await self.config(task)
+        async for event in agent.run_async(user_id=_NAME, session_id=session.id, new_message=message, **config):
             if event.error_code and not event.content:
                 raise RuntimeError(f"{event.error_code}: {event.error_message}")
             if event.is_final_response() and event.content:

@@ -16,8 +16,13 @@ class FrameworkDriver(Driver):
         # Its own toolset, which is the first, may be empty.
         return any(getattr(toolset, "tools", True) for toolset in self.agent.toolsets)
 
+    @property
+    def context_class(self) -> Any:
+        kind = self.agent.deps_type
+        return None if kind is type(None) else kind
+
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
-        return await agent.run(arguments)
+        return await agent.run(arguments, deps=await self.context(task), **await self.config(task))
 
     def result_types(self) -> Iterator[Any]:
         yield self.agent.output_type

@@ -24,21 +24,21 @@ class FrameworkDriver(Driver):
         return _fresh(self.agent, {})
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
-        result = await agent.invoke_async(arguments)
+        own = {"invocation_state": await self.context(task), **await self.config(task)}
+        result = await agent.invoke_async(arguments, **own)
         if nodes := getattr(result, "execution_order", None) or getattr(result, "node_history", None):
             result = result.results[nodes[-1].node_id].result  # of a graph or a swarm
         return result if (output := getattr(result, "structured_output", None)) is None else output
 
 
 def _fresh(agent: Any, memo: dict[int, Any]) -> Any:
-    """A copy with conversations of its own, and models and tools of ``agent``."""
+    """A copy with conversations of its own."""
     for node in getattr(agent, "nodes", {}).values():
         _fresh(node.executor, memo)
-    registry = getattr(agent, "tool_registry", None)
-    for tool in registry.registry.values() if registry else ():
+    for tool in getattr(getattr(agent, "tool_registry", None), "registry", {}).values():
         memo[id(tool)] = tool
         if hasattr(tool, "_agent"):  # an agent as a tool
-            memo[id(tool)] = own = copy.copy(tool)
+            own = memo[id(tool)] = copy.copy(tool)
             own._agent, own._lock = _fresh(tool._agent, memo), threading.Lock()
     other = own_copy(agent, memo, _SHARED)
     for name, make in _MADE.items():

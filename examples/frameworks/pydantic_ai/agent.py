@@ -38,9 +38,3 @@ async def validate(ctx: RunContext[Deps], output: SQLAnswer) -> SQLAnswer:
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ModelRetry(f"Invalid query: {error}") from error
     return output
-
-
-async def answer(task: dict) -> str:
-    """The query that answers the question."""
-    result = await agent.run(task["question"], deps=Deps(task["db_path"]))
-    return result.output.sql_query
