@@ -14,7 +14,7 @@ from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
-from groundwire.train.evaluation.verdict import Verdict
+from groundwire.train.evaluation.verdict import AgentVerdict
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
@@ -157,7 +157,7 @@ class RolloutDisplay:
             show("", f"response ids {_shorten(call.response_ids)}")
         _show_reward(show, result, view)
 
-    def show_verdict(self, results: Sequence[Rollout], verdict: Verdict) -> None:
+    def show_verdict(self, results: Sequence[Rollout], verdict: AgentVerdict) -> None:
         """Print the figures of all, the notes, and the verdict."""
         rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
         mean = sum(rewards) / len(rewards) if rewards else None

@@ -20,7 +20,7 @@ from groundwire.train.evaluation.validation import (
     validation_name,
     validation_requests,
 )
-from groundwire.train.evaluation.verdict import Verdict, verdict
+from groundwire.train.evaluation.verdict import AgentVerdict, verdict
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -77,7 +77,7 @@ def try_tasks(
     callback: ProgressCallback,
     count: int,
     show: Callable[[Rollout, AgentView], None] = lambda rollout, view: None,
-) -> tuple[list[Rollout], Verdict]:
+) -> tuple[list[Rollout], AgentVerdict]:
     """Run ``count`` validation tasks, ``show`` each as it ends, and write nothing; returns them and a verdict."""
     config = job.config
     requests = validation_requests(choose_tasks(job.data.validation, count), config, config.val_temperature)
@@ -95,13 +95,13 @@ def try_tasks(
     return ended, found
 
 
-def first_verdict(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout], *, ids: bool) -> Verdict:
+def first_verdict(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout], *, ids: bool) -> AgentVerdict:
     """The verdict on the first rollouts of a job, with :func:`.notes.agent_notes`; ``ids`` as for :func:`.verdict`."""
     match, updates_model = job.config.agent_match, job.trainer.updates_model
     found = verdict(rollouts, runtime.view, ids=ids, agent_match=match, updates_model=updates_model)
     model = job.config.model if job.endpoint is None else ""
     notes = agent_notes(rollouts, served=runtime.model_name, view=runtime.view, model=model)
-    return Verdict(found.problems, [*notes, *found.notes])
+    return AgentVerdict(found.problems, [*notes, *found.notes])
 
 
 def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | None = None) -> RolloutRuntime:

@@ -47,7 +47,7 @@ _OF_ARGUMENTS = re.compile(r"argument|parameter|field|valid|missing|required|sch
 """Words of errors about what the policy wrote, which training may repair."""
 
 
-class Verdict(NamedTuple):
+class AgentVerdict(NamedTuple):
     """What is wrong with an agent: ``problems``, with which training cannot work, and ``notes``."""
 
     problems: list[str]
@@ -71,13 +71,13 @@ def verdict(
     ids: bool = True,
     agent_match: str | None = None,
     updates_model: bool = True,
-) -> Verdict:
+) -> AgentVerdict:
     """The verdict on the first rollouts of an agent, which sees of its tasks what ``view`` shows.
 
     With ``updates_model`` False prompts are searched, which equal answers do not keep from working.
     """
     if reason := cannot_begin(rollouts, ids=ids, agent_match=agent_match):
-        return Verdict([reason], [])
+        return AgentVerdict([reason], [])
     findings = [
         (failed_before_calls(rollouts), True),
         (leaked_state(rollouts), True),
@@ -89,7 +89,7 @@ def verdict(
         text, ends = equal_answers(rollouts)
         findings.append((text, ends and updates_model))
     problems, notes = ([text for text, ends in findings if text and ends == kind] for kind in (True, False))
-    return Verdict(problems, notes)
+    return AgentVerdict(problems, notes)
 
 
 def failed_before_calls(rollouts: Sequence[Rollout]) -> str:
