@@ -5,18 +5,30 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 
 class MissingPackageError(ValueError):
     """The module that a name means needs a package that is not installed."""
 
 
-def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]] = (callable,)) -> Any:
-    """The object that ``name`` means, the value of ``option``.
+def load_object(
+    name: str,
+    *,
+    option: str,
+    kinds: Sequence[Callable[[Any], bool]] = (callable,),
+    ends: type[BaseException] | tuple[()] = (),
+) -> Any:
+    """The object that ``name`` means, the value of ``option``. An exception ``ends`` ends the import of its module, and
+    what the module has defined before counts.
 
     Raises ``ValueError``, :class:`MissingPackageError` among others: if the module has no such name, the message lists
     its own of the first of ``kinds`` that it has.
@@ -24,7 +36,7 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
-    module = _import(name, place, option)
+    module = _import(name, place, option, ends)
     target: Any = module
     for step in attribute.split("."):
         if not hasattr(target, step):
@@ -43,9 +55,11 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
     return target
 
 
-def _import(name: str, place: str, option: str) -> Any:
+def _import(name: str, place: str, option: str, ends: type[BaseException] | tuple[()]) -> Any:
     try:
         return _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ends as error:
+        return _begun(error, place)
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if isinstance(error, FileNotFoundError) and error.filename == str(Path(place)):
@@ -58,6 +72,20 @@ def _import(name: str, place: str, option: str) -> Any:
         else:
             why = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise ValueError(f"{option} {name!r}: {why}") from error
+
+
+def _begun(error: BaseException, place: str) -> ModuleType:
+    """The module whose import ``error`` has ended."""
+    path = str(Path(place).resolve())
+    for frame, line in walk_tb(error.__traceback__):
+        own = frame.f_globals
+        if frame.f_code.co_name == "<module>" and (own["__name__"] == place or own.get("__file__") == path):
+            _log.warning("%s, line %d: %s; the rest of the file is left out", place, line, error)
+            module = ModuleType(own["__name__"])
+            vars(module).update(own)
+            sys.modules[module.__name__] = module
+            return module
+    raise error
 
 
 def _import_file(path: Path) -> Any:

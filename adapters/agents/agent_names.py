@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -22,13 +24,15 @@ def current_agent() -> str:
     """The agent or node that is calling; empty if no framework tells it.
 
     In this order: the agent of the OpenAI Agents SDK, the agent or the node of LangGraph, ``gen_ai.agent.name`` of the
-    current OpenTelemetry span or of the nearest span around it, the agent of a framework without spans.
+    current OpenTelemetry span or of the nearest span around it, the agent of a framework without spans, the step of a
+    workflow of LlamaIndex.
     """
     return (
         _sdk_agent()
         or _langgraph_node()
         or _otel_agent(trace.get_current_span())
         or str(context.get_value(_RUNNING) or "")
+        or _workflow_step()
     )
 
 
@@ -46,8 +50,8 @@ def follow_agent_names() -> None:
         provider.add_span_processor(names)
         undo_later(partial(_remove, names, vars(provider)["_active_span_processor"]))
     register_post_import_hook(_instrument, "pydantic_ai")
-    for module, function, attribute in _WITHOUT_SPANS:
-        wrap(module, function, partial(_run_named, attribute))
+    for module, function, name_of in _WITHOUT_SPANS:
+        wrap(module, function, partial(_run_named, name_of))
 
 
 def _remove(processor: Any, others: Any) -> None:
@@ -81,22 +85,63 @@ def _langgraph_node() -> str:
     return str(metadata.get("lc_agent_name") or metadata.get("langgraph_node") or "")
 
 
+def _workflow_step() -> str:
+    module = sys.modules.get("workflows.runtime.types.step_function")
+    if module is not None:
+        step = module.StepWorkerStateContextVar.get(None)
+        return str(step.state.step_name) if step else ""
+    with suppress(RuntimeError):  # no loop
+        task = asyncio.current_task() if "workflows" in sys.modules else None  # before version 2
+        if getattr(task and task.get_coro(), "__qualname__", "") == "Context._step_worker":
+            return str(task and task.get_name())
+    return ""
+
+
 _RUNNING = context.create_key("groundwire-agent")
-_WITHOUT_SPANS = (
+_LLAMA_AGENTS = "llama_index.core.agent.workflow"
+_WITHOUT_SPANS: tuple[tuple[str, str, str | Callable[[Any, Any], object]], ...] = (
     ("smolagents.agents", "MultiStepAgent.run", "name"),
     ("crewai.agent.core", "Agent.execute_task", "role"),
+    ("camel.agents.chat_agent", "ChatAgent.step", "role_name"),
+    ("camel.agents.chat_agent", "ChatAgent.astep", "role_name"),
+    ("dspy.predict.predict", "Predict.__call__", lambda predictor, _: _predictor_name(predictor)),
+    ("dspy.predict.predict", "Predict.acall", lambda predictor, _: _predictor_name(predictor)),
+    ("haystack.components.agents.agent", "Agent.run", "__component_name__"),
+    ("haystack.components.agents.agent", "Agent.run_async", "__component_name__"),
+    ("haystack.core.pipeline.pipeline", "Pipeline._run_component", lambda _, kwargs: kwargs.get("component_name")),
+    (f"{_LLAMA_AGENTS}.function_agent", "FunctionAgent.take_step", "name"),
+    (f"{_LLAMA_AGENTS}.react_agent", "ReActAgent.take_step", "name"),
+    (f"{_LLAMA_AGENTS}.codeact_agent", "CodeActAgent.take_step", "name"),
 )
-"""Frameworks that make no spans: module and method that runs an agent, and the attribute with the agent's name."""
+"""Frameworks that make no spans: module and method that runs an agent, and the attribute with the agent's name, or a
+function of the object and of the keyword arguments that knows the name."""
 
 
-def _run_named(attribute: str, wrapped: Any, agent: Any, args: Any, kwargs: Any) -> Any:
+def _run_named(name_of: str | Callable[[Any, Any], object], wrapped: Any, agent: Any, args: Any, kwargs: Any) -> Any:
     """Run an agent with its name in the context."""
-    name = getattr(agent, attribute, None) or type(agent).__name__
-    token = context.attach(context.set_value(_RUNNING, name))
+    own_name = getattr(agent, name_of, None) if isinstance(name_of, str) else name_of(agent, kwargs)
+    named = context.set_value(_RUNNING, own_name or type(agent).__name__)
+    if inspect.iscoroutinefunction(wrapped):
+        return _await_named(named, wrapped(*args, **kwargs))
+    token = context.attach(named)
     try:
         return wrapped(*args, **kwargs)
     finally:
         context.detach(token)
+
+
+async def _await_named(named: Context, work: Awaitable[Any]) -> Any:
+    token = context.attach(named)
+    try:
+        return await work
+    finally:
+        context.detach(token)
+
+
+def _predictor_name(predictor: Any) -> str:
+    """The path of a predictor in the program that runs, such as ``extract.predict``."""
+    callers = sys.modules["dspy"].settings.caller_modules or [predictor]
+    return next((name for name, own in callers[0].named_predictors() if own is predictor and name != "self"), "")
 
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

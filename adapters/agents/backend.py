@@ -41,6 +41,7 @@ from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, l
 from groundwire.adapters.agents.app_environment import set_environment
 from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, is_agent
 from groundwire.adapters.agents.drivers.function import takes_a_task
+from groundwire.adapters.agents.early_runs import EarlyCallError, making
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
 from groundwire.adapters.agents.project import agent_of_project
@@ -80,7 +81,9 @@ def agent_backend(
     name = agent_of_project(agent) if isinstance(agent, str) else _name(agent)
     set_environment(name if isinstance(agent, str) else None)
     if isinstance(agent, str):
-        agent = load_object(name, option="agent", kinds=(_is_agent_object, _is_agent_function))
+        with making():  # a script may run it
+            kinds = (_is_agent_object, _is_agent_function)
+            agent = load_object(name, option="agent", kinds=kinds, ends=EarlyCallError)
     settings: dict[str, Any]
     settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
     settings |= {"agent_config": agent_config, "agent_context": agent_context}
@@ -89,13 +92,13 @@ def agent_backend(
         rejected = [*settings.keys() - {"train_model"}, *options]
         _reject(rejected, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(agent, train_model)
-    if is_backend(agent):
+    if is_backend(agent) and not is_agent(agent):
         return as_backend(agent)
     of_the_driver: tuple[str, ...] = ("agent_config", "agent_context")
     hooks = {option: _function(option, settings.pop(option)) for option in of_the_driver if option in settings}
     maker = maker_of(agent, name, options, hooks)
     made = agent if maker is None else maker.first()
-    if is_backend(made):
+    if is_backend(made) and not is_agent(made):
         return as_backend(made)
     kind = framework_of(made)
     if maker is not None and made is not None and kind is None:

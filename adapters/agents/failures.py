@@ -34,6 +34,8 @@ _TURN_LIMITS = {
     "UsageLimitExceeded",  # Pydantic AI
     "AgentMaxStepsError",  # smolagents
     "LlmCallsLimitExceededError",  # Google ADK
+    "PipelineMaxComponentRuns",  # Haystack
+    "WorkflowConvergenceException",  # Agent Framework
 }
 _MALFORMED = {
     "JSONDecodeError", "ValidationError",  # json, pydantic: a typed output
@@ -42,6 +44,7 @@ _MALFORMED = {
     "OutputParserException", "StructuredOutputError",  # LangGraph, LangChain
     "UnexpectedModelBehavior",  # Pydantic AI
     "AgentParsingError",  # smolagents
+    "AdapterParseError",  # DSPy
     "ConverterError",  # CrewAI
     "MaxTokensReachedException", "StructuredOutputException",  # Strands
 }  # fmt: skip

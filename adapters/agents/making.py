@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from groundwire.adapters.agents.drivers import Driver, driver_of
+from groundwire.adapters.agents.drivers import Driver, driver_of, is_agent
 from groundwire.adapters.agents.drivers.function import takes_a_task
+from groundwire.adapters.agents.early_runs import EarlyCallError, agent_that_ran, making
 from groundwire.tools.binding import is_async
 
 OF_THE_RUN = ("form", "prompts")
@@ -81,7 +82,11 @@ def maker_of(
 
 
 def _required_of_maker(function: Any, options: Collection[str]) -> list[str] | None:
-    """The parameters of a function that makes agents which have no default and are no option; None if it is none."""
+    """The parameters of a function or class that makes agents which have no default and are no option; None if it is
+    none.
+    """
+    if is_agent(function) and not inspect.isclass(function):  # one that can be called
+        return None
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # not callable, or written in C
@@ -93,7 +98,8 @@ def _required_of_maker(function: Any, options: Collection[str]) -> list[str] | N
     ]
     if required and {*required} <= {*options}:
         return []
-    return required if required == ["config"] or (not required and not takes_a_task(function)) else None
+    is_maker = not required and (inspect.isclass(function) or not takes_a_task(function))
+    return required if required == ["config"] or is_maker else None
 
 
 class Kept(Generic[T]):
@@ -161,7 +167,10 @@ class Maker:
         if "form" in self._takes or (is_async(function) and not inspect.isclass(function)):
             return None
         try:
-            agent = self._make()
+            with making():
+                agent = self._make()
+        except EarlyCallError as error:
+            return agent_that_ran(error)
         except Exception as error:
             raise ValueError(
                 f"agent {self._name!r} takes no task, so it was run to make the agent: it raised {error!r}"
@@ -202,8 +211,12 @@ async def _entered(
 ) -> AsyncIterator[Driver]:
     """The agent that ``make`` returns, or that is awaited or entered."""
     async with AsyncExitStack() as stack:
-        agent = make()
-        agent = await agent if inspect.isawaitable(agent) else agent
+        try:
+            with making():
+                agent = make()
+                agent = await agent if inspect.isawaitable(agent) else agent
+        except EarlyCallError as error:
+            agent = agent_that_ran(error)
         if isinstance(agent, AbstractAsyncContextManager):
             agent = await stack.enter_async_context(agent)
         elif isinstance(agent, AbstractContextManager):

@@ -29,7 +29,9 @@ from opentelemetry import context
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
+from groundwire.adapters.agents.caches import switch_off_caches
 from groundwire.adapters.agents.changes import undo_later, wrap
+from groundwire.adapters.agents.early_runs import EarlyCallError, is_making
 from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is_provider
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.tracing.wire.call import WireCall
@@ -195,10 +197,15 @@ def _read_request(called: ApiPath, body: bytes | str | None) -> dict[str, Any] |
     return request if isinstance(request.get("model"), str) else None
 
 
+def _end_if_making(method: str, url: str, body: Any) -> None:
+    if is_making() and method.upper() == "POST" and _read_call(urlsplit(url).path, body):
+        raise EarlyCallError(f"the agent calls {urlsplit(url).hostname} when it is made")
+
+
 @contextmanager
 def redirected(calls: AttemptCalls) -> Iterator[None]:
     """Send the LLM calls that are made in this block to the endpoint of ``calls``, or watch them."""
-    _install()
+    install()
     follow_agent_names()
     token = context.attach(context.set_value(_KEY, calls))
     try:
@@ -209,7 +216,7 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
 
 
 @cache
-def _install() -> None:
+def install() -> None:
     """Install the hooks, once in a run; each package is hooked when it is imported."""
     for module, path, wrapper in (
         ("threading", "Thread.start", _start_thread),
@@ -223,7 +230,8 @@ def _install() -> None:
     ):
         wrap(module, path, wrapper)
     guard(_check_host)
-    undo_later(_install.cache_clear)
+    switch_off_caches(lambda: context.get_value(_KEY))
+    undo_later(install.cache_clear)
 
 
 def _check_host(host: str) -> None:
@@ -244,6 +252,7 @@ def _redirect(client: Any, args: Any, kwargs: Any) -> AttemptCalls | None:
     request = args[0] if args else kwargs["request"]
     body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
     calls: Any = context.get_value(_KEY)
+    _end_if_making(request.method, str(request.url), body)
     target = calls and calls.target(request.method, str(request.url), body)
     if target is None:
         return None
@@ -306,6 +315,7 @@ def _forget_other_loop(client: Any) -> None:
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
     calls: Any = context.get_value(_KEY)
     method, url, *rest = args
+    _end_if_making(method, str(url), kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"]))
     if calls is None or not calls.redirects or str(url).startswith(calls.endpoint.base_url):  # by httpx on top of it
         return await wrapped(*args, **kwargs)
     body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])

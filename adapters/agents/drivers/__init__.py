@@ -40,6 +40,16 @@ _CLASSES = {
     **dict.fromkeys(("google.adk.apps.app.App", "google.adk.runners.Runner"), "google_adk"),
     "pydantic_ai.agent.abstract.AbstractAgent": "pydantic_ai",
     **dict.fromkeys(("strands.agent.agent.Agent", "strands.multiagent.base.MultiAgentBase"), "strands"),
+    "agent_framework._agents.BaseAgent": "agent_framework",
+    "agent_framework._workflows._workflow.Workflow": "agent_framework",
+    "agent_framework._workflows._functional.FunctionalWorkflow": "agent_framework",
+    "agent_framework._workflows._functional.FunctionalWorkflowDefinition": "agent_framework",
+    "camel.agents.chat_agent.ChatAgent": "camel",
+    "dspy.primitives.module.Module": "dspy",
+    "haystack.components.agents.agent.Agent": "haystack",
+    "haystack.core.pipeline.base.PipelineBase": "haystack",
+    "smolagents.agents.MultiStepAgent": "smolagents",
+    "workflows.workflow.Workflow": "llama_index",
 }
 """The module of this package that runs the objects of a class, by the full name of the class."""
 

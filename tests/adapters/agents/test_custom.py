@@ -219,7 +219,7 @@ async def test_a_call_to_another_address_is_an_error_with_that_address(monkeypat
             "test_custom:missing",
             "has no 'missing'; it has plain, synchronous, decorated, returns_nothing, callable_object",
         ),
-        ("test_custom:not_a_function", "is 'SELECT 1': give an agent of a framework .agno, autogen, crewai"),
+        ("test_custom:not_a_function", "is 'SELECT 1': give an agent of a framework .agent-framework, agno, autogen"),
         ("test_custom:NeedsAnArgument", "is <class .*: give an agent of a framework"),
         ("test_custom", "write it as module:name or path/to/file.py:name"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),

@@ -1,0 +1,54 @@
+"""Code that runs its agent where it should only make it: a script when it is imported, or a function ``main``.
+
+The first call to a model is not sent, and ends that code: the agent is made by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+from typing import Any
+
+from opentelemetry import context
+
+from groundwire.adapters.agents.drivers import is_agent
+
+_MAKING = context.create_key("groundwire-making")
+
+
+class EarlyCallError(BaseException):
+    """A call to a model while an agent is made. It passes each ``except Exception`` of the author and the framework."""
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """In this block an agent is made, in no rollout: a call to a model raises :class:`EarlyCallError`."""
+    from groundwire.adapters.agents.redirection import install
+
+    install()
+    token = context.attach(context.set_value(_MAKING, True))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def is_making() -> bool:
+    """Whether it is called in a block of :func:`making`."""
+    return bool(context.get_value(_MAKING))
+
+
+def agent_that_ran(error: EarlyCallError) -> Any:
+    """The agent that a function was running: the first that the code of others, which it called, had.
+
+    Raises ``ValueError`` if there is none.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    foreign = [frame for frame in frames if not frame.f_globals.get("__name__", "").startswith("groundwire.")]
+    for frame in foreign:
+        if frame.f_code.co_filename != foreign[0].f_code.co_filename:
+            agent = next(filter(is_agent, frame.f_locals.values()), None)
+            if agent is not None:
+                return agent
+    raise ValueError("it calls a model before it returns an agent") from error

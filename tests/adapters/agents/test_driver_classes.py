@@ -1,0 +1,50 @@
+"""An object is run by the driver of its framework, which is found by the names of its classes."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from groundwire.adapters import agent_backend
+from groundwire.adapters.agents.backend import AgentBackend
+from groundwire.adapters.agents.drivers import _CLASSES, Driver, driver_of, framework_of, is_agent
+
+OWN = [name for name in _CLASSES if not name.startswith(("langgraph.", "langchain_core.", "agents."))]
+
+
+def stand_in(name: str, **attributes: Any) -> Any:
+    """An object of a class of the full name ``name``."""
+    module, _, kind = name.rpartition(".")
+    return type(kind, (), {"__module__": module, **attributes})()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_class_and_those_that_derive_from_it_have_the_driver_of_their_framework(name: str) -> None:
+    agent = stand_in(name)
+    derived = type("Own", (type(agent),), {})()
+    framework = ".".join(name.split(".")[:2])  # a namespace such as google is others' as well
+    for value in (agent, derived):
+        assert is_agent(value)
+        assert isinstance(driver_of(value, "a"), Driver)
+        assert framework_of(value) == _CLASSES[name].replace("_", "-")
+    assert framework not in sys.modules, "a driver is found without its framework"
+
+
+@pytest.mark.parametrize("module", sorted(set(_CLASSES.values())))
+def test_each_driver_runs_its_agent(module: str) -> None:
+    driver = import_module(f"groundwire.adapters.agents.drivers.{module}").FrameworkDriver
+    assert driver.run is not Driver.run
+
+
+def test_an_agent_with_agents_and_run_is_no_backend() -> None:
+    workflow = stand_in("workflows.workflow.Workflow", agents={}, run=lambda self: None)
+    assert isinstance(agent_backend(workflow), AgentBackend)
+
+
+def test_a_class_that_needs_no_arguments_makes_the_agent() -> None:
+    kind = type(stand_in("workflows.workflow.Workflow", __init__=lambda self, timeout=1, **more: None))
+    backend = agent_backend(kind)
+    assert isinstance(backend, AgentBackend)
