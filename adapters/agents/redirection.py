@@ -198,8 +198,11 @@ def _read_request(called: ApiPath, body: bytes | str | None) -> dict[str, Any] |
 
 
 def _end_if_making(method: str, url: str, body: Any) -> None:
-    if is_making() and method.upper() == "POST" and _read_call(urlsplit(url).path, body):
-        raise EarlyCallError(f"the agent calls {urlsplit(url).hostname} when it is made")
+    if is_making() and method.upper() == "POST":
+        address = urlsplit(url)
+        called = find_api(f"{address.path}?{address.query}")
+        if called and _read_request(called, body):
+            raise EarlyCallError(f"the agent calls {address.hostname} when it is made")
 
 
 @contextmanager
