@@ -282,7 +282,7 @@ async def test_a_program_is_an_agent(tmp_path: Path) -> None:
         "print(json.load(urllib.request.urlopen(request))['choices'][0]['message']['content'])\n"
         "sys.exit(task['id'] != '1' and 'no such task')\n"
     )
-    backend = CommandBackend(agent=f"python {program}")
+    backend = CommandBackend(agent=f"{sys.executable} {program}")
     async with traced(lambda _: FENCED) as policy:
         answer, [call] = await policy.run(backend)
     assert (answer.text, call.messages[0]["content"]) == ("SELECT name FROM singer", "Which singers?")
@@ -296,7 +296,7 @@ async def test_a_program_ends_when_it_exits_whatever_it_leaves_running(tmp_path:
     program = tmp_path / "agent.py"
     program.write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint(input()[:13])\n")
     question = Question(id="1", text="Who?", database="", answers=TEXT)
-    answer = await CommandBackend(agent=f"python {program}").run(question, Endpoint(base_url="", model="m"))
+    answer = await CommandBackend(agent=f"{sys.executable} {program}").run(question, Endpoint(base_url="", model="m"))
     assert (answer.text, answer.judged_field) == ('{"id": "1", "', "standard output")
     assert answer.input.endswith('with {"id": "1", "question": "Who?", "database": ""} as standard input')
 

@@ -42,15 +42,19 @@ def test_the_env_file_above_the_agent_is_read_and_placeholders_hide_none_of_it(
     folder = tmp_path / "app" / package
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
-    (folder / "agent.py").write_text("import os\nAT_IMPORT = dict(os.environ)\ndef agent(question): return ''\n")
+    (folder / "env_agent.py").write_text("import os\nAT_IMPORT = dict(os.environ)\ndef agent(question): return ''\n")
     (tmp_path / "app" / ".env").write_text("TAVILY_API_KEY=tv\nGROQ_API_KEY=gsk\nMISTRAL_API_KEY=of-the-file\n")
     monkeypatch.setenv("MISTRAL_API_KEY", "of-the-shell")
     monkeypatch.syspath_prepend(str(tmp_path / "app"))
     if by == "module":
-        (folder / "__init__.py").write_text((folder / "agent.py").read_text())
-    name = {"file": f"{folder}/agent.py:agent", "module": f"{package}:agent", "inner": f"{package}.agent:agent"}[by]
+        (folder / "__init__.py").write_text((folder / "env_agent.py").read_text())
+    name = {
+        "file": f"{folder}/env_agent.py:agent",
+        "module": f"{package}:agent",
+        "inner": f"{package}.env_agent:agent",
+    }[by]
     agent_backend(name)
-    module = {"file": "agent", "module": package, "inner": f"{package}.agent"}[by]
+    module = {"file": "env_agent", "module": package, "inner": f"{package}.env_agent"}[by]
     seen = sys.modules.pop(module).AT_IMPORT
     assert (seen["TAVILY_API_KEY"], seen["GROQ_API_KEY"], seen["MISTRAL_API_KEY"]) == ("tv", "gsk", "of-the-shell")
     assert (seen["OPENAI_API_KEY"], seen["AWS_ACCESS_KEY_ID"]) == ("none", "none")
