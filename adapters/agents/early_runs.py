@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
-from opentelemetry import context
-
 from groundwire.adapters.agents.drivers import is_agent
 
-_MAKING = context.create_key("groundwire-making")
+_MAKING = "groundwire-making"
+"""The key of OpenTelemetry's context, which is imported at the first use: ``--help`` needs none of it."""
 
 
 class EarlyCallError(BaseException):
@@ -24,6 +23,8 @@ class EarlyCallError(BaseException):
 @contextmanager
 def making() -> Iterator[None]:
     """In this block an agent is made, in no rollout: a call to a model raises :class:`EarlyCallError`."""
+    from opentelemetry import context
+
     from groundwire.adapters.agents.redirection import install
 
     install()
@@ -36,6 +37,8 @@ def making() -> Iterator[None]:
 
 def is_making() -> bool:
     """Whether it is called in a block of :func:`making`."""
+    from opentelemetry import context
+
     return bool(context.get_value(_MAKING))
 
 

@@ -124,7 +124,7 @@ async def test_an_agent_that_writes_changes_its_own_copy_only(task: Task, caplog
 
 async def test_a_remote_runners_agent_that_writes_changes_its_own_copy_only(task: Task) -> None:
     content = _content(task)
-    settings = AgentSettings(backend="custom", agent=f"{__name__}:careless", domain="spider")
+    settings = AgentSettings(backend="custom", agent=f"{__name__}:careless", domain="spider", rollout_process="off")
     domain = _Domain(Path(task["db_path"]).parent)
     check = RequestCheck.of(settings, domain, data_dir=None, policy_hosts=[], store="http://127.0.0.1:1")
     agent = RemoteRolloutAgent(check)
@@ -150,7 +150,7 @@ async def test_a_runner_ends_with_a_warning_about_changed_data(task: Task, caplo
         return answer
 
     domain = _Domain(Path(task["db_path"]).parent)
-    settings = AgentSettings(backend="custom", agent=f"{__name__}:careless", domain="spider")
+    settings = AgentSettings(backend="custom", agent=f"{__name__}:careless", domain="spider", rollout_process="off")
     remote = RemoteRolloutAgent(
         RequestCheck.of(settings, domain, data_dir=None, policy_hosts=[], store="http://127.0.0.1:1")
     )
