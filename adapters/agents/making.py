@@ -95,6 +95,7 @@ def _required_of_maker(function: Any, options: Collection[str]) -> list[str] | N
         parameter.name
         for parameter in parameters
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if parameter.kind is not parameter.VAR_POSITIONAL or not inspect.isclass(function)  # of a metaclass
     ]
     if required and {*required} <= {*options}:
         return []

@@ -89,7 +89,7 @@ def _tool(body: Mapping[str, Any], tools: Mapping[str, Any]) -> str:
     order = sorted((name for name in tools if not _LAST.search(name)), key=lambda name: topic not in name)
     handoffs = [name for name in called if name.startswith("transfer")]
     for name in order:
-        if name in called_now or name.startswith("transfer_to_triage"):
+        if name in called_now or name.startswith(("transfer_to_triage", "RequestTransfer")):  # back
             continue
         if len(called_now) >= _MOST_CALLS or (name.startswith("transfer") and (name in handoffs or len(handoffs) > 1)):
             break

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import make_dataclass
 from typing import Any
 
 from groundwire.adapters._types import Endpoint, Question
@@ -32,10 +30,10 @@ class FrameworkDriver(Driver):
     def _inputs(self, task: AgentTask) -> dict[str, Any]:
         kind = type(self.agent)  # the object itself warns of its `forward`
         _, *parameters = inspect.signature(getattr(kind, "forward", None) or kind.aforward).parameters.values()
-        needs = {
-            p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        }
-        needs = needs or dict.fromkeys(self._signature().input_fields, True)
+        needs = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if not needs:
+            signatures = (getattr(module, "signature", None) for module in (self.agent, *self.agent.predictors()))
+            needs = dict.fromkeys(next(filter(None, signatures)).input_fields, True)
         lacks = [name for name, needed in needs.items() if needed and name not in task]
         if len(lacks) > 1 or (lacks and "question" in needs):
             raise ValueError(
@@ -43,38 +41,23 @@ class FrameworkDriver(Driver):
             )
         return {name: task[name] for name in needs if name in task} | dict.fromkeys(lacks, task["question"])
 
-    def _signature(self) -> Any:
-        """That of the module, else of its first predictor."""
-        return next(
-            s for s in (getattr(part, "signature", None) for part in (self.agent, *self.agent.predictors())) if s
-        )
-
     def fresh(self) -> Any:
-        agent = self.agent.deepcopy()  # tools and what else cannot be copied are shared
-        for predictor in agent.predictors():
-            predictor.lm = _through_httpx(predictor.lm)
-        return agent
+        return self.agent.deepcopy()  # tools and what else cannot be copied are shared
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         import dspy
 
         arguments = {**arguments, **await self.config(task)}
+        for predictor in agent.predictors():
+            predictor.lm = _through_httpx(predictor.lm)
         with dspy.context(lm=_through_httpx(dspy.settings.lm)):
-            if not hasattr(type(agent), "forward"):
-                result = await agent.acall(**arguments)
-            else:
-                result = await self.in_thread(lambda: agent(**arguments), task)
-        if not isinstance(result, dspy.Prediction):
-            return result
-        fields = result.toDict()
-        answers = {name: value for name, value in fields.items() if name not in _NO_ANSWERS} or fields
-        return {"answer": next(iter(answers.values()))} if len(answers) == 1 else answers
-
-    def result_types(self) -> Iterator[Any]:
-        if (signature := getattr(self.agent, "signature", None)) is not None:
-            yield make_dataclass("Outputs", sorted({*signature.output_fields} - _NO_ANSWERS))
+            is_sync = hasattr(type(agent), "forward")
+            result = await (self.in_thread(lambda: agent(**arguments), task) if is_sync else agent.acall(**arguments))
+        fields = result.toDict() if isinstance(result, dspy.Prediction) else {}
+        answers = {name: value for name, value in fields.items() if name not in _NO_ANSWERS}
+        return {"answer": next(iter(answers.values()))} if len(answers) == 1 else answers or result
 
 
 def _through_httpx(lm: Any) -> Any:
-    """A model that calls through LiteLLM, whose requests are redirected: DSPy's own client has sockets of its own."""
+    """A model that calls through LiteLLM: DSPy's own client has sockets of its own, which are not redirected."""
     return lm.copy(engine="litellm") if getattr(lm, "engine", None) in ("auto", "lm15") else lm

@@ -25,8 +25,7 @@ class FrameworkDriver(Driver):
 
     def _inputs(self, task: AgentTask) -> dict[str, Any]:
         if hasattr(self.agent, "inputs"):  # a pipeline
-            values = {component: _values(inputs, task) for component, inputs in self.agent.inputs().items()}
-            return {component: own for component, own in values.items() if own}
+            return {component: _values(inputs, task) for component, inputs in self.agent.inputs().items()}
         sockets = self.agent.__haystack_input__._sockets_dict
         return _values({name: {"type": s.type, "is_mandatory": s.is_mandatory} for name, s in sockets.items()}, task)
 
@@ -41,8 +40,7 @@ class FrameworkDriver(Driver):
 def _values(inputs: Mapping[str, Mapping[str, Any]], task: AgentTask) -> dict[str, Any]:
     """The inputs of a component. Raises ``ValueError`` if the task lacks one that has no default."""
     question = task["question"]
-    values = {name: task[name] for name in inputs if name in task}
-    values |= {name: question for name in inputs if name in TEXT_NAMES}
+    values = {name: task.get(name, question) for name in inputs if name in task or name in TEXT_NAMES}
     for name in (name for name, socket in inputs.items() if socket["is_mandatory"] and name not in values):
         if "ChatMessage" not in str(inputs[name]["type"]):
             raise ValueError(f"the task has no {name!r}, which the agent needs: make its input with --agent-input")
@@ -59,5 +57,5 @@ def _answer(components: list[Mapping[str, Any]]) -> Any:
         if len(outputs) == 1:
             answer = outputs[0] if index is None else outputs[0][index]
             text = getattr(answer, "text", None) or getattr(answer, "data", None)  # of a message, of an answer
-            return text if text is not None else getattr(getattr(answer, "tool_call_result", None), "result", answer)
+            return text or getattr(getattr(answer, "tool_call_result", None), "result", answer)
     return None

@@ -48,3 +48,13 @@ def test_a_class_that_needs_no_arguments_makes_the_agent() -> None:
     kind = type(stand_in("workflows.workflow.Workflow", __init__=lambda self, timeout=1, **more: None))
     backend = agent_backend(kind)
     assert isinstance(backend, AgentBackend)
+
+
+class Meta(type):
+    def __call__(cls, *args: Any, **more: Any) -> Any:
+        return super().__call__(*args, **more)
+
+
+def test_a_class_whose_metaclass_takes_any_arguments_makes_the_agent() -> None:
+    kind = Meta("Module", (), {"__module__": "dspy.primitives.module"})
+    assert isinstance(agent_backend(kind), AgentBackend)
