@@ -24,6 +24,7 @@ from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig
 
 _log = logging.getLogger(__name__)
+_SEALED = "sealed closes the network of forked processes"
 ELSEWHERE = "the reward is computed in the environment of runner_python"
 
 _OPTIONS = ("agent", *AGENT_FUNCTIONS, "train_model")
@@ -60,10 +61,17 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
     arguments = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
     if arguments.get("agent", "") is None:
         raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
+    in_processes = (
+        settings.agent is not None
+        and "agent" not in objects
+        and "options" in parameters
+        and settings.rollout_process != "off"
+    )
+    _check_processes(settings, in_processes)
     try:
         if "options" in parameters:
             options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
-            if settings.agent is not None and "agent" not in objects and settings.rollout_process != "off":
+            if in_processes:
                 return _in_processes(settings, {**arguments, "options": dict(options), "framework": settings.backend})
             return factory(**arguments, options=options)
         if "agent_folder" in parameters:
@@ -78,10 +86,20 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
         raise ConfigError(str(error)) from error
 
 
+def _check_processes(settings: AgentSettings, in_processes: bool) -> None:
+    """Refuse settings of rollouts in processes where there are none. Programs have folders of their own, too."""
+    forked = in_processes and settings.rollout_process == "fork"
+    if settings.sealed and (not forked or settings.train_model is not None):
+        raise ConfigError(
+            f"{_SEALED}: for an agent that is given by name, with --rollout-process fork, without --train-model. "
+            "Leave it out"
+        )
+    if settings.agent_folder != "copy" and (settings.agent is None or settings.rollout_process == "off"):
+        raise ConfigError("agent_folder is for rollouts in processes of their own, which these are not: leave it out")
+
+
 def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.Backend:
     """The backend of an agent that is given by name. A ``LitAgent`` runs in this process, where its store is."""
-    if settings.sealed and (settings.rollout_process != "fork" or settings.train_model is not None):
-        raise ValueError("sealed is for --rollout-process fork without --train-model: leave it out")
     try:
         return ProcessBackend(
             spec,
@@ -91,6 +109,8 @@ def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.
             setup="groundwire.train.rollouts.runner.emitters:serve_emitters",
         )
     except LitAgentError:
+        if settings.sealed:
+            raise ValueError(f"{_SEALED}, and a LitAgent has none: leave it out") from None
         _log.warning("the rollouts of a LitAgent share this process: what one leaves behind, others find")
         return adapters.agent_backend(**spec)
 

@@ -30,8 +30,6 @@ from groundwire.adapters.tracing.emitted_spans import Emissions
 
 _QUIET_S = 1.0
 """No import within this time: the agent has imported what it needs for its first call."""
-
-
 _STOP_S = 5.0
 """How long the agent's context managers may take to exit."""
 

@@ -92,7 +92,7 @@ def own_working_folder(place: Path, way: str) -> None:
 def remove(place: Path) -> None:
     """Remove the folder of an attempt that has ended."""
     with suppress(OSError):
-        (place / "overlay/work/work").chmod(0o700)  # of an ordinary user's overlay
+        (place / "overlay" / "work" / "work").chmod(0o700)  # of an ordinary user's overlay
     shutil.rmtree(place, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -199,13 +200,18 @@ def main() -> None:
         placeholder.bind(("127.0.0.1", 0))
         port = placeholder.getsockname()[1]
     set_template_environment(f"http://127.0.0.1:{port}/v1" if port else None)
+    code = 1
     try:
         _Template(spec, port).run()
-    except ConnectionError:  # the runner has gone
-        pass
+        code = 0
+    except (ConnectionError, SystemExit):  # the runner has gone, or was told why no agent was made
+        code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(0)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)  # threads that the import of the agent has started are not waited for
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ async def test_each_end_of_a_rollout_is_said(agent: Agents, body: str, kind: typ
         ("import surely_not_installed", "needs the package 'surely_not_installed'"),
         ("raise ValueError('broken')", "cannot be imported: ValueError: broken"),
         ("import os; os._exit(3)", "has ended, with status 3"),
+        ("raise KeyboardInterrupt", "has ended, with status 1"),
         ("other = 1", "has no 'agent'"),
     ],
 )

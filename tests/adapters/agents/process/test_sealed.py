@@ -8,6 +8,9 @@ import pytest
 from process_agents import Agents, Server, texts
 
 from groundwire.adapters.agents.process import template
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.rollouts.factory import make_backend
 
 SEALED = """
     import json, os, socket, urllib.request
@@ -42,3 +45,24 @@ def test_sealed_is_refused_where_the_system_does_not_allow_it(agent: Agents, tmp
     )
     with pytest.raises(ValueError, match="sealed needs network namespaces, which this system does not allow"):
         agent.backend("def agent(question): ...", sealed=True, setup=f"{tmp_path / 'system.py'}:forbid")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"agent": "true", "backend": "command"},
+        {"agent": "own_agents:answer", "backend": "custom", "rollout_process": "off"},
+        {"agent": "own_agents:answer", "backend": "custom", "rollout_process": "spawn"},
+        {"agent": "own_agents:answer", "backend": "custom", "train_model": "gpt"},
+    ],
+)
+def test_what_has_no_forked_process_cannot_be_sealed(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="sealed closes the network of forked processes"):
+        make_backend(resolve("fast", **settings, sealed=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"agent": "own_agents:answer", "rollout_process": "off"}])
+def test_a_folder_of_its_own_is_refused_where_rollouts_have_no_process(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="agent_folder is for rollouts in processes of their own"):
+        make_backend(resolve("fast", **settings, agent_folder="empty"))
