@@ -10,7 +10,7 @@ from open_rollouts import OpenRollouts
 
 from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.adapters.tracing.scripted_server import END, ScriptedPolicyServer, encode, render
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
@@ -36,6 +36,23 @@ class Bench:
 
     async def trajectories(self) -> list[Trajectory]:
         return trajectories(await self.calls())
+
+    async def check_call(self, messages: list[Any], text: str, **asked: Any) -> LLMCall:
+        """The only call: it has ``messages``, was answered with ``text``, and the policy was ``asked`` for it so."""
+        [call] = await self.calls()
+        assert (call.prompt_ids, call.response_ids) == (render(messages), [*encode(text), END])
+        assert (call.messages, call.reply["content"], call.untrainable_reason) == (messages, text, "")
+        [request] = self.server.requests
+        assert {name: request[name] for name in asked} == asked
+        return call
+
+    async def check_turns(self) -> list[LLMCall]:
+        """The calls with :data:`CHAT_TOOL`: all of their sampled tokens are trained, as one trajectory."""
+        calls = await self.calls()
+        assert all(call.tools == [CHAT_TOOL] for call in calls)
+        [trajectory] = await self.trajectories()
+        assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
+        return calls
 
 
 @pytest.fixture(params=["in process", "behind HTTP"])
