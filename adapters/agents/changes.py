@@ -57,7 +57,7 @@ def set_variable(name: str, value: str) -> None:
 
 def wrap(module: str, path: str, wrapper: Callable[..., Any]) -> None:
     """Put ``wrapper`` around a function of ``module`` as soon as that is imported, as wrapt calls wrappers."""
-    is_over = threading.Event()
+    is_over, installed = threading.Event(), list[Callable[[], None]]()
 
     def install(imported: Any) -> None:
         if is_over.is_set():
@@ -77,7 +77,12 @@ def wrap(module: str, path: str, wrapper: Callable[..., Any]) -> None:
             else:
                 delattr(parent, name)
 
-        undo_later(undo)
+        installed.append(undo)
 
-    undo_later(is_over.set)
+    def give_back() -> None:
+        is_over.set()
+        for undo in installed:
+            undo()
+
+    undo_later(give_back)  # with the run that asked for it, not the one in which ``module`` is imported
     register_post_import_hook(install, module)

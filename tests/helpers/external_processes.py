@@ -5,22 +5,49 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fork_server import Forked
+
 from groundwire.train.config.resolve import resolve
+from groundwire.train.store.errors import StoreAddressError
+from groundwire.train.store.health import check_store
 
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
 
 
+DEADLINE_S = 600.0
+"""For what must end: on a busy machine it takes long, and a test that waits for nothing ends earlier."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free until a program has started: none of those that the system gives to connections."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 30_000)))
+            return int(probe.getsockname()[1])
+
+
+def answers(address: str, token: str | None = None) -> bool:
+    """Whether a store answers at ``address``."""
+    try:
+        check_store(address, token=token, timeout_s=1)
+    except StoreAddressError:
+        return False
+    return True
+
+
+def wait_for_store(address: str, process: Forked) -> None:
+    """Wait until the store at ``address`` answers, for as long as its process runs."""
+    while not answers(address):
+        assert process.exitcode is None, "the store has ended"
 
 
 def store(path: str, port: int) -> None:
@@ -97,7 +124,7 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
         collector = RolloutCollector(
             store=client, proxy=proxy, model="scripted", settings=SETTINGS, resources_id="rs-a-run", poll_s=0.1
         )
-        outcomes = await collector.run(jobs(task, count), deadline_s=30)
+        outcomes = await collector.run(jobs(task, count), deadline_s=DEADLINE_S)
     await client.stop()
     return outcomes
 

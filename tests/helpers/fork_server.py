@@ -158,7 +158,9 @@ def _use_huge_pages() -> None:
 
 
 def _prepare_for_many() -> None:
-    """Takes two seconds, in which the first process, the server of the workers, imports the tests."""
+    """Takes seconds, in which the first process, the server of the workers, imports the tests."""
+    import agentlightning  # noqa: F401  the runners and stores of several tests import it, for ten seconds of CPU
+
     draw_examples()
     _use_huge_pages()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from external_processes import free_port
+from external_processes import answers, free_port
 from programs import Program, run, until
 
 from groundwire.tools.http.access_token import TokenError, access_token, check_listen, given_token, token_for
@@ -102,7 +102,7 @@ def test_a_store_for_other_machines_serves_clients_with_its_token_only(own_file:
     options = ("--memory", "--host", "0.0.0.0", "--port", str(port), "--token-file", str(file))
     store = Program("-m", "train.store", *options)
     try:
-        until(lambda: _answers(port), store)
+        until(lambda: answers(f"http://127.0.0.1:{port}", GIVEN), store)
         with pytest.raises(StoreAddressError, match="refuses the token: set GROUNDWIRE_TOKEN, or give --token-file"):
             check_store_settings(f"http://127.0.0.1:{port}")
         check_store_settings(f"http://127.0.0.1:{port}", str(file))
@@ -110,14 +110,6 @@ def test_a_store_for_other_machines_serves_clients_with_its_token_only(own_file:
     finally:
         store.send_signal(2)
         assert store.wait(30).returncode == 0
-
-
-def _answers(port: int) -> bool:
-    try:
-        check_store(f"http://127.0.0.1:{port}", token=GIVEN, timeout_s=1)
-    except StoreAddressError:
-        return False
-    return True
 
 
 def test_a_token_in_an_address_is_refused_before_it_is_written_anywhere() -> None:

@@ -97,7 +97,8 @@ class HttpServer(ABC):
         check_listen(self.host, self.token)
         application = self.application()
         application.middlewares.insert(0, middleware(self.guard()))
-        runner = Runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
+        # aiohttp waits twice as long: for the reply, and, when no more of the request is read, for the handler.
+        runner = Runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s / 2)
         await runner.setup()
         try:
             await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from groundwire.adapters.agents.changes import given_back, wrap
 
 PROGRAM = """
     import asyncio, concurrent.futures, os, socket, sys, threading
@@ -86,3 +89,12 @@ def test_an_evaluation_changes_nothing_that_stays(tmp_path: Path, own_provider: 
     said = " ".join(f"{ended.stdout} {ended.stderr}".split())
     assert said.count("rollouts: all in this process, with the agent's object") == 1
     assert ended.stdout.strip().endswith("['of the author', 'afterwards']" if own_provider else "[]")
+
+
+def test_what_was_wrapped_before_a_run_stays_wrapped_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_in_a_run.py").write_text("def number(): return 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    wrap("imported_in_a_run", "number", lambda wrapped, *_: wrapped() + 1)
+    with given_back():
+        assert import_module("imported_in_a_run").number() == 2
+    assert import_module("imported_in_a_run").number() == 2

@@ -16,7 +16,6 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.errors import UserError
 from groundwire.train import evaluate, fit
 from groundwire.train.api.results import EvaluationResult
-from groundwire.train.store.health import check_store
 
 TASKS = [{"question": f"Is {number} even?", "answer": "yes" if number % 2 == 0 else "no"} for number in range(4)]
 QUIET: dict[str, Any] = {"quiet": True, "n_runners": 4, "retries": 0}
@@ -103,7 +102,7 @@ async def test_agent_lightnings_own_runner_with_its_own_agent_trains_the_model(t
     address = f"http://127.0.0.1:{port}"
     parts = [Forked(processes.store, str(tmp_path / "store.db"), port)]
     try:
-        await asyncio.to_thread(check_store, address, timeout_s=30)
+        await asyncio.to_thread(processes.wait_for_store, address, parts[0])
         parts.append(Forked(processes.their_runner, address))
         small: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 2, "max_tokens": 8, "quiet": True}
         small |= {"val_tasks": 1, "val_temperature": 1.0}

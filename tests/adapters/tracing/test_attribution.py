@@ -51,7 +51,7 @@ async def _rollouts(
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with (
         ScriptedPolicyServer(replies=lambda _: reply) as server,
-        LLMProxy(upstreams=[server.base_url], sink=store, max_calls=max_calls) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=store, max_calls=max_calls, drain_timeout_s=0.1) as proxy,
     ):
         runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
         collector = RolloutCollector(

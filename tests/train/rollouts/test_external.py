@@ -60,7 +60,7 @@ class _Pieces:
 
     def store(self) -> Any:
         process = self.start(processes.store, self.path, self.port)
-        check_store(self.address, timeout_s=30)
+        processes.wait_for_store(self.address, process)
         return process
 
     def runner(self, n_runners: int = 4, backend: str = "custom", agent: str = processes.AGENT) -> Any:
@@ -105,7 +105,7 @@ def _first_hangs() -> Any:
 
 
 async def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + processes.DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -133,7 +133,7 @@ async def test_the_rollout_of_a_dead_runner_is_given_to_another(pieces: _Pieces,
         # A killed runner becomes unresponsive; a stopped one returns its rollouts at once.
         _trainer(pieces, policy, 2.0 if how == signal.SIGKILL else None) as (collector, client),
     ):
-        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=processes.DEADLINE_S))
         await _until(lambda: policy.requests)
         holder = await _holder(client, runners)
         os.kill(holder.pid, how)
@@ -146,10 +146,10 @@ async def test_a_runner_with_a_blocking_agent_ends_on_sigterm(pieces: _Pieces, t
     pieces.store()
     runner = pieces.runner(agent="external_processes:block")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
-        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=processes.DEADLINE_S))
         await _until(lambda: policy.requests)
         os.kill(runner.pid, signal.SIGTERM)
-        await asyncio.to_thread(runner.join, 60)
+        await asyncio.to_thread(runner.join, processes.DEADLINE_S)
         assert runner.exitcode == 0
         batch.cancel()
 
@@ -161,7 +161,7 @@ async def test_agents_and_their_processes_do_not_get_the_token(
     pieces.store()
     pieces.runner(1, agent="external_processes:show_token")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
-        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=processes.DEADLINE_S)
     assert "token=." in ended.outcome.message
 
 
@@ -172,7 +172,7 @@ async def test_a_slow_runner_keeps_its_rollout(pieces: _Pieces, task: Task) -> N
         ScriptedPolicyServer(replies=[Reply(text=GOLD, delay_s=3)]) as policy,
         _trainer(pieces, policy, unresponsive_s=2.0) as (collector, _),
     ):
-        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=processes.DEADLINE_S)
     assert (ended.outcome.status, ended.outcome.reward, ended.attempt.number) == ("succeeded", 1.0, 1)
 
 
@@ -183,7 +183,7 @@ async def test_no_rollout_is_lost_when_the_store_is_killed_and_restarted(pieces:
         ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=0.2)) as policy,
         _trainer(pieces, policy, unresponsive_s=2.0) as (collector, _),
     ):
-        batch = asyncio.create_task(collector.run(processes.jobs(task, 12), deadline_s=60))
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 12), deadline_s=processes.DEADLINE_S))
         await _until(lambda: len(policy.requests) >= 4)
         os.kill(store.pid, signal.SIGKILL)
         store.join()
@@ -205,7 +205,7 @@ async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Piec
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy:
         # Its proxy has another address; the rollouts that the first one left are cancelled.
         second = pieces.start(processes.trainer, pieces.address, policy.base_url, task, 6, str(result))
-        await asyncio.to_thread(second.join, 40)
+        await asyncio.to_thread(second.join, processes.DEADLINE_S)
         assert json.loads(result.read_text()) == [["succeeded", 1.0]] * 6
         assert len(policy.requests) >= 6
     client = RemoteStore(pieces.address)
@@ -215,14 +215,17 @@ async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Piec
 
 
 async def test_agent_lightnings_own_store_works_too(pieces: _Pieces, task: Task) -> None:
-    pieces.start(processes.their_store, pieces.port)
-    await asyncio.to_thread(check_store, pieces.address, timeout_s=30)
+    store = pieces.start(processes.their_store, pieces.port)
+    await asyncio.to_thread(processes.wait_for_store, pieces.address, store)
     pieces.runner()
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as policy,
         _trainer(pieces, policy, unresponsive_s=10.0) as (collector, client),
     ):
-        assert _results(await collector.run(processes.jobs(task, 5), deadline_s=40)) == [("succeeded", 1.0)] * 5
+        assert (
+            _results(await collector.run(processes.jobs(task, 5), deadline_s=processes.DEADLINE_S))
+            == [("succeeded", 1.0)] * 5
+        )
         with pytest.raises(ValueError, match=r"nothing.* not found"):
             await client.end_attempt("nothing", "latest", None, failed=True)
 
@@ -234,7 +237,7 @@ async def test_agent_lightnings_own_runner_works_too(pieces: _Pieces, task: Task
         ScriptedPolicyServer(replies=lambda _: GOLD) as policy,
         _trainer(pieces, policy, unresponsive_s=10.0) as (collector, _),
     ):
-        results = await collector.run(processes.jobs(task, 3), deadline_s=40)
+        results = await collector.run(processes.jobs(task, 3), deadline_s=processes.DEADLINE_S)
     assert _results(results) == [("succeeded", 1.0)] * 3
 
 
@@ -247,7 +250,7 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
         _trainer(pieces, policy) as (collector, _),
     ):
         collector._settings = settings
-        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+        [ended] = await collector.run(processes.jobs(task, 1), deadline_s=processes.DEADLINE_S)
     assert (ended.outcome.status, ended.outcome.reward) == ("refused", None)
     assert ended.outcome.message == (
         "this runner's backend is 'custom', and the rollout's is 'langgraph': start groundwire run and "

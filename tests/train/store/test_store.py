@@ -7,21 +7,22 @@ import gzip
 import json
 import os
 import signal
-import socket
 import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from external_processes import DEADLINE_S, answers, free_port
 from lightning import mongo_store
 from mongo_wire import FakeMongo
-from programs import Program
+from programs import Program, until
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
@@ -31,7 +32,6 @@ from groundwire.tools.http.server import Runner
 from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.agent_lightning import span_json
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
-from groundwire.train.store.health import check_store
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.remote import RemoteStore
 from groundwire.train.store.rollout import ProxyLLM, Rollout
@@ -391,17 +391,15 @@ def _start(*arguments: str) -> Program:
 
 
 async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = ("--path", str(tmp_path / "store.db"), "--port", str(port))
     process = _start(*arguments)
     url = f"http://127.0.0.1:{port}"
-    await asyncio.to_thread(check_store, url, timeout_s=30)
+    await asyncio.to_thread(until, partial(answers, url), process)
     client = RemoteStore(url)
     await client.start()
     acknowledged: dict[str, list[int]] = {}
-    stop_at = time.monotonic() + 60
+    stop_at = time.monotonic() + DEADLINE_S
 
     async def work(worker: str) -> None:
         while len(acknowledged) < 60 and time.monotonic() < stop_at:

@@ -36,7 +36,6 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.step_timer import StepTimer
-from groundwire.train.store.health import check_store
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
 from groundwire.train.verl.engine import VerlEngine
@@ -700,7 +699,7 @@ def test_rollouts_run_through_an_external_store(tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{(port := processes.free_port())}"
     store = Forked(processes.store, str(tmp_path / "store.db"), port)
     try:
-        check_store(address, timeout_s=30)
+        processes.wait_for_store(address, store)
         with _service(tmp_path, _Backend(), external_store_address=address) as made:
             made.service.submit([_prompt(str(number)) for number in range(6)])
             made.until_done(6)
