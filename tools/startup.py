@@ -18,6 +18,8 @@ from groundwire.tools.secrets import mask_secrets
 
 PACKAGE = Path(groundwire.__file__).parent
 """The folder of the package ``groundwire``."""
+USERS_PYTHON_PATH = "GROUNDWIRE_USERS_PYTHONPATH"
+"""The variable with the user's own ``PYTHONPATH``, in a process that was given another."""
 _YOUNG_OBJECTS = 10_000
 """New objects between two collections (Python's default is 700)."""
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from groundwire.tools.http.access_token import VARIABLE
-from groundwire.tools.startup import child_python_path
+from groundwire.tools.startup import USERS_PYTHON_PATH, child_python_path
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.server import bind, serve
@@ -48,8 +48,10 @@ class RunnerProcesses:
         command += ["--external-store-address", address, "--n-runners", str(runners_each), *config.runner_options()]
         # The GPUs are for the trainer, and each runner gets one CPU thread.
         settings = {VARIABLE: self._token, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        if config.runner_python is None:  # another environment has its own groundwire
+        if config.runner_python is None:
             settings["PYTHONPATH"] = child_python_path()
+        elif (users := os.environ.get(USERS_PYTHON_PATH)) is not None:  # another environment has its own packages
+            settings["PYTHONPATH"] = users
         for _ in range(config.runner_processes):
             # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: ASYNC220, S603

@@ -31,7 +31,7 @@ _WAIT_S = 30.0
 def environment(run_dir: str, trackers: Sequence[str]) -> dict[str, str]:
     """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
     # Here, because Ray's processes import this module before anything else.
-    from groundwire.tools.startup import child_python_path
+    from groundwire.tools.startup import USERS_PYTHON_PATH, child_python_path
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
     from groundwire.train.config.verl_names import ENGINE_VENDOR
@@ -44,6 +44,7 @@ def environment(run_dir: str, trackers: Sequence[str]) -> dict[str, str]:
     }
     return {
         "PYTHONPATH": child_python_path(),
+        USERS_PYTHON_PATH: os.environ.get("PYTHONPATH", ""),
         "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
         RUN: run_dir,
         **{name: os.environ.get(name, value) for name, value in defaults.items()},
