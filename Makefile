@@ -35,7 +35,6 @@ docs: $(VENV)/.docs
 
 # The versions of everything that [train] installs, for Python 3.10 to 3.13 and any system.
 lock: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra train --universal --python-version 3.10 --upgrade --no-header \
 		--no-annotate --quiet --output-file requirements/train.txt
 
@@ -56,24 +55,20 @@ frameworks: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	PYTHONPATH=tests:tests/helpers $(BIN)/python -m chaos $(ARGS)
 
-# pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch is installed first and by itself, so
-# that a build from the machine's own index (for example a CPU wheel) is used.
-$(VENV)/.pip:
+# uv takes seconds for what takes pip minutes, if it can resolve the set at all.
+$(VENV)/.uv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=26"
+	$(BIN)/python -m pip install --quiet uv
 	@touch $@
 
-$(VENV)/.train: $(VENV)/.pip pyproject.toml
+# Installed first and by pip, so that a build from the machine's own index (for example a CPU wheel) is used.
+$(VENV)/.torch: $(VENV)/.uv
 	$(BIN)/python -m pip install --quiet "torch>=2.8,<2.14"
-	$(BIN)/python -m pip install --quiet -e ".[train]"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	@touch $@
-
-$(VENV)/.docs: $(VENV)/.pip pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
+$(VENV)/.train $(VENV)/.dev: $(VENV)/.torch
+$(VENV)/.train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.uv pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[$(subst .,,$(@F))]"
 	@touch $@
 
 clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -81,3 +81,14 @@ async def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server)
 
 def texts(answers: list[Any]) -> list[str]:
     return [answer.text if isinstance(answer, Answer) else repr(answer) for answer in answers]
+
+
+async def said_by(agent: Agents, bodies: Mapping[str, str]) -> dict[str, str]:
+    """The answers and failures of an agent that has a body for each question; all run at once."""
+    branches = "".join(
+        f"    if question == {name!r}:\n{textwrap.indent(body, ' ' * 8)}\n" for name, body in bodies.items()
+    )
+    source = f"import os, signal, sys, threading, time\nasync def agent(question):\n{branches}"
+    answers = await agent(source, *bodies)
+    texts = (answer.text if isinstance(answer, Answer) else f"{type(answer).__name__} {answer}" for answer in answers)
+    return dict(zip(bodies, texts, strict=True))

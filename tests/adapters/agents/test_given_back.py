@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from programs import run
 
 from groundwire.adapters.agents.changes import given_back, wrap
 
@@ -83,8 +82,7 @@ PROGRAM = """
 def test_an_evaluation_changes_nothing_that_stays(tmp_path: Path, own_provider: bool) -> None:
     program = textwrap.dedent(PROGRAM).format(own_provider=own_provider)
     environment = {name: value for name, value in os.environ.items() if name != "OPENAI_AGENTS_DISABLE_TRACING"}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = run("-c", program, str(tmp_path), environment=environment)
     assert not ended.returncode, ended.stderr[-3000:]
     said = " ".join(f"{ended.stdout} {ended.stderr}".split())
     assert said.count("rollouts: all in this process, with the agent's object") == 1

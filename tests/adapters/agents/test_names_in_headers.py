@@ -16,6 +16,9 @@ from groundwire.adapters import AGENT_HEADER, Endpoint
 from groundwire.adapters.tracing.wire.request import calling_agent
 from groundwire.tools.text import valid_text
 
+HTTPX, REQUESTS = httpx.Client(trust_env=False), requests.Session()
+REQUESTS.trust_env = False
+
 
 class _Echo(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -50,8 +53,5 @@ def test_a_name_arrives_without_spaces_around_it_and_cut(echo: str, name: str) -
     headers = Endpoint(base_url="http://h/v1", model="m").agent_headers(name)
     usual = valid_text(name).strip()[:200].strip()
     for sent in (headers, {AGENT_HEADER: headers[AGENT_HEADER]}, {"baggage": headers["baggage"]}):
-        assert httpx.post(echo, headers=sent, trust_env=False).text == usual
-    with requests.Session() as session:
-        session.trust_env = False
-        reply = session.post(echo, headers=headers)
-        assert reply.content.decode() == usual
+        assert HTTPX.post(echo, headers=sent).text == usual
+    assert REQUESTS.post(echo, headers=headers).content.decode() == usual

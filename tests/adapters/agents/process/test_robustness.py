@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from process_agents import Agents, Server, texts
+from process_agents import Agents, Server, said_by, texts
 
-from groundwire.adapters import Answer, Question, ToolError
+from groundwire.adapters import Question, ToolError
 from groundwire.adapters.agents.process.backend import ProcessBackend
 
 SLOW = """
@@ -113,27 +113,24 @@ asyncio.run(backend.run(Question(id="1", text="a", database=""), Endpoint(base_u
 
 
 BAD = {
-    "forks": ("os.fork()\n    return question", "a"),
-    "daemonises": ("if os.fork(): os._exit(0)\n    os.setsid()\n    time.sleep(60)", "it ended with status 0"),
-    "ignores signals": ("[signal.signal(n, signal.SIG_IGN) for n in (2, 15, 17)]\n    return question", "a"),
-    "closes its files": ("os.closerange(0, 200)\n    return question", "ended without an answer"),
+    "forks": ("os.fork()\nreturn question", "forks"),
+    "daemonises": ("if os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(60)", "it ended with status 0"),
+    "ignores signals": ("[signal.signal(n, signal.SIG_IGN) for n in (2, 15, 17)]\nreturn question", "ignores signals"),
+    "closes its files": ("os.closerange(0, 200)\nreturn question", "ended without an answer"),
     "kills its group": ("os.killpg(0, 9)", "killed by SIGKILL"),
-    "kills its parent": ("os.kill(os.getppid(), 9)\n    time.sleep(60)", "killed by SIGKILL"),
-    "prints surrogates": ("print('\\ud800'.encode('utf-8', 'surrogatepass'))\n    return '\\ud800'", "�"),
-    "answers nan": ("return {'answer': question, 'score': float('nan')}", "a"),
+    "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(60)", "killed by SIGKILL"),
+    "prints surrogates": ("print('\\ud800'.encode('utf-8', 'surrogatepass'))\nreturn '\\ud800'", "�"),
+    "answers nan": ("return {'answer': question, 'score': float('nan')}", "answers nan"),
     "has an odd error": ("raise ValueError('\\ud800')", "ValueError"),
     "lacks a package": ("import surely_not_installed", "No module named 'surely_not_installed'"),
-    "leaves threads": ("threading.Thread(target=time.sleep, args=(60,)).start()\n    return question", "a"),
+    "leaves threads": ("threading.Thread(target=time.sleep, args=(60,)).start()\nreturn question", "leaves threads"),
     "ends its process": ("sys.exit()", "SystemExit"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_a_bad_agent_harms_only_its_own_rollout(agent: Agents, name: str) -> None:
-    body, message = BAD[name]
-    source = f"import os, signal, sys, threading, time\nasync def agent(question):\n    {body}\n"
-    (answer,) = await agent(source, "a")
-    assert message in (answer.text if isinstance(answer, Answer) else str(answer))
+async def test_a_bad_agent_harms_only_its_own_rollout(agent: Agents) -> None:
+    said = await said_by(agent, {name: body for name, (body, _) in BAD.items()})
+    assert {name for name, (_, message) in BAD.items() if message not in said[name]} == set(), said
 
 
 async def test_four_hundred_megabytes_of_output_do_not_stay_in_the_runner(agent: Agents) -> None:
