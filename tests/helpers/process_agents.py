@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -92,3 +92,8 @@ async def said_by(agent: Agents, bodies: Mapping[str, str]) -> dict[str, str]:
     answers = await agent(source, *bodies)
     texts = (answer.text if isinstance(answer, Answer) else f"{type(answer).__name__} {answer}" for answer in answers)
     return dict(zip(bodies, texts, strict=True))
+
+
+async def until_true(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  it is about another process
+        await asyncio.sleep(0.05)

@@ -58,7 +58,7 @@ class ProcessBackend(Backend):
         self._learnt: asyncio.Event | None = None
         """Whether the template has imported what rollouts import; None if none of them tells it."""
         self._child_bytes = (64 if fork else 256) << 20
-        self._imports = asyncio.Semaphore(_SPARES)
+        self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
         self._waits_for_memory = False
         warn_of(made["hazards"])
         if folder == "copy" and made["folder"] == "shared":
@@ -85,10 +85,6 @@ class ProcessBackend(Backend):
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Room in the memory, and a process that has imported the agent. Raises a :class:`adapters.BackendError`."""
-        await self._room()
-        program, learns = await self._learnt_program()
-        while program.ended:  # while it learnt
-            program, learns = await self._learnt_program()
         loop, emissions = asyncio.get_running_loop(), current_emissions()
 
         def on_report(message: Mapping[str, Any]) -> None:
@@ -100,16 +96,21 @@ class ProcessBackend(Backend):
             elif emissions is not None:
                 emissions.write(message["emitted"])
 
-        attempt = RunningAttempt(
-            key=uuid.uuid4().hex,
-            program=program,
-            learns=learns,
-            on_report=on_report,
-            ended=loop.create_future(),
-            result=loop.create_future(),
-        )
-        self._attempts.add(attempt)
-        program.attempts[attempt.key] = attempt
+        async with self._starting:  # each counts those before it
+            await self._room()
+            program, learns = await self._learnt_program()
+            while program.ended:  # while it learnt
+                program, learns = await self._learnt_program()
+            attempt = RunningAttempt(
+                key=uuid.uuid4().hex,
+                program=program,
+                learns=learns,
+                on_report=on_report,
+                ended=loop.create_future(),
+                result=loop.create_future(),
+            )
+            self._attempts.add(attempt)
+            program.attempts[attempt.key] = attempt
         token = _place.set(attempt)
         try:
             yield
@@ -148,7 +149,7 @@ class ProcessBackend(Backend):
         for starting in programs:
             with suppress(BackendError):
                 await (await starting).stop()
-        self._learnt, self._imports = None, asyncio.Semaphore(_SPARES)
+        self._learnt, self._imports, self._starting = None, asyncio.Semaphore(_SPARES), asyncio.Lock()
 
     async def _learnt_program(self) -> tuple[Program, bool]:
         """A process, and whether the attempt is the one from which it learns what to import."""

@@ -7,13 +7,13 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from process_agents import Agents, Server, said_by, texts
+from process_agents import Agents, Server, said_by, texts, until_true
 
 from groundwire.adapters import Answer, Question
+from groundwire.adapters.agents.process import folders
 from groundwire.adapters.agents.process.backend import ProcessBackend
 from groundwire.adapters.agents.process.namespaces import overlay
 
@@ -28,16 +28,19 @@ async def test_no_state_file_folder_or_variable_of_a_rollout_reaches_another(age
         def agent(question):
             state.append(question)
             os.environ["LEFT"] = os.environ.get("LEFT", "") + question
-            for folder in (pathlib.Path(), pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())):
-                with (folder / "kept.txt").open("a") as file:
+            names = "XDG_CACHE_HOME", "XDG_STATE_HOME", "DSPY_CACHEDIR", "CREWAI_STORAGE_DIR"
+            folders = ["", pathlib.Path.home(), tempfile.gettempdir(), *map(os.environ.get, names)]
+            files = [pathlib.Path(folder, "kept.txt") for folder in folders]
+            for path in files:
+                with path.open("a") as file:
                     file.write(question)
-            texts = [pathlib.Path("kept.txt").read_text(), (pathlib.Path.home() / "kept.txt").read_text()]
+            texts = [path.read_text() for path in files]
             os.chdir("/")
             return " ".join([*state, os.environ["LEFT"], *texts])
     """
     for _ in range(2):
         answers = await agent(source, "a", "b", "c")
-        assert texts(answers) == ["a a appa a", "b b appb b", "c c appc c"]
+        assert texts(answers) == [f"{name} {name} app{name}{f' {name}' * 6}" for name in "abc"]
     assert (tmp_path / "kept.txt").read_text() == "app"
     assert not [path for path in Path.home().glob("kept.txt")]
 
@@ -104,19 +107,22 @@ async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Pa
 
 async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
     source = """
-        import signal, time
+        import os, pathlib, signal, time
         async def agent(question):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if question == "slow":
-                time.sleep(60)
+                pathlib.Path("pid").write_text(str(os.getpid()))
+                time.sleep(6000)
             return question
     """
-    assert texts(await agent(source, "fast")) == ["fast"]
-    began = time.monotonic()
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(agent(source, "slow"), 0.5)
-    assert texts(await agent(source, "fast")) == ["fast"]
-    assert time.monotonic() - began < 30
+    file = tmp_path / "pid"
+    run = asyncio.create_task(agent(source, "slow", folder="shared"))
+    await until_true(lambda: file.exists() and file.read_text())
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await until_true(lambda: not Path(f"/proc/{file.read_text()}").exists())
+    assert texts(await agent(source, "fast", folder="shared")) == ["fast"]
 
 
 ENDS = {
@@ -178,8 +184,18 @@ async def test_the_template_imports_what_the_first_rollout_imported(agent: Agent
 
 
 async def test_random_numbers_differ_between_rollouts(agent: Agents) -> None:
-    source = "import random\ndef agent(question):\n    return str(random.random())"
-    assert len(set(texts(await agent(source, *"abcd")))) == 4
+    for module, call in (("random", "random.random()"), ("numpy", "numpy.random.random()")):
+        source = f"import {module}\ndef agent(question):\n    return str({call})"
+        assert len(set(texts(await agent(source, *"abcd")))) == 4
+
+
+async def test_no_proxy_is_asked_for_the_host_of_the_policy(
+    agent: Agents, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "of.the.user")
+    monkeypatch.setattr(server, "url", "http://policy.host")
+    source = "import os\ndef agent(question):\n    return os.environ['NO_PROXY']"
+    assert {"of.the.user", "policy.host", "127.0.0.1"} <= {*texts(await agent(source, "a"))[0].split(",")}
 
 
 async def test_connections_of_the_import_are_hung_up(agent: Agents, server: Server) -> None:
@@ -202,6 +218,19 @@ async def test_steps_and_the_input_of_a_rollout_arrive(agent: Agents) -> None:
     assert (answer.text, answer.judged_field) == ("a", "answer")
     assert answer.input.endswith("(question='a')")
     assert answer.no_call
+
+
+def test_a_large_folder_is_not_copied_where_it_cannot_be_overlaid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folders, "overlay", lambda folder, place: False)
+    assert folders.way_to_own_folder(tmp_path / "place") == "shared"  # it would be a copy in itself
+    place = tmp_path.parent / f"{tmp_path.name}.place"
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    assert folders.way_to_own_folder(place) == "copy"
+    monkeypatch.setattr(folders, "_MAX_COPY", 99)
+    assert folders.way_to_own_folder(place) == "shared"
 
 
 def test_an_overlay_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
