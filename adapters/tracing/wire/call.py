@@ -86,6 +86,8 @@ class WireCall:
     """The content type of a stream."""
     reply_id: str = ""
     """The id of the reply that the agent gets; "" if it is that of the chat completion."""
+    errors: ClassVar[Mapping[int, str]] = {}
+    """The names of errors by their status; others are named as 400 or as 500."""
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = request
@@ -111,6 +113,11 @@ class WireCall:
     def error(cls, refused: RefusedError) -> dict[str, Any]:
         """The body of an error reply: here as OpenAI's APIs format it."""
         return refused.body()
+
+    @classmethod
+    def error_name(cls, status: int) -> str:
+        """The name of an error with this status."""
+        return cls.errors.get(status) or cls.errors[400 if status < 500 else 500]
 
     def error_event(self, refused: RefusedError) -> bytes:
         """The event that reports an error within a stream: here without a name, as of vLLM."""

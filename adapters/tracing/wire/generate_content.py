@@ -9,48 +9,29 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from groundwire.adapters.tracing.wire.call import Conversation, encode_event
-from groundwire.adapters.tracing.wire.parts import (
+from groundwire.adapters.tracing.wire.chat_request import (
     CallIds,
     Part,
-    PartsCall,
-    assistant_message,
-    refuse_beginning,
-    tool_call,
-)
-from groundwire.adapters.tracing.wire.request import (
-    RefusedError,
+    allowed_tools,
+    call_part,
     chat_tools,
-    passed_on,
+    named_tool,
     read_content,
-    refuse_fields,
-    require,
-    warn_ignored,
+    read_message,
+    refuse_beginning,
+    renamed,
+    structured,
 )
+from groundwire.adapters.tracing.wire.parts import PartsCall
+from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool, warn_ignored
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import masked_values
 
-_FINISH_REASONS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
-_STATUSES = {
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    429: "RESOURCE_EXHAUSTED",
-    500: "INTERNAL",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
-_SERVER_ERROR = 500
-_OWN = {
-    "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "generateContentRequest", "alt",
-    # Facts for Google's servers that do not change a reply:
-    "safetySettings", "labels", "serviceTier", "store", "modelArmorConfig",
-}  # fmt: skip
-"""The fields that are not passed on."""
-_REFUSED = {"cachedContent": "cached content is on Google's servers: send it in contents"}
-_CONFIG = {
+_SETTINGS = {
     "temperature": "temperature",
     "topP": "top_p",
     "topK": "top_k",
@@ -59,9 +40,10 @@ _CONFIG = {
     "seed": "seed",
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
+    "stopSequences": "stop",
 }
 """Fields of ``generationConfig``, with their names in a chat request."""
-_OTHER_CONFIG = ("stopSequences", "responseMimeType", "responseSchema", "responseJsonSchema", "responseModalities")
+_OTHER_SETTINGS = ("responseMimeType", "responseSchema", "responseJsonSchema", "responseModalities")
 _MODES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _OPAQUE = {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels"}
 """Fields whose values have names of the agent's own."""
@@ -77,39 +59,53 @@ class GenerateContentCall(PartsCall):
         "(?:generateContent|(?P<stream>streamGenerateContent)|(?P<count>countTokens))"
     )
     name = "generate_content"
+    title = "generateContent"
     fields = ("contents", "generateContentRequest")
     count_field = "totalTokens"
+    own = frozenset({
+        "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "generateContentRequest", "alt",
+        # Facts for Google's servers that do not change a reply:
+        "safetySettings", "labels", "serviceTier", "store", "modelArmorConfig",
+    })  # fmt: skip
+    refused = {"cachedContent": "cached content is on Google's servers: send it in contents"}
+    stop_reasons = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
+    errors = {
+        400: "INVALID_ARGUMENT",
+        401: "UNAUTHENTICATED",
+        403: "PERMISSION_DENIED",
+        404: "NOT_FOUND",
+        429: "RESOURCE_EXHAUSTED",
+        500: "INTERNAL",
+        503: "UNAVAILABLE",
+        504: "DEADLINE_EXCEEDED",
+    }
+    _separator = b"["
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        super().__init__(request)
-        request = _camel_case(request)
-        if nested := request.get("generateContentRequest"):  # of a request to count tokens
-            request = {**request, **require(dict, nested, "generateContentRequest"), "model": self._model}
-        self.chat = {"messages": _messages(request), **_options(request)}
+        super().__init__(request, conversation)
         self.reply_id = uuid.uuid4().hex
         self._is_list = request.get("alt") != "sse"
-        self._has_begun = False
         if self._is_list:
             self.stream_type = "application/json"
 
     @classmethod
-    def messages(cls, request: Mapping[str, Any]) -> Any:
-        """The chat messages of ``systemInstruction`` and ``contents``."""
-        return _messages(_camel_case(request))
-
-    @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:
-        """The error as Google formats it."""
-        default = "INTERNAL" if refused.status >= _SERVER_ERROR else "INVALID_ARGUMENT"
-        status = _STATUSES.get(refused.status, default)
+        status = cls.error_name(refused.status)
         return {"error": {"code": refused.status, "message": str(refused), "status": status}}
 
     def error_event(self, refused: RefusedError) -> bytes:
-        """The error in place of a reply."""
         return self._encoded(masked_values(self.error(refused))) + b"]" * self._is_list
 
     def _whole(self, parts: Sequence[Part]) -> Mapping[str, Any]:
-        return self._reply(parts or [Part("text")], ended=True)
+        prompt, cached, sampled = self._token_counts()
+        counts = {
+            "promptTokenCount": prompt,
+            "cachedContentTokenCount": cached,
+            "candidatesTokenCount": sampled,
+            "totalTokenCount": prompt + sampled,
+        }
+        reason = self.stop_reasons.get(self._finish_reason(), "STOP")
+        return {**self._reply(parts or [Part("text")], finishReason=reason), "usageMetadata": counts}
 
     def _event(self, part: Part) -> bytes:
         return self._encoded(self._reply([part]))
@@ -121,24 +117,48 @@ class GenerateContentCall(PartsCall):
         """An event, or without ``alt=sse`` the next item of a list."""
         if not self._is_list:
             return encode_event(reply)
-        separator = b"," if self._has_begun else b"["
-        self._has_begun = True
+        separator, self._separator = self._separator, b","
         return separator + json.dumps(reply).encode() + b"\n"
 
-    def _reply(self, parts: Sequence[Part], *, ended: bool = False) -> dict[str, Any]:
-        """A whole reply, or the next piece of one."""
-        candidate: dict[str, Any] = {"content": {"role": "model", "parts": list(map(_part, parts))}, "index": 0}
-        reply = {"candidates": [candidate], "modelVersion": self._model, "responseId": self.reply_id}
-        if ended:
-            candidate["finishReason"] = _FINISH_REASONS.get(self._finish_reason(), "STOP")
-            prompt, cached, sampled = self._token_counts()
-            reply["usageMetadata"] = {
-                "promptTokenCount": prompt,
-                "cachedContentTokenCount": cached,
-                "candidatesTokenCount": sampled,
-                "totalTokenCount": prompt + sampled,
-            }
-        return reply
+    def _reply(self, parts: Sequence[Part], **fields: Any) -> dict[str, Any]:
+        content = {"role": "model", "parts": list(map(_part, parts))}
+        candidate = {"content": content, "index": 0, **fields}
+        return {"candidates": [candidate], "modelVersion": self._model, "responseId": self.reply_id}
+
+    @classmethod
+    def _prepared(cls, request: Mapping[str, Any]) -> dict[str, Any]:
+        request = _camel_case(request)
+        nested = optional(dict, request, "generateContentRequest")  # of a request to count tokens
+        request = {**request, **nested, "model": request.get("model")}
+        return {**request, **renamed(optional(dict, request, "generationConfig"), _SETTINGS)}
+
+    @classmethod
+    def _messages(cls, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        read_part = partial(_read_part, CallIds())
+        if system := request.get("systemInstruction"):
+            content = read_content(_parts_of(system, "systemInstruction"), "systemInstruction.parts", read_part)
+            messages.append({"role": "system", "content": content})
+        for index, content in enumerate(require(list, request.get("contents"), "contents")):
+            name = f"contents[{index}]"
+            role = "assistant" if require(dict, content, name).get("role") == "model" else "user"
+            messages += read_message(role, _parts_of(content, name), f"{name}.parts", read_part)
+        refuse_beginning(messages, "contents")
+        return messages
+
+    @classmethod
+    def _options(cls, request: Mapping[str, Any]) -> dict[str, Any]:
+        settings = optional(dict, request, "generationConfig")
+        for name, value in settings.items():
+            if name not in _SETTINGS and name not in _OTHER_SETTINGS and value not in (None, False):
+                warn_ignored(cls.title, f"generationConfig.{name}")
+        for modality in optional(list, settings, "responseModalities", "generationConfig"):
+            if str(modality).upper() != "TEXT":
+                raise RefusedError(400, f"responseModalities has {modality!r:.60}: the policy only writes text")
+        chat = {**_tools(request), **_response_format(settings)}
+        if calling := optional(dict, optional(dict, request, "toolConfig"), "functionCallingConfig", "toolConfig"):
+            chat["tool_choice"] = _tool_choice(calling, "toolConfig.functionCallingConfig")
+        return chat
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -161,43 +181,30 @@ def _camel(name: str) -> str:
     return re.sub("_([a-z])", lambda match: match[1].upper(), name)
 
 
-def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chat messages of a request. Each function's response becomes a message of its own."""
-    messages: list[dict[str, Any]] = []
-    if system := request.get("systemInstruction"):
-        parts = _parts_of(system, "systemInstruction")
-        messages.append({"role": "system", "content": read_content(parts, "systemInstruction.parts", _read_part)})
-    ids = CallIds()
-    for index, content in enumerate(require(list, request.get("contents"), "contents")):
-        name = f"contents[{index}]"
-        parts = _parts_of(content, name)
-        if require(dict, content, name).get("role") == "model":
-            messages.append(_assistant_message(parts, f"{name}.parts", ids))
-        else:
-            messages += _user_messages(parts, f"{name}.parts", ids)
-    refuse_beginning(messages, "contents")
-    return messages
-
-
-def _parts_of(content: Any, name: str) -> list[dict[str, Any]]:
+def _parts_of(content: Any, name: str) -> Any:
     """The parts of a content, which may also be a text."""
     if isinstance(content, str):
-        return [{"text": content}]
+        return content
     parts = require(dict, content, name).get("parts") or []
-    parts = [parts] if isinstance(parts, dict) else require(list, parts, f"{name}.parts")
-    return [require(dict, part, f"{name}.parts[{index}]") for index, part in enumerate(parts)]
+    return [parts] if isinstance(parts, dict) else parts
 
 
-def _user_messages(parts: Sequence[dict[str, Any]], name: str, ids: CallIds) -> list[dict[str, Any]]:
-    messages, rest = [], []
-    for index, part in enumerate(parts):
-        if (response := part.get("functionResponse")) is not None:
-            response = require(dict, response, f"{name}[{index}].functionResponse")
-            call_id = ids.of_result(response.get("id"), response.get("name"))
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": _result(response.get("response"))})
-        else:
-            rest.append(part)
-    return [*messages, {"role": "user", "content": read_content(rest, name, _read_part)}] if rest else messages
+def _read_part(ids: CallIds, part: dict[str, Any], name: str) -> Part:
+    if call := optional(dict, part, "functionCall", name):
+        return call_part(ids.of_call(call.get("id"), call.get("name")), call.get("name"), call.get("args"))
+    if response := optional(dict, part, "functionResponse", name):
+        call_id = ids.of_result(response.get("id"), response.get("name"))
+        return Part("result", id=call_id, content=_result(response.get("response")))
+    if "text" in part:
+        return Part("thinking" if part.get("thought") else "text", require(str, part["text"], f"{name}.text"))
+    for field in ("inlineData", "fileData"):
+        data = optional(dict, part, field, name)
+        if (kind := str(data.get("mimeType"))).startswith("image/"):
+            return Part("image", data.get("fileUri") or f"data:{kind};base64,{data.get('data')}")
+    if part.keys() <= {"thoughtSignature", "thought"}:
+        return Part("thinking")
+    fields = ", ".join(part)
+    raise RefusedError(400, f"{name} has {fields:.60}: send text, images, function calls and their responses")
 
 
 def _result(response: Any) -> str:
@@ -207,72 +214,13 @@ def _result(response: Any) -> str:
     return response if isinstance(response, str) else json.dumps(response, ensure_ascii=False)
 
 
-def _assistant_message(parts: Sequence[dict[str, Any]], name: str, ids: CallIds) -> dict[str, Any]:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
-    for index, part in enumerate(parts):
-        if (call := part.get("functionCall")) is not None:
-            call = require(dict, call, f"{name}[{index}].functionCall")
-            calls.append(tool_call(ids.of_call(call.get("id"), call.get("name")), call.get("name"), call.get("args")))
-        elif "text" in part:
-            (thoughts if part.get("thought") else texts).append(require(str, part["text"], f"{name}[{index}].text"))
-        elif not part.keys() <= {"thoughtSignature", "thought"}:
-            raise _unknown_part(part, f"{name}[{index}]")
-    return assistant_message(texts, thoughts, calls)
-
-
-def _read_part(part: Any, name: str) -> dict[str, Any]:
-    if "text" in part:
-        return {"type": "text", "text": require(str, part["text"], f"{name}.text")}
-    for field in ("inlineData", "fileData"):
-        data = require(dict, part.get(field) or {}, f"{name}.{field}")
-        if (kind := str(data.get("mimeType"))).startswith("image/"):
-            return {
-                "type": "image_url",
-                "image_url": {"url": data.get("fileUri") or f"data:{kind};base64,{data.get('data')}"},
-            }
-    raise _unknown_part(part, name)
-
-
-def _unknown_part(part: Mapping[str, Any], name: str) -> RefusedError:
-    fields = ", ".join(part)
-    return RefusedError(400, f"{name} has {fields:.60}: send text, images, function calls and their responses")
-
-
-def _options(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request without its messages. Fields that Google's API does not have are passed on.
-
-    Raises :class:`RefusedError` for what only Google's servers can do.
-    """
-    refuse_fields(request, _REFUSED)
-    config = require(dict, request.get("generationConfig") or {}, "generationConfig")
-    for name, value in config.items():
-        if name not in _CONFIG and name not in _OTHER_CONFIG and value not in (None, False):
-            warn_ignored("generateContent", f"generationConfig.{name}")
-    known = {chat_name: config.get(name) for name, chat_name in _CONFIG.items()}
-    chat = passed_on({**request, **known}, _OWN) | _tools(request.get("tools"))
-    if stop := config.get("stopSequences"):
-        chat["stop"] = stop
-    for modality in require(list, config.get("responseModalities") or [], "generationConfig.responseModalities"):
-        if str(modality).upper() != "TEXT":
-            raise RefusedError(400, f"responseModalities has {modality!r:.60}: the policy only writes text")
-    tool_config = require(dict, request.get("toolConfig") or {}, "toolConfig")
-    if calling := tool_config.get("functionCallingConfig"):
-        chat |= _tool_choice(require(dict, calling, "toolConfig.functionCallingConfig"))
-    return chat | _response_format(config)
-
-
-def _tools(tools: Any) -> dict[str, Any]:
+def _tools(request: Mapping[str, Any]) -> dict[str, Any]:
     declarations = []
-    for index, tool in enumerate(require(list, tools or [], "tools")):
-        for kind, value in require(dict, tool, f"tools[{index}]").items():
+    for index, tool in enumerate(optional(list, request, "tools")):
+        for kind in require(dict, tool, f"tools[{index}]"):
             if kind != "functionDeclarations":
-                raise RefusedError(
-                    400,
-                    f"tools[{index}] has {kind!r:.60}, which Google runs on its own servers; offer "
-                    "functionDeclarations, which the agent runs itself",
-                    param="tools",
-                )
-            declarations += require(list, value or [], f"tools[{index}].{kind}")
+                raise unserved_tool(f"tools[{index}] has {kind!r:.60}", "Google", "functionDeclarations")
+            declarations += optional(list, tool, kind, f"tools[{index}]")
     return chat_tools(declarations, _tool)
 
 
@@ -281,27 +229,20 @@ def _tool(declaration: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**declaration, "parameters": schema}
 
 
-def _tool_choice(config: Mapping[str, Any]) -> dict[str, Any]:
-    mode = require(str, config.get("mode") or "AUTO", "toolConfig.functionCallingConfig.mode").upper()
+def _tool_choice(config: Mapping[str, Any], place: str) -> Any:
+    mode = (optional(str, config, "mode", place) or "AUTO").upper()
     if mode not in _MODES:
-        raise RefusedError(400, f"toolConfig.functionCallingConfig.mode must be AUTO, ANY or NONE, not {mode!r:.60}")
-    names = require(
-        list, config.get("allowedFunctionNames") or [], "toolConfig.functionCallingConfig.allowedFunctionNames"
-    )
-    named = [{"type": "function", "function": {"name": name}} for name in names]
-    if mode == "ANY" and len(named) == 1:
-        return {"tool_choice": named[0]}
-    if mode == "ANY" and named:
-        return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}}
-    return {"tool_choice": _MODES[mode]}
+        raise RefusedError(400, f"{place}.mode must be AUTO, ANY or NONE, not {mode!r:.60}")
+    names = optional(list, config, "allowedFunctionNames", place)
+    if mode != "ANY" or not names:
+        return _MODES[mode]
+    return named_tool(names[0]) if len(names) == 1 else allowed_tools("required", names)
 
 
-def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
-    schema = config.get("responseJsonSchema") or _json_schema(config.get("responseSchema"))
-    if schema:
-        json_schema = {"name": "output", "schema": require(dict, schema, "generationConfig.responseSchema")}
-        return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
-    kind = config.get("responseMimeType") or "text/plain"
+def _response_format(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if schema := settings.get("responseJsonSchema") or _json_schema(settings.get("responseSchema")):
+        return structured(require(dict, schema, "generationConfig.responseSchema"))
+    kind = settings.get("responseMimeType") or "text/plain"
     if kind not in ("text/plain", "application/json"):
         advice = "ask for application/json with a responseSchema"
         raise RefusedError(400, f"responseMimeType {shorten_repr(kind)} is not served: {advice}")

@@ -1,70 +1,79 @@
-"""Replies as a sequence of parts, for APIs in which a tool call's arguments are an object: they are sent when they are
-complete, because only then is it known whether they are JSON.
-"""
+"""Calls of other APIs than chat completions: what their requests have in common, and replies as a sequence of parts."""
 
 from __future__ import annotations
 
-import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, ClassVar
 
-from groundwire.adapters.tracing.wire.call import WireCall
-from groundwire.adapters.tracing.wire.request import RefusedError
-
-_MALFORMED = "malformed_arguments"
-"""The one entry of a tool's input if the model wrote no JSON object: what it wrote."""
-
-
-@dataclass(slots=True)
-class Part:
-    """A whole tool call, or a text or a thought, of which a stream has several pieces."""
-
-    kind: str
-    """``text``, ``thinking`` or ``call``."""
-    text: str = ""
-    """Of a call: the arguments, as the policy wrote them."""
-    id: str = ""
-    name: str = ""
-
-    @property
-    def input(self) -> dict[str, Any]:
-        """The arguments of a call."""
-        try:
-            value = json.loads(self.text or "{}")
-        except (ValueError, RecursionError):
-            value = None
-        return value if isinstance(value, dict) else {_MALFORMED: self.text}
+from groundwire.adapters.tracing.wire.call import Conversation, WireCall
+from groundwire.adapters.tracing.wire.chat_request import Part, passed_on, read_content, read_message, refuse_beginning
+from groundwire.adapters.tracing.wire.request import refuse_fields, require, warn_ignored
 
 
 class PartsCall(WireCall):
-    """A call whose reply is made of parts. An API implements the methods at the end of this class."""
+    """A call whose request becomes a chat request, and whose reply is made of parts. In a stream, texts come in pieces,
+    and a tool call when it is complete, because only then is it known whether its arguments are JSON.
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    An API implements the abstract methods.
+    """
+
+    title: ClassVar[str]
+    """The API's name in messages."""
+    own: ClassVar[Set[str]]
+    """The fields that are not passed on."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that only the provider's servers can honour, and what to do instead."""
+    ignored: ClassVar[Sequence[str]] = ()
+    """Fields that have no effect on the policy, which is said once."""
+    stop_reasons: ClassVar[Mapping[str, str]] = {}
+    """The API's names of :meth:`_finish_reason`, where they are others."""
+
+    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
+        request = self._prepared(request)
+        refuse_fields(request, self.refused)
+        for name in self.ignored:
+            if request.get(name):
+                warn_ignored(self.title, name)
+        self.chat = {"messages": self._messages(request), **passed_on(request, self.own), **self._options(request)}
         self._model = request.get("model")
         self._usage: Mapping[str, Any] = {}
         self._last_choice: Mapping[str, Any] = {}
         self._open_call: Part | None = None
-        self._has_calls = False
+        self._call_index, self._has_calls = 0, False
+
+    @classmethod
+    def messages(cls, request: Mapping[str, Any]) -> Any:
+        return cls._messages(cls._prepared(request))
+
+    @classmethod
+    def _prepared(cls, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The request with what it has in other places, or by other names, as fields of a chat request."""
+        return dict(request)
+
+    @classmethod
+    @abstractmethod
+    def _messages(cls, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The chat messages of a prepared request. Raises :class:`RefusedError`."""
+
+    @classmethod
+    @abstractmethod
+    def _options(cls, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the chat request for those of ``own``. Raises :class:`RefusedError`."""
 
     def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The whole reply."""
         self._note(completion)
         choice = completion["choices"][0]
         return self._whole([*self._parts(choice["message"], choice), *self._end_call()])
 
     def events(self, chunk: Mapping[str, Any]) -> bytes:
-        """The events of a chunk."""
         self._note(chunk)
-        parts = [
-            part for choice in chunk.get("choices") or () for part in self._parts(choice.get("delta") or {}, choice)
-        ]
+        choices = chunk.get("choices") or ()
+        parts = [part for choice in choices for part in self._parts(choice.get("delta") or {}, choice)]
         return b"".join(map(self._event, parts))
 
     def end(self) -> bytes:
-        """The last tool call and the end of the reply."""
         return self._end(list(self._end_call()))
 
     def _note(self, reply: Mapping[str, Any]) -> None:
@@ -73,21 +82,20 @@ class PartsCall(WireCall):
 
     def _parts(self, delta: Mapping[str, Any], choice: Mapping[str, Any]) -> Iterator[Part]:
         """The parts that a delta, or a whole message, has or completes."""
-        for kind, text in (
-            ("thinking", delta.get("reasoning") or delta.get("reasoning_content")),
-            ("text", delta.get("content")),
-        ):
-            if text:
+        thought, text = delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")
+        if thought or text:
+            yield from self._end_call()
+        if thought:
+            yield Part("thinking", thought)
+        if text:
+            yield Part("text", text, content=(choice.get("logprobs") or {}).get("content"))
+        for position, call in enumerate(delta.get("tool_calls") or ()):
+            function, index, made = call.get("function") or {}, call.get("index", position), self._open_call
+            if made is None or index != self._call_index or call.get("id") not in (None, "", made.id):
                 yield from self._end_call()
-                yield Part(kind, text)
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if self._open_call is None or call.get("id") not in (None, "", self._open_call.id):
-                yield from self._end_call()
-                call_id = call.get("id") or f"call_{uuid.uuid4().hex}"
-                self._open_call = Part("call", id=call_id, name=function.get("name") or "")
-                self._has_calls = True
-            self._open_call.text += function.get("arguments") or ""
+                made = Part("call", id=call.get("id") or f"call_{uuid.uuid4().hex}", name=function.get("name") or "")
+                self._open_call, self._call_index, self._has_calls = made, index, True
+            made.text += function.get("arguments") or ""
         if choice.get("finish_reason"):
             self._last_choice = choice
 
@@ -104,6 +112,9 @@ class PartsCall(WireCall):
         if self._has_calls:  # a call that was required ends with "stop"
             return "tool_calls"
         return "stop_sequence" if isinstance(self._last_choice.get("stop_reason"), str) else "stop"
+
+    def _stop_reason(self) -> str:
+        return self.stop_reasons.get(reason := self._finish_reason(), reason)
 
     def _token_counts(self) -> tuple[int, int, int]:
         """The numbers of tokens of the prompt, of its part that was in a cache, and of the reply."""
@@ -124,11 +135,18 @@ class PartsCall(WireCall):
 
 
 class BlocksCall(PartsCall):
-    """A stream of numbered blocks: an event begins a block, others add to it, another ends it."""
+    """A call of an API whose messages have blocks. In a stream an event begins a block, others add to it, another ends
+    it.
+    """
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        super().__init__(request)
-        self._index, self._block_kind = -1, ""
+    _has_begun = False
+    _index, _block_kind = -1, ""
+
+    def events(self, chunk: Mapping[str, Any]) -> bytes:
+        self._note(chunk)
+        head = b"" if self._has_begun else self._head_event(chunk)
+        self._has_begun = True
+        return head + super().events(chunk)
 
     def _event(self, part: Part) -> bytes:
         events = b""
@@ -137,6 +155,32 @@ class BlocksCall(PartsCall):
             self._index, self._block_kind = self._index + 1, part.kind
             events += self._begin_block(part)
         return events + self._add_to_block(part)
+
+    def _end(self, parts: Sequence[Part]) -> bytes:
+        return b"".join(map(self._event, parts)) + self._end_block() + self._last_events()
+
+    @classmethod
+    def _messages(cls, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        system = read_content(request.get("system") or [], "system", cls._part)
+        messages = [] if system == [] else [{"role": "system", "content": system}]
+        for index, message in enumerate(require(list, request.get("messages"), "messages")):
+            name = f"messages[{index}]"
+            role = require(dict, message, name).get("role")
+            messages += read_message(role, message.get("content"), f"{name}.content", cls._part)
+        refuse_beginning(messages, "messages")
+        return messages
+
+    @classmethod
+    @abstractmethod
+    def _part(cls, block: dict[str, Any], name: str) -> Part | None:
+        """The part that a block of a request is, which has this name; None for what is no content.
+
+        Raises :class:`RefusedError`.
+        """
+
+    @abstractmethod
+    def _head_event(self, chunk: Mapping[str, Any]) -> bytes:
+        """The first event, before those of the first ``chunk``."""
 
     @abstractmethod
     def _begin_block(self, part: Part) -> bytes: ...
@@ -148,50 +192,6 @@ class BlocksCall(PartsCall):
     def _end_block(self) -> bytes:
         """The end of the last block, if there is one."""
 
-
-def tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """The tool call of a chat message, from its arguments as an object."""
-    if isinstance(arguments, dict) and arguments.keys() == {_MALFORMED}:
-        text = str(arguments[_MALFORMED])
-    else:
-        text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
-
-
-def assistant_message(texts: Sequence[str], thoughts: Sequence[str], calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The chat message of a reply that a request repeats."""
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    if thought := "".join(thoughts):  # servers read one of the two names
-        message |= {"reasoning": thought, "reasoning_content": thought}
-    return {**message, "tool_calls": list(calls)} if calls else message
-
-
-def refuse_beginning(messages: Sequence[Mapping[str, Any]], name: str) -> None:
-    """Raise :class:`RefusedError` if the last message is the beginning of the reply."""
-    if messages and messages[-1]["role"] == "assistant":
-        raise RefusedError(
-            400, "the last message is the assistant's: a reply whose beginning is given is not served", param=name
-        )
-
-
-class CallIds:
-    """The ids of tool calls where they are optional: a result without one is that of its function's first open call."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[Any, Any]] = []
-        self._count = 0
-
-    def of_call(self, call_id: Any, name: Any) -> Any:
-        """The id of the next call."""
-        call_id = call_id or f"call_{self._count}"
-        self._count += 1
-        self._open.append((call_id, name))
-        return call_id
-
-    def of_result(self, call_id: Any, name: Any) -> Any:
-        """The id of the call that has this result."""
-        for call in self._open:
-            if call[0] == call_id if call_id else name in (None, "", call[1]):
-                self._open.remove(call)
-                return call[0]
-        return call_id or f"call_{self._count}"
+    @abstractmethod
+    def _last_events(self) -> bytes:
+        """The events after the last block."""

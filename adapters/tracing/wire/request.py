@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -51,6 +51,17 @@ def require(kind: type[T], value: Any, name: str) -> T:
     return value
 
 
+def optional(kind: type[T], holder: Mapping[str, Any], field: str, place: str = "") -> T:
+    """The ``field`` of ``holder``, whose own name is ``place``; empty without it. Raises :class:`RefusedError`."""
+    return require(kind, holder.get(field) or kind(), f"{place}.{field}" if place else field)
+
+
+def unserved_tool(what: str, provider: str, offer: str) -> RefusedError:
+    """The refusal of a tool of the provider's."""
+    advice = f"runs on its own servers; offer {offer}, which the agent runs itself"
+    return RefusedError(400, f"{what}, which {provider} {advice}", param="tools")
+
+
 def unserved_kind(name: str, kind: Any, advice: str, *, param: str | None = None) -> RefusedError:
     """The refusal of a part of a request, by its type."""
     return RefusedError(400, f"{name} is of type {kind!r:.60}, which {advice}", param=param)
@@ -61,38 +72,6 @@ def refuse_fields(request: Mapping[str, Any], refused: Mapping[str, str]) -> Non
     for name, advice in refused.items():
         if request.get(name):
             raise RefusedError(400, f"{name} is not served: {advice}", param=name)
-
-
-def read_content(content: Any, name: str, read_part: Callable[[Any, str], dict[str, Any]]) -> Any:
-    """The content of a chat message: text as text, other content as parts."""
-    if isinstance(content, str):
-        return content
-    parts = [read_part(part, f"{name}[{index}]") for index, part in enumerate(require(list, content, name))]
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
-def passed_on(request: Mapping[str, Any], own: Set[str]) -> dict[str, Any]:
-    """The fields of a request to another API that are a chat request's as well: those that are not its ``own``."""
-    if request.get("n") not in (None, 1):
-        raise RefusedError(
-            400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"
-        )
-    chat = {name: value for name, value in request.items() if name not in own and value is not None}
-    if request.get("stream"):
-        chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
-    return chat
-
-
-def chat_tools(tools: Any, read_tool: Callable[[Mapping[str, Any], str], Mapping[str, Any]]) -> dict[str, Any]:
-    """The field ``tools`` of a chat request, empty without any. ``read_tool`` gives each tool its ``parameters``."""
-    functions = []
-    for index, value in enumerate(require(list, tools or [], "tools")):
-        tool = read_tool(require(dict, value, f"tools[{index}]"), f"tools[{index}]")
-        function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-        if tool.get("strict"):  # false is the default; the prompt shall not depend on the API
-            function["strict"] = True
-        functions.append({"type": "function", "function": function})
-    return {"tools": functions} if functions else {}
 
 
 @functools.cache

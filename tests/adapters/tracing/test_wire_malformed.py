@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,6 +182,19 @@ def test_every_request_is_translated_or_refused_in_one_sentence(api: Any, reques
     assert {refused.status for refused in refusals} == {400}
     assert max(len(str(refused)) for refused in refusals) < 300
     assert min(translated, len(refusals)) > 300
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_tool_calls_without_ids_are_told_apart_by_their_places(streamed: bool) -> None:
+    calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    call = MessagesCall({"messages": []}, Conversations().of("r"))
+    if streamed:
+        deltas = [{"tool_calls": [{"index": index, **made}]} for index, made in enumerate(calls)]
+        events = b"".join(call.events({"choices": [{"delta": delta}]}) for delta in deltas) + call.end()
+        assert re.findall(rb'"name": "(.)"', events) == [b"f", b"g"]
+    else:
+        reply = call.reply({"choices": [{"message": {"tool_calls": calls}, "finish_reason": "tool_calls"}]})
+        assert [block["name"] for block in reply["content"]] == ["f", "g"]
 
 
 def test_the_conversations_of_all_rollouts_stay_within_a_limit_and_end_with_their_rollout() -> None:

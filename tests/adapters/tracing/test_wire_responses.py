@@ -13,9 +13,6 @@ from groundwire.adapters.tracing.scripted_server import END, Reply, encode, rend
 
 TOOL: Any = {"type": "function", "name": "run", "description": "Run it", "parameters": PARAMETERS, "strict": False}
 
-
-TOOL: Any = {"type": "function", "name": "run", "description": "Run it", "parameters": PARAMETERS, "strict": False}
-
 __all__ = ["bench"]
 
 
