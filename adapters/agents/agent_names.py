@@ -48,7 +48,10 @@ def follow_agent_names() -> None:
     if hasattr(provider, "add_span_processor"):  # of the SDK, which the application has
         names = _AgentNames()
         provider.add_span_processor(names)
-        undo_later(partial(_remove, names, vars(provider)["_active_span_processor"]))
+        # Logfire's provider has the SDK's in it.
+        others = getattr(getattr(provider, "provider", provider), "_active_span_processor", None)
+        if others is not None:
+            undo_later(partial(_remove, names, others))
     register_post_import_hook(_instrument, "pydantic_ai")
     for module, function, name_of in _WITHOUT_SPANS:
         wrap(module, function, partial(_run_named, name_of))

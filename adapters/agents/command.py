@@ -37,7 +37,13 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.agents.answers import judged_answer
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
-from groundwire.adapters.agents.process.environment import QUIET, placeholder_keys, provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import (
+    QUIET,
+    hooked_python,
+    placeholder_keys,
+    provider_urls,
+    without_proxy,
+)
 from groundwire.adapters.agents.process.folders import remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
@@ -259,6 +265,7 @@ def _settings(endpoint: Endpoint) -> dict[str, str]:
         **{name: value for name, value in QUIET.items() if name not in os.environ},
         **placeholder_keys(os.environ),
         **provider_urls(endpoint.base_url),
+        **hooked_python(os.environ),
         **without_proxy(host, os.environ),
         **keys,
     }

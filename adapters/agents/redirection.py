@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -42,6 +43,8 @@ from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")
+_of_program: AttemptCalls | None = None
+"""The attempt that has started this process, if it is a program of its own."""
 _MAX_HOSTS = 20
 _MAX_CALLS = 1000
 _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
@@ -233,19 +236,33 @@ def install() -> None:
     ):
         wrap(module, path, wrapper)
     guard(_check_host)
-    switch_off_caches(lambda: context.get_value(_KEY))
+    switch_off_caches(_attempt)
     undo_later(install.cache_clear)
 
 
+def redirect_program() -> None:
+    """Send the LLM calls of this process, a program that a rollout has started, to the URL in its variables."""
+    global _of_program  # noqa: PLW0603
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    _of_program = AttemptCalls(endpoint=Endpoint(base_url=os.environ["OPENAI_BASE_URL"], model="", api_key=key))
+    install()
+    follow_agent_names()
+
+
+def _attempt() -> Any:
+    """The calls of the present attempt; None outside of one."""
+    return context.get_value(_KEY) or _of_program
+
+
 def _check_host(host: str) -> None:
-    calls: Any = context.get_value(_KEY)
+    calls = _attempt()
     if calls is not None:
         calls.check_host(host)
 
 
 def note_connection() -> None:
     """A connection to the attempt's URL was made, by whatever client: the attempt makes LLM calls."""
-    calls: Any = context.get_value(_KEY)
+    calls = _attempt()
     if calls is not None:
         calls.traced += 1
 
@@ -254,7 +271,7 @@ def _redirect(client: Any, args: Any, kwargs: Any) -> AttemptCalls | None:
     """Change a request of httpx or requests that is an LLM call; None if it is left as it is."""
     request = args[0] if args else kwargs["request"]
     body = request.body if hasattr(request, "body") else getattr(request, "_content", None)  # of requests, of httpx
-    calls: Any = context.get_value(_KEY)
+    calls = _attempt()
     _end_if_making(request.method, str(request.url), body)
     target = calls and calls.target(request.method, str(request.url), body)
     if target is None:
@@ -316,7 +333,7 @@ def _forget_other_loop(client: Any) -> None:
 
 
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
-    calls: Any = context.get_value(_KEY)
+    calls = _attempt()
     method, url, *rest = args
     _end_if_making(method, str(url), kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"]))
     if calls is None or not calls.redirects or str(url).startswith(calls.endpoint.base_url):  # by httpx on top of it
@@ -337,7 +354,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
 
 def _fetch_over_http(fetch: Any, model: Any, args: Any, kwargs: Any) -> Any:
     """Let the Agents SDK's model that speaks over a WebSocket ask over HTTP in an attempt, as its base class does."""
-    calls: Any = context.get_value(_KEY)
+    calls = _attempt()
     if calls is None or not calls.redirects:
         return fetch(*args, **kwargs)
     base = sys.modules["agents.models.openai_responses"].OpenAIResponsesModel

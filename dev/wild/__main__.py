@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 _PAGE, _RESULTS, _LOGS = ROOT / "docs" / "wild.md", ROOT / "docs" / "wild.json", ROOT / "build" / "wild"
 _START, _END = "<!-- agents -->\n", "<!-- end of agents -->"
 _PROBE = "Say hello."
-_LIMIT_S = 300
+_LIMIT_S = 600
 _ROLLOUT = re.compile(r"^\W*(\S+): (\w+), reward (\S+)", re.MULTILINE)
 _PLACE = re.compile(r"\b(OWN|ENV|NOTEBOOK)\b")
 _CALL = re.compile(r"^call \d+.*", re.MULTILINE)
@@ -106,7 +106,7 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
                 await asyncio.to_thread(_write_module, folder / agent["notebook"], Path(own, "notebook.py"))
             places = {"OWN": str(_HERE / "own"), "ENV": str(python.parents[1]), "NOTEBOOK": f"{own}/notebook.py"}
             command += [_PLACE.sub(lambda match: places[match[0]], option) for option in options]
-            output, code = await _output(command, folder, _variables(agent))
+            output, code = await _output(command, folder, {**_variables(agent), "HOME": own})
             calls = [body for body in server.requests if text_of(body["messages"][-1]) != _PROBE]
     log = _LOGS / f"{agent['name']}.txt"
     await asyncio.to_thread(log.write_text, f"{shlex.join(command)}\n\n{output}")
@@ -189,7 +189,8 @@ def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:
     outcome = result["outcome"].replace("|", "\\|").replace("\n", " ")
     remark = f". {agent['remark']}" if "remark" in agent else ""
     folder = "/".join(agent[name] for name in ("project", "folder") if name in agent) or "dev/wild/own"
-    options = " ".join(agent["options"].split())
+    variables = "".join(f"{name}={value} " for name, value in agent.get("variables", {}).items())
+    options = variables + " ".join(agent["options"].split())
     cells = [
         f"{agent['title']} ({folder})",
         f"`{options}`",

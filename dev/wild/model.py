@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from groundwire.adapters.tracing.scripted_server import Reply, text_of
@@ -31,6 +32,7 @@ _VALUES: dict[str, Any] = {
     "expression": "6*7",
     "flight_number": "SFO-AK123",
     "hour": 1,
+    "is_math_homework": False,
     "location": "Tokyo",
     "month": 9,
     "name": "Adam",
@@ -65,7 +67,8 @@ def reply(body: Mapping[str, Any], url: str = "") -> Reply:
     if not name:
         return Reply(text=_text(body))
     asked = _question(body["messages"]) if _LAST.search(name) else ""
-    arguments = json.dumps(_instance(tools[name].get("parameters") or {"type": "object"}, asked))
+    values = _values(body["messages"])
+    arguments = json.dumps(_instance(tools[name].get("parameters") or {"type": "object"}, asked, values))
     call = {
         "id": f"call_{next(_numbers)}",
         "type": "function",
@@ -105,6 +108,13 @@ def _question(messages: Any) -> str:
     return re.sub(r"[^\w ?!.,:-]+", " ", texts[-1] if texts else "")[-_EXCERPT:].strip()
 
 
+def _values(messages: Any) -> dict[str, Any]:
+    """Values of fields: the number of the question, and what the last tool said of it."""
+    number = re.search(r"\bsquare (\d+)", _question(messages))
+    lost = text_of(messages[-1]) == "loser"
+    return {**_VALUES, **({"square": int(number[1])} if number else {}), **({"response": False} if lost else {})}
+
+
 def _called(messages: Any) -> list[str]:
     return [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
 
@@ -142,9 +152,10 @@ def _text(body: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one for each forma
     return f"{_ANSWER}. {asked}"
 
 
-def _instance(schema: Mapping[str, Any], text: str = "") -> Any:
-    """An instance of a JSON schema; ``text`` is in its texts."""
-    return _fill(schema, {"text": text, **(schema.get("$defs") or schema.get("definitions") or {})}, "", 0)
+def _instance(schema: Mapping[str, Any], text: str = "", values: Mapping[str, Any] = MappingProxyType(_VALUES)) -> Any:
+    """An instance of a JSON schema, with ``values`` of fields by their names; ``text`` is in its other texts."""
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+    return _fill(schema, {"text": text, "values": values, **definitions}, "", 0)
 
 
 def _fill(schema: Any, definitions: Mapping[str, Any], key: str, depth: int) -> Any:  # noqa: PLR0911 - the kinds of schemas
@@ -170,13 +181,14 @@ def _fill(schema: Any, definitions: Mapping[str, Any], key: str, depth: int) -> 
     if kind == "array":
         item = _fill(schema.get("items", {"type": "string"}), definitions, key, depth + 1)
         return [item] * max(1, schema.get("minItems", 1))
+    values = definitions["values"]
     if kind in ("integer", "number"):
-        value = _VALUES.get(key)
+        value = values.get(key)
         return value if isinstance(value, int) else max(1, schema.get("minimum", 1))
     if kind in ("boolean", "null"):
-        return True if kind == "boolean" else None
+        return values.get(key, True) if kind == "boolean" else None
     return (
         "2025-01-10"
         if schema.get("format") == "date"
-        else str(_VALUES.get(key, f"a {key or 'text'} {definitions['text']}".strip()))
+        else str(values.get(key, f"a {key or 'text'} {definitions['text']}".strip()))
     )

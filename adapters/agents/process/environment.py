@@ -21,6 +21,7 @@ _VERSION = (
     *("GROQ_API_BASE", "TOGETHER_AI_API_BASE", "OPENROUTER_API_BASE", "DEEPSEEK_API_BASE", "XAI_API_BASE"),
     "FIREWORKS_API_BASE",
 )
+_PYTHON_PROGRAMS = str(Path(__file__).parent / "python_programs")
 _PATHS = {"COHERE_API_BASE": "/v2/chat"}
 KEYS = {
     **dict.fromkeys(
@@ -77,6 +78,12 @@ def provider_urls(base_url: str) -> dict[str, str]:
         **dict.fromkeys(_VERSION, base),
         **{name: f"{root}{path}" for name, path in _PATHS.items()},
     }
+
+
+def hooked_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """``PYTHONPATH`` with which Python programs of an attempt send their calls to the URL in ``OPENAI_BASE_URL``."""
+    present = environment.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (_PYTHON_PROGRAMS, present)))}
 
 
 def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from groundwire.adapters.agents.process.environment import provider_urls, without_proxy
+from groundwire.adapters.agents.process.environment import hooked_python, provider_urls, without_proxy
 from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
 from groundwire.adapters.agents.process.relay import swap_port
 
@@ -29,7 +29,7 @@ def isolate(base_url: str, place: Path, *, folder: str, seed: str, placeholder: 
     if forked:
         _hang_up()
     if placeholder:
-        os.environ.update(provider_urls(base_url))
+        os.environ.update({**provider_urls(base_url), **hooked_python(os.environ)})
         swap_port(placeholder, base_url)
     number = int(seed[:8], 16)
     random.seed(number)

@@ -18,7 +18,7 @@ from test_agents import traced
 
 from groundwire.adapters import AgentError, AgentSetupError, Answer, Endpoint, MalformedOutputError, Question
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.agents.process.environment import KEYS
+from groundwire.adapters.agents.process.environment import KEYS, hooked_python
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.factory import make_backend
@@ -233,3 +233,30 @@ async def test_a_program_has_the_urls_and_keys_of_all_providers(
 
 async def _nothing(base_url: str) -> None:
     return None
+
+
+async def test_a_python_program_is_traced_whose_code_has_the_url_of_its_provider(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.of_the_system = 'kept'")
+    ask = (
+        "import {client}\n"
+        "body = {{'model': 'm', 'messages': [{{'role': 'user', 'content': 'x'}}]}}\n"
+        "reply = {client}.post('https://openrouter.ai/api/v1/chat/completions', json=body)\n"
+        "print(reply.json()['choices'][0]['message']['content'], of_the_system)\n"
+    )
+    programs = [
+        ask.format(client="requests"),
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask.format(client='httpx')!r}])",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+        async with traced(lambda _: "fine") as policy:
+            for program in programs:
+                answer, calls = await policy.run(CommandBackend(agent=_command(program)))
+                assert (answer.text, answer.no_call, len(calls)) == ("fine kept", "", 1)
+
+
+def test_python_starts_as_before_where_our_base_is_missing() -> None:
+    environment = {**hooked_python({}), "PATH": os.environ["PATH"]}
+    program = "import sys; sys.modules['groundwire'] = None; import email, requests; print(requests.post.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("post\n", "")
