@@ -59,6 +59,8 @@ MODULES = (
     "pytest",
     "programs",
 )
+MODULES_OF_A_RUN = list[str]()
+"""What importing these has imported; empty if it is all that is imported."""
 _ADDRESS = "GROUNDWIRE_TEST_FORK_SERVER"
 _NUMBER = struct.Struct("i")
 _MADV_COLLAPSE = 25
@@ -159,6 +161,7 @@ def _use_huge_pages() -> None:
 
 def _prepare_for_many() -> None:
     """Takes seconds, in which the first process, the server of the workers, imports the tests."""
+    MODULES_OF_A_RUN.extend(sys.modules)
     import agentlightning  # noqa: F401  the runners and stores of several tests import it, for ten seconds of CPU
 
     draw_examples()

@@ -19,6 +19,7 @@ from groundwire.train.api.results import EvaluationResult
 
 TASKS = [{"question": f"Is {number} even?", "answer": "yes" if number % 2 == 0 else "no"} for number in range(4)]
 QUIET: dict[str, Any] = {"quiet": True, "n_runners": 4, "retries": 0}
+pytestmark = pytest.mark.usefixtures("forked_python")
 
 
 @pytest.fixture
@@ -63,7 +64,6 @@ async def test_what_an_agent_emits_in_a_process_of_its_own_is_stored(agents: Any
     assert [[call["reward"] for call in calls] for calls in result.rollouts["calls"]] == [[0.25]] * 4
 
 
-@pytest.mark.usefixtures("forked_python")
 async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:

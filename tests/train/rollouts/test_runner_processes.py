@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.evaluator import try_tasks
+from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.sqlite import MEMORY
@@ -55,12 +57,12 @@ class _CountingStore(LightningStore):
             await self.more.wait()
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_processes_look_for_rollouts_when_they_are_told() -> None:
     store, rounds = _CountingStore(), 40
     processes = RunnerProcesses(store, resolve("fast", runner_processes=2, n_runners=2))
 
     async def tell() -> None:
-        await store.looks(2)  # each once at its start
         for number in range(rounds):
             processes.notify()
             processes.notify()  # one line tells of both
@@ -68,12 +70,16 @@ async def test_processes_look_for_rollouts_when_they_are_told() -> None:
 
     await processes.start()
     try:
-        await asyncio.wait_for(tell(), 60)  # without lines each round would be a poll of 5 s
-        assert store.looked < 3 * rounds
+        await store.looks(2)  # each once at its start
+        began = time.monotonic()
+        await asyncio.wait_for(tell(), rounds * NOTIFIED_POLL_S)  # without lines each round would be a poll
+        polls = 2 * (time.monotonic() - began) / NOTIFIED_POLL_S
+        assert store.looked < 3 * rounds + polls
     finally:
         await processes.stop()
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_the_end_of_all_processes_is_reported() -> None:
     processes = RunnerProcesses(LightningStore(MEMORY), resolve("fast", runner_processes=2, n_runners=2))
     await processes.start()

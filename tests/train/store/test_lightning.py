@@ -9,7 +9,8 @@ from programs import run
 
 def test_trainer_runner_and_stores_do_not_import_agent_lightning(tmp_path: Path) -> None:
     script = tmp_path / "imported.py"
-    script.write_text("import sys\nimport groundwire.train.store.lightning_store\nprint(*sys.modules)")
+    script.write_text("import sys, fork_server\nprint(*(fork_server.MODULES_OF_A_RUN or sys.modules))")
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
-    assert {"groundwire.train.local.trainer", "groundwire.train.rollouts.runner.pool"} <= set(imported)
+    parts = {"train.local.trainer", "train.rollouts.runner.pool", "train.store.lightning_store"}
+    assert {f"groundwire.{part}" for part in parts} <= set(imported)
     assert not {"agentlightning", "litellm"} & set(imported)
