@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import count
@@ -100,9 +100,17 @@ def _workflow_step() -> str:
     return ""
 
 
+def _agent_of_agno(model: Any, arguments: Mapping[str, Any]) -> str:
+    """The agent or team for whose run a model is called; that of a memory is called for none."""
+    run = arguments.get("run_response")
+    return getattr(run, "agent_name", None) or getattr(run, "team_name", None) or current_agent()
+
+
 _RUNNING = context.create_key("groundwire-agent")
 _LLAMA_AGENTS = "llama_index.core.agent.workflow"
+_AGNO_CALLS = tuple(("agno.models.base", f"Model.{name}", _agent_of_agno) for name in ("aresponse", "aresponse_stream"))
 _WITHOUT_SPANS: tuple[tuple[str, str, str | Callable[[Any, Any], object]], ...] = (
+    *_AGNO_CALLS,
     ("smolagents.agents", "MultiStepAgent.run", "name"),
     ("crewai.agent.core", "Agent.execute_task", "role"),
     ("camel.agents.chat_agent", "ChatAgent.step", "role_name"),
@@ -124,6 +132,8 @@ def _run_named(name_of: str | Callable[[Any, Any], object], wrapped: Any, agent:
     """Run an agent with its name in the context."""
     own_name = getattr(agent, name_of, None) if isinstance(name_of, str) else name_of(agent, kwargs)
     named = context.set_value(_RUNNING, own_name or type(agent).__name__)
+    if inspect.isasyncgenfunction(wrapped):
+        return _iterate_named(named, wrapped(*args, **kwargs))
     if inspect.iscoroutinefunction(wrapped):
         return _await_named(named, wrapped(*args, **kwargs))
     token = context.attach(named)
@@ -139,6 +149,12 @@ async def _await_named(named: Context, work: Awaitable[Any]) -> Any:
         return await work
     finally:
         context.detach(token)
+
+
+async def _iterate_named(named: Context, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    with suppress(StopAsyncIteration):
+        while True:
+            yield await _await_named(named, anext(items))
 
 
 def _predictor_name(predictor: Any) -> str:

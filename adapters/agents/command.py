@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import select
@@ -44,12 +45,13 @@ from groundwire.adapters.agents.process.environment import (
     provider_urls,
     without_proxy,
 )
-from groundwire.adapters.agents.process.folders import remove
+from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
+_log = logging.getLogger(__name__)
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of standard error in the message of a failure."""
@@ -88,6 +90,7 @@ class CommandBackend(Backend):
         if output not in ("all", "last-line") and not output.removeprefix("json:") != output != "json:":
             raise ValueError(f"the option output is {output!r}; it must be all, last-line or json:FIELD")
         self._input, self._output = input, output
+        self._is_noted = False
         self._way = "overlay" if agent_folder == "copy" else agent_folder
 
     def describe_call(self, question: Question) -> str:
@@ -107,6 +110,9 @@ class CommandBackend(Backend):
         finally:
             if process.poll() is None:  # its rollout was cancelled: the guard ends all that it has started
                 process.terminate()
+            if not self._is_noted and (place / SHARED).exists():
+                self._is_noted = True
+                _log.warning(NOT_COPIED, Path.cwd())
             in_thread(lambda: _end(process, place), name=f"remove {place.name}")
         asks_again = self._input == "line" and _useful(errors.decode("utf-8", "replace")).startswith("EOFError")
         if process.returncode and not asks_again:  # a loop on input() ends where its input does
@@ -127,8 +133,7 @@ class CommandBackend(Backend):
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The program below its guard, in folders of its own, and the place of these."""
         place = Path(tempfile.mkdtemp(prefix="groundwire-program-")).resolve()
-        way = "shared" if Path.cwd() in place.parents else self._way  # a copy would be in itself
-        guard = [sys.executable, "-S", "-E", _LAUNCH, str(place), way] if hasattr(os, "fork") else []
+        guard = [sys.executable, "-S", "-E", _LAUNCH, str(place), self._way] if hasattr(os, "fork") else []
         try:
             # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: S603

@@ -19,6 +19,19 @@ _MAKING = "groundwire-making"
 class EarlyCallError(BaseException):
     """A call to a model while an agent is made. It passes each ``except Exception`` of the author and the framework."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        _raised.append(self)
+
+
+_raised: list[EarlyCallError] = []
+
+
+def was_ended(agent: Any) -> bool:
+    """Whether a run of ``agent`` was ended by its first call: it may remember the question of the author."""
+    frames = (frame for error in _raised for frame, _ in walk_tb(error.__traceback__))
+    return any(value is agent for frame in frames for value in frame.f_locals.values())
+
 
 @contextmanager
 def making() -> Iterator[None]:

@@ -344,11 +344,16 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
         return await wrapped(*args, **kwargs)
     own = {"host", "authorization", "content-type", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
     headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() not in own}
-    kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
+    raises = session._raise_for_status if kwargs.get("raise_for_status") is None else kwargs["raise_for_status"]
+    kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None, "raise_for_status": False}
     with calls.sending():
         response = await wrapped(method, target, *rest, **kwargs)
     if response.status >= 400:
         calls.failed(response.status, await response.read(), response.headers)
+    if callable(raises):
+        await raises(response)
+    elif raises:
+        response.raise_for_status()
     return response
 
 

@@ -77,6 +77,14 @@ async def many_clients(task: dict[str, Any]) -> str:
     return answers[0]
 
 
+async def raises_for_status(task: dict[str, Any]) -> str:
+    """A client that looks at no status itself."""
+    body = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": task["question"]}]}
+    session = aiohttp.ClientSession("https://api.openai.com", raise_for_status=True)
+    async with session, session.post("/v1/chat/completions", json=body) as reply:
+        return str((await reply.json())["choices"][0]["message"]["content"])
+
+
 async def graded(task: dict[str, Any]) -> str:
     """Scores the calls of parallel branches after all have their replies."""
     replied = [asyncio.Event() for _ in range(3)]

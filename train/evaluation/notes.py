@@ -80,10 +80,7 @@ class RolloutNotes:
         silent = [rollout for rollout in rollouts if rollout.made_no_call]
         self._called |= {str(rollout.task["id"]) for rollout in rollouts if rollout.succeeded and rollout.calls}
         if silent:
-            # The longest: one that names hosts, if there is.
-            reason = max((rollout.outcome.message or NO_CALL for rollout in silent), key=len)
-            text = f"{share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
-            self._once("silent", text)
+            self._once("silent", without_call(silent, rollouts))
         if cached := [rollout for rollout in silent if str(rollout.task["id"]) in self._called]:
             text = f"{share(cached, rollouts)} made no LLM call, though others of their questions did: {_CACHES}"
             self._once("cached", text, partial(_log.warning, "%s"))
@@ -99,6 +96,13 @@ class RolloutNotes:
         if kind not in self._shown:
             self._shown.add(kind)
             (show or self._show_note)(note)
+
+
+def without_call(silent: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
+    """What is to be said of ``silent``, those of the rollouts that made no LLM call."""
+    # The longest: one that names hosts, if there is.
+    reason = max((rollout.outcome.message or NO_CALL for rollout in silent), key=len)
+    return f"{share(silent, rollouts)} made no LLM call: they are judged, and train nothing. {reason}"
 
 
 def share(some: Sequence[Rollout], rollouts: Sequence[Rollout]) -> str:
@@ -250,9 +254,10 @@ def nothing_to_train(rollouts: Sequence[Rollout], *, agent_match: str | None = N
 
 def never_called(rollouts: Sequence[Rollout]) -> str:
     """What is known if no rollout (of a validation) had an LLM call; empty if one had."""
-    if not rollouts or not all(rollout.made_no_call for rollout in rollouts):
+    silent = [rollout for rollout in rollouts if rollout.made_no_call]
+    if not silent or any(rollout.calls for rollout in rollouts):
         return ""
-    reason = rollouts[0].outcome.message or NO_CALL
+    reason = silent[0].outcome.message or NO_CALL
     return f"none of {_counted(rollouts)} made an LLM call: {reason}{'' if CACHES in reason else f'; {_CACHES}'}"
 
 

@@ -21,6 +21,7 @@ from groundwire.train.evaluation.notes import (
     nothing_judged,
     nothing_to_train,
     share,
+    without_call,
     words,
 )
 from groundwire.train.rollouts.agent_view import AgentView
@@ -80,6 +81,7 @@ def verdict(
         return AgentVerdict([reason], [])
     findings = [
         (failed_before_calls(rollouts), True),
+        (mostly_silent(rollouts), True),
         (leaked_state(rollouts), True),
         refused_calls(rollouts),
         own_question(rollouts, view),
@@ -98,6 +100,12 @@ def failed_before_calls(rollouts: Sequence[Rollout]) -> str:
     if 2 * len(failed) <= len(rollouts):
         return ""
     return f"{share(failed, rollouts)} failed before any result of the policy; {first_failure(failed)}"
+
+
+def mostly_silent(rollouts: Sequence[Rollout]) -> str:
+    """That most rollouts made no LLM call; else empty: :class:`.RolloutNotes` tells of a few."""
+    silent = [rollout for rollout in rollouts if rollout.made_no_call]
+    return without_call(silent, rollouts) if 2 * len(silent) > len(rollouts) else ""
 
 
 def refused_calls(rollouts: Sequence[Rollout]) -> tuple[str, bool]:
@@ -129,7 +137,7 @@ def _is_refused(call: LLMCall) -> bool:
 
 def own_question(rollouts: Sequence[Rollout], view: AgentView) -> tuple[str, bool]:
     """That the questions of most rollouts are in none of their prompts; and whether all prompts are the same."""
-    calling = [rollout for rollout in rollouts if rollout.calls]
+    calling = [rollout for rollout in rollouts if any(call.messages for call in rollout.calls)]
     without = [rollout for rollout in calling if not _asks_its_question(rollout, view)]
     if len(set(map(_question, without))) < 2 or 2 * len(without) <= len(calling):
         return "", False

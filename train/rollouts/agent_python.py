@@ -141,7 +141,7 @@ def _main() -> None:
             questions = [adapters.Question(**{**entry, "answers": ANSWER_KINDS[entry["answers"]]}) for entry in asked]
             answer = _describe(make_backend(settings), function, questions, tasks)
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(" ".join(str(error).split()))
     print(json.dumps(answer))
 
 

@@ -30,7 +30,7 @@ _RUNNABLE = "langchain_core.runnables.base.Runnable"
 _CREWAI_AGENT = "crewai.agents.agent_builder.base_agent.BaseAgent"
 _CLASSES = {
     "langgraph.pregel.main.Pregel": "langgraph",
-    _RUNNABLE: "langgraph",
+    **dict.fromkeys(("langgraph.graph.state.StateGraph", _RUNNABLE), "langgraph"),
     "agents.agent.AgentBase": "openai_agents",
     **dict.fromkeys(("agno.agent.agent.Agent", "agno.team.team.Team", "agno.workflow.workflow.Workflow"), "agno"),
     "autogen_agentchat.base._task.TaskRunner": "autogen",
@@ -93,9 +93,20 @@ class Driver:
     """Whether the agent sends its calls to the endpoint that it gets."""
     remembers = False
     """Whether the object keeps what happened in a run: each attempt then runs a copy of it (:meth:`fresh`)."""
+    takes_context = True
+    """Whether its runs get a :meth:`context`."""
 
     def __init__(self, agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
-        """``hooks`` are the functions of the user's, ``agent_context`` and ``agent_config``, those that are given."""
+        """``hooks`` are the functions of the user's, ``agent_context`` and ``agent_config``, those that are given.
+
+        Raises ``ValueError`` for one that the framework has no use for.
+        """
+        if "agent_context" in hooks and not self.takes_context:
+            framework = str(framework_of(agent)).replace("-", " ")
+            raise ValueError(
+                f"agent {name!r} is of {framework}, whose runs take no context: leave out agent_context; agent_input "
+                "makes the input, and agent_config further arguments of the run"
+            )
         self.agent, self.name, self.hooks = agent, name, hooks
 
     @property
@@ -207,10 +218,12 @@ def is_agent(value: Any) -> bool:
 def driver_of(agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
     if (framework := framework_of(agent)) is None:
+        kind = type(agent)
+        shown = repr(agent) if kind.__module__ == "builtins" else f"a {kind.__qualname__} of {kind.__module__}"
         frameworks = ", ".join(sorted({module.replace("_", "-") for module in _CLASSES.values()}))
         raise ValueError(
-            f"agent {name!r} is {agent!r:.200}: give an agent of a framework ({frameworks}), a function of the "
-            "task, or a LitAgent of Agent Lightning"
+            f"agent {name!r} is {shown:.200}: give an agent of a framework ({frameworks}), a function of the task, "
+            "or a LitAgent of Agent Lightning"
         )
     module = import_module(f"{__name__}.{framework.replace('-', '_')}")
     driver: Driver = module.FrameworkDriver(agent, name, hooks)

@@ -13,6 +13,8 @@ from groundwire.adapters.agents.drivers import AgentTask, Driver
 class FrameworkDriver(Driver):
     """An ``Agent``, which remembers nothing without a session, or a ``Workflow`` of executors or of a function."""
 
+    takes_context = False
+
     @property
     def calls_tools(self) -> bool:
         return bool(getattr(self.agent, "default_options", {}).get("tools"))

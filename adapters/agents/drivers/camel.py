@@ -14,6 +14,7 @@ _REMEMBERED = ("_memory", "_internal_tools", "_tool_output_history")
 class FrameworkDriver(Driver):
     """A ``ChatAgent``, which remembers: each attempt has a copy that knows its system message and nothing else."""
 
+    takes_context = False
     method = "step"
     threaded = True
 

@@ -15,6 +15,7 @@ class FrameworkDriver(Driver):
 
     The inputs of a crew, and of a flow, are the task's columns; one that no column has is the question."""
 
+    takes_context = False
     method = "kickoff"
     threaded = True
     calls_tools = False  # a crew may write them into its prompts

@@ -15,6 +15,7 @@ _NO_ANSWERS = {"reasoning", "rationale", "trajectory"}
 class FrameworkDriver(Driver):
     """A ``Module``. An input with the name of a column gets that, another gets the question."""
 
+    takes_context = False
     threaded = True
     calls_tools = False  # they are described in the prompt
 

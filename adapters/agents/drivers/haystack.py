@@ -15,6 +15,7 @@ _ANSWERS = {"last_message": None, "answers": 0, "replies": 0, "messages": -1}
 class FrameworkDriver(Driver):
     """An ``Agent`` or a ``Pipeline``. An input with the name of a column gets that, another gets the question."""
 
+    takes_context = False
     threaded = True
 
     def describe(self, task: AgentTask) -> str:

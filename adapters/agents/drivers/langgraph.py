@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -17,18 +19,28 @@ _ASKED = ("messages", *TEXT_NAMES)
 
 
 class FrameworkDriver(Driver):
-    """A compiled graph."""
+    """A graph, which is compiled if it is not yet, or another runnable."""
 
     method = "ainvoke"
 
+    def __init__(self, agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
+        super().__init__(agent.compile() if hasattr(agent, "compile") else agent, name, hooks)
+
     def describe(self, task: AgentTask) -> str:
-        return f"{self.name}.ainvoke({', '.join(self._input(task))})"
+        fields = self._input(task)
+        return f"{self.name}.ainvoke({'the question' if isinstance(fields, str) else ', '.join(fields)})"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         return self._input(source) if isinstance(source, AgentTask) else source
 
-    def _input(self, task: AgentTask) -> Mapping[str, Any]:
-        """The fields of the input schema that the task has. ``messages`` has the question if no other field has it."""
+    def _input(self, task: AgentTask) -> Mapping[str, Any] | str:
+        """The fields of the input schema that the task has. ``messages`` has the question if no other field has it.
+
+        Where the input is a text, as an ``@entrypoint`` may declare, it is the question.
+        """
+        with suppress(TypeError):  # of a runnable that does not tell it
+            if getattr(self.agent, "InputType", None) in (str, "str"):  # as written, with future annotations
+                return str(task["question"])
         schema = getattr(getattr(self.agent, "builder", None), "input_schema", None)
         names = field_names(schema)
         fields = {name: task[name] for name in names if name in task} if names else task

@@ -15,6 +15,8 @@ _ASKED = ("user_msg", "question", *TEXT_NAMES, "topic", "task")
 class FrameworkDriver(Driver):
     """A ``Workflow``, such as an ``AgentWorkflow`` or a ``FunctionAgent``. Each run has a ``Context`` of its own."""
 
+    takes_context = False
+
     def describe(self, task: AgentTask) -> str:
         names = [*self._fields(task)]
         return f"{self.name}.run({', '.join(names[:10])}{', …' if len(names) > 10 else ''})"

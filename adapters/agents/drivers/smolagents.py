@@ -12,6 +12,7 @@ from groundwire.adapters.agents.drivers import AgentTask, Driver
 class FrameworkDriver(Driver):
     """A ``CodeAgent``, a ``ToolCallingAgent`` or another ``MultiStepAgent``."""
 
+    takes_context = False
     threaded = True
 
     @property

@@ -7,8 +7,10 @@ import threading
 from typing import Any
 
 from groundwire.adapters.agents.drivers import AgentTask, Driver, own_copy
+from groundwire.adapters.agents.early_runs import was_ended
 
-_SHARED = ("model", "callback_handler", "tracer", "session_manager", "_session_manager")
+_SESSIONS = ("session_manager", "_session_manager")
+_SHARED = ("model", "callback_handler", "tracer", *_SESSIONS)
 
 
 class FrameworkDriver(Driver):
@@ -41,6 +43,9 @@ def _fresh(agent: Any, memo: dict[int, Any]) -> Any:
             own = memo[id(tool)] = copy.copy(tool)
             own._agent, own._lock = _fresh(tool._agent, memo), threading.Lock()
     other = own_copy(agent, memo, _SHARED)
+    _leave_session(other)
+    if was_ended(agent) and hasattr(other, "messages"):
+        del other.messages[-1:]
     for name, make in _MADE.items():
         if hasattr(agent, name):
             setattr(other, name, make(other))
@@ -49,6 +54,24 @@ def _fresh(agent: Any, memo: dict[int, Any]) -> Any:
             node.executor.tool_registry.registry.pop("handoff_to_agent", None)
         other._inject_swarm_tools()
     return other
+
+
+def _leave_session(agent: Any) -> None:
+    """Store nothing in the session of the agent's author: it may be in files that other rollouts have as well."""
+    for name in _SESSIONS:
+        if (manager := getattr(agent, name, None)) is not None:
+            setattr(agent, name, None)
+            agent.hooks = copy.copy(agent.hooks)
+            agent.hooks._registered_callbacks = {
+                event: [entry for entry in entries if manager not in _closed_over(entry)]
+                for event, entries in agent.hooks._registered_callbacks.items()
+            }
+
+
+def _closed_over(entry: Any) -> list[Any]:
+    """The objects that a callback of a registry of hooks has from where it was defined."""
+    callback = getattr(entry, "callback", entry)
+    return [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
 
 
 _MADE = {

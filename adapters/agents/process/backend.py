@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
-from groundwire.adapters.agents.process.folders import remove
+from groundwire.adapters.agents.process.folders import NOT_COPIED, remove
 from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, pickled, warn_of
 from groundwire.adapters.agents.process.results import answer_from, failure_from
 from groundwire.adapters.tracing.emitted_spans import current_emissions
@@ -62,7 +62,7 @@ class ProcessBackend(Backend):
         self._waits_for_memory = False
         warn_of(made["hazards"])
         if folder == "copy" and made["folder"] == "shared":
-            _log.warning("%s is too large to be copied: what one rollout writes there, others find", Path.cwd())
+            _log.warning(NOT_COPIED, Path.cwd())
         if fork and made["generators"]:
             _log.warning(
                 "%s: random generators that were made at the agent's import give every rollout the same numbers; make "

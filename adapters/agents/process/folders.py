@@ -12,6 +12,9 @@ from groundwire.adapters.agents.process.namespaces import overlay
 
 _MAX_COPY = 20 << 20
 """Bytes of the largest folder that is copied where it cannot be overlaid."""
+SHARED = "shared"
+"""The file in the folder of an attempt whose working folder was to be a copy, and is not."""
+NOT_COPIED = "%s is too large to be copied, or holds TMPDIR: what one rollout writes there, others find"
 _CACHES = {
     "DSPY_CACHEDIR": "cache/dspy",
     "CREWAI_STORAGE_DIR": "state/crewai",
@@ -75,15 +78,21 @@ def way_to_own_folder(place: Path) -> str:
 def own_working_folder(place: Path, way: str) -> None:
     """Make the working folder of this process its own: by an ``overlay``, a ``copy``, ``empty``, or ``shared``: not.
 
-    An overlay is mounted over the present folder's own path, so that absolute paths keep working.
+    An overlay is mounted over the present folder's own path, so that absolute paths keep working. Where there is none,
+    it is a copy; if that cannot be, there is a file :data:`SHARED` in ``place``.
     """
     place.mkdir(parents=True, exist_ok=True)
-    if way == "shared" or (way == "overlay" and overlay(Path.cwd(), place / "overlay")):
+    if way == "overlay":
+        is_within = Path.cwd() in place.parents
+        if not is_within and overlay(Path.cwd(), place / "overlay"):
+            return
+        if is_within or _bytes_of(Path.cwd()) > _MAX_COPY:
+            (place / SHARED).touch()
+            return
+    elif way == "shared":
         return
     if way == "empty":
         (place / "work").mkdir()
-    elif way == "overlay" and _bytes_of(Path.cwd()) > _MAX_COPY:
-        return
     else:
         shutil.copytree(Path.cwd(), place / "work", symlinks=True)
     os.chdir(place / "work")

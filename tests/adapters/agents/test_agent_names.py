@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from groundwire.adapters.agents.agent_names import _agent_of_agno, _run_named, current_agent
 
 WITHOUT_SDK = """
 import sys
@@ -54,3 +61,25 @@ print(Proxy.provider._active_span_processor._span_processors)
 def test_a_provider_that_has_the_sdks_in_it_names_agents_and_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", WRAPPED], check=False, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("writer\n()\n", "")
+
+
+class Model:
+    """As a model of Agno, which is told for which run it is asked."""
+
+    async def aresponse(self, **arguments: Any) -> str:
+        return current_agent()
+
+    async def aresponse_stream(self, **arguments: Any) -> AsyncIterator[str]:
+        yield current_agent()
+        yield current_agent()
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [(SimpleNamespace(agent_name="writer"), "writer"), (SimpleNamespace(team_name="desk"), "desk"), (None, "Model")],
+)
+async def test_a_call_of_a_model_of_agno_has_the_name_of_the_agent_or_team_that_runs(run: Any, name: str) -> None:
+    model = Model()
+    assert await _run_named(_agent_of_agno, model.aresponse, model, (), {"run_response": run}) == name
+    pieces = _run_named(_agent_of_agno, model.aresponse_stream, model, (), {"run_response": run})
+    assert [(piece, current_agent()) async for piece in pieces] == [(name, "")] * 2

@@ -217,9 +217,10 @@ async def test_an_agent_without_a_call_names_the_hosts_that_it_called() -> None:
 
 async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:
     too_long = Reply(text="too long", status=400, code="context_length_exceeded")
-    async with traced([Reply(text="down", status=404), too_long]) as policy:
-        with pytest.raises(EndpointError, match="the model's endpoint answered 404: down"):
-            await policy.run(backend_of("blocking"))
+    async with traced([Reply(text="down", status=404)] * 2 + [too_long]) as policy:
+        for name in ("blocking", "raises_for_status"):
+            with pytest.raises(EndpointError, match="the model's endpoint answered 404: down"):
+                await policy.run(backend_of(name))
         with pytest.raises(PromptTooLongError):
             await policy.run(backend_of("blocking"))
     nobody = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")

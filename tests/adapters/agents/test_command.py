@@ -9,6 +9,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,17 @@ def test_python_starts_as_before_where_our_base_is_missing() -> None:
     program = "import sys; sys.modules['groundwire'] = None; import email, requests; print(requests.post.__name__)"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("post\n", "")
+
+
+async def test_a_folder_that_is_not_copied_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a copy would be in itself
+    program = "import pathlib; pathlib.Path('written').touch(); print(pathlib.Path.cwd())"
+    backend = CommandBackend(agent=_command(program))
+    assert [(await backend.run(QUESTION, NOBODY)).text for _ in range(2)] == [str(tmp_path)] * 2
+    assert (tmp_path / "written").exists()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} is too large to be copied, or holds TMPDIR: what one rollout writes there, others find"
+    ]

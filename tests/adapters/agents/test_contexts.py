@@ -18,6 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
@@ -393,3 +394,26 @@ async def test_responses_over_a_websocket_go_over_http_in_an_attempt() -> None:
         async with traced(lambda _: "fine") as policy:
             answer, [call] = await policy.run(agent_backend(own))
         assert (answer.text, call.messages[-1]["content"]) == ("fine", "Which singers?")
+
+
+async def test_the_input_of_an_entrypoint_is_what_it_declares() -> None:
+    @entrypoint()
+    async def essay(topic: str) -> str:
+        return f"about {topic}"
+
+    @entrypoint()
+    async def of_columns(inputs: dict[str, Any]) -> str:
+        return f"about {inputs['city']}"
+
+    question = Question(id="1", text="heat pumps", database="", columns={"city": "Bern"})
+    for agent, answer in ((essay, "about heat pumps"), (of_columns, "about Bern")):
+        assert (await agent_backend(agent).run(question, Endpoint(base_url="", model="m"))).text == answer
+    assert agent_backend(essay).describe_call(question).endswith(".ainvoke(the question)")
+
+
+async def test_a_graph_that_is_not_compiled_is_an_agent() -> None:
+    graph = (
+        StateGraph(MessagesState).add_node("chat", lambda _: {"messages": [("ai", "hello")]}).add_edge(START, "chat")
+    )
+    answer = await agent_backend(graph).run(Question(id="1", text="Hi", database=""), Endpoint(base_url="", model="m"))
+    assert answer.text == "hello"

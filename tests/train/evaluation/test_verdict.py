@@ -42,6 +42,12 @@ def good(question: str):
 def silent(question: str):
     return question
 
+def mostly_silent(question: str):
+    return good(question) if "2" in question else question
+
+def silent_or_fails(question: str):
+    return fails_first(question) if "2" in question else question
+
 def fails_first(question: str):
     raise KeyError("state")
 
@@ -166,6 +172,8 @@ def test_nothing_is_in_the_way_of_an_agent_that_asks_its_question(agent_named: A
     ("name", "replies", "problem"),
     [
         ("silent", echo, "none of 6 validation rollouts made an LLM call: "),
+        ("mostly_silent", echo, "5 of 6 validation rollouts made no LLM call: they are judged, and train nothing. "),
+        ("silent_or_fails", echo, "none of 6 validation rollouts made an LLM call: "),
         ("fails_first", echo, "none of 6 validation rollouts could be judged; the first failed of setup: KeyError: "),
         ("own_question", echo, "is in no prompt of 6 of 6 validation rollouts, and all begin with the same prompt: "),
         (
