@@ -40,19 +40,24 @@ def load_object(
     target: Any = module
     for step in attribute.split("."):
         if not hasattr(target, step):
-            own = {
-                own_name: value
-                for own_name, value in vars(module).items()
-                if own_name.isidentifier() and own_name[0] != "_"
-                if not inspect.isroutine(value) or value.__module__ == module.__name__
-            }
-            fitting = ([own_name for own_name, value in own.items() if is_kind(value)] for is_kind in kinds)
-            others = next(filter(None, fitting), [])
-            raise ValueError(
-                f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'nothing that fits'}"
-            )
+            own = _fitting(module, kinds)
+            within = [item for item in sys.modules.items() if item[0].startswith(f"{place}.")]
+            found = {"it": own} if own else {inner: _fitting(loaded, kinds[:1]) for inner, loaded in within}
+            listed = "; ".join(f"{inner} has {', '.join(names)}" for inner, names in found.items() if names)
+            raise ValueError(f"{option} {name!r}: {place} has no {attribute!r}; {listed or 'it has nothing that fits'}")
         target = getattr(target, step)
     return target
+
+
+def _fitting(module: Any, kinds: Sequence[Callable[[Any], bool]]) -> list[str]:
+    """The names of a module's own objects of the first of ``kinds`` that it has."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if name.isidentifier() and name[0] != "_"
+        if not inspect.isroutine(value) or value.__module__ == module.__name__
+    }
+    return next(filter(None, ([name for name, value in own.items() if is_kind(value)] for is_kind in kinds)), [])
 
 
 def _import(name: str, place: str, option: str, ends: type[BaseException] | tuple[()]) -> Any:

@@ -38,10 +38,13 @@ class FrameworkDriver(Driver):
 
         Where the input is a text, as an ``@entrypoint`` may declare, it is the question.
         """
+        schema: Any = None
         with suppress(TypeError):  # of a runnable that does not tell it
             if getattr(self.agent, "InputType", None) in (str, "str"):  # as written, with future annotations
                 return str(task["question"])
-        schema = getattr(getattr(self.agent, "builder", None), "input_schema", None)
+            schema = getattr(getattr(self.agent, "builder", self.agent), "input_schema", None)
+        if hasattr(schema, "__pydantic_root_model__") and schema.__pydantic_root_model__:
+            schema = None  # any value
         names = field_names(schema)
         fields = {name: task[name] for name in names if name in task} if names else task
         asked = next((name for name in _ASKED if name in names), None)

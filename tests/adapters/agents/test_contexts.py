@@ -14,7 +14,8 @@ import pytest
 from agents import Agent, RunContextWrapper, function_tool, handoff, responses_websocket_session
 from agents.mcp import MCPServerStdio
 from agents.models.openai_responses import OpenAIResponsesWSModel
-from langchain_core.runnables import RunnableConfig
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
@@ -26,6 +27,7 @@ from pydantic import BaseModel
 from test_agents import traced
 
 from groundwire.adapters import AgentSetupError, Endpoint, Question, agent_backend
+from groundwire.adapters.agents.drivers import AgentTask, driver_of
 from groundwire.adapters.tracing.scripted_server import Reply
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
@@ -417,3 +419,11 @@ async def test_a_graph_that_is_not_compiled_is_an_agent() -> None:
     )
     answer = await agent_backend(graph).run(Question(id="1", text="Hi", database=""), Endpoint(base_url="", model="m"))
     assert answer.text == "hello"
+
+
+def test_a_chain_gets_the_variables_of_its_prompt() -> None:
+    chain: Any = ChatPromptTemplate.from_template("Answer {input}") | RunnableLambda(lambda prompt: prompt.to_string())
+    driver = driver_of(chain, "chain")
+    assert driver.describe(AgentTask(question="Who?", id="1", database="")) == "chain.ainvoke(input)"
+    with pytest.raises(ValueError, match="the graph's input has the fields city, and the task has question"):
+        driver_of(ChatPromptTemplate.from_template("{question} {city}"), "x").describe(AgentTask(question="Who?"))

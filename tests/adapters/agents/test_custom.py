@@ -221,6 +221,7 @@ async def test_a_call_to_another_address_is_an_error_with_that_address(monkeypat
         ),
         ("test_custom:not_a_function", "is 'SELECT 1': give an agent of a framework .agent-framework, agno, autogen"),
         ("test_custom:NeedsAnArgument", "is <class .*: give an agent of a framework"),
+        ("of_a_package:agent", "of_a_package has no 'agent'; of_a_package.inner has writer"),
         ("test_custom", "write it as module:name or path/to/file.py:name"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),
         ("needs_more:f", "the package 'not_installed', which is not installed here; .* give --runner-python"),
@@ -232,6 +233,10 @@ def test_an_unusable_agent_has_a_one_line_error(
 ) -> None:
     (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('not today')")
     (tmp_path / "needs_more.py").write_text("import not_installed")
+    (tmp_path / "of_a_package").mkdir()
+    (tmp_path / "of_a_package" / "__init__.py").write_text("from . import inner")
+    inner = "writer = type('Agent', (), {'__module__': 'agno.agent.agent', '__qualname__': 'Agent'})()"
+    (tmp_path / "of_a_package" / "inner.py").write_text(inner)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=sentence) as caught:
         make_backend(resolve("fast", backend="custom", agent=agent))
