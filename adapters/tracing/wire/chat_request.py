@@ -173,6 +173,14 @@ def named_tool(name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def chosen_tool(kind: Any, name: Any, field: str) -> dict[str, Any]:
+    """The choice of tools that a ``field`` of Anthropic or AWS names. Raises :class:`RefusedError`."""
+    choices = {"auto": "auto", "any": "required", "none": "none", "tool": named_tool(name)}
+    if require(str, kind, field) not in choices:
+        raise RefusedError(400, f"{field} must be {', '.join(choices)}, not {kind!r:.60}", param=field)
+    return {"tool_choice": choices[kind]}
+
+
 def allowed_tools(mode: Any, names: Sequence[Any]) -> dict[str, Any]:
     """The choice among some tools."""
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(map(named_tool, names))}}

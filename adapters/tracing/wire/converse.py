@@ -17,7 +17,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     Part,
     call_part,
     chat_tools,
-    named_tool,
+    chosen_tool,
     read_content,
     renamed,
     structured,
@@ -31,7 +31,6 @@ _STRING = 7
 """The type of a header's value in an event stream."""
 _SETTINGS = {"maxTokens": "max_tokens", "temperature": "temperature", "topP": "top_p", "stopSequences": "stop"}
 """Fields of ``inferenceConfig``, with their names in a chat request."""
-_CHOICES = {"auto": "auto", "any": "required"}
 
 
 class ConverseCall(BlocksCall):
@@ -156,18 +155,12 @@ class ConverseCall(BlocksCall):
         config = optional(dict, request, "toolConfig")
         chat = chat_tools(config.get("tools"), _tool)
         for kind, choice in optional(dict, config, "toolChoice", "toolConfig").items():
-            if kind == "tool":
-                chat["tool_choice"] = named_tool(require(dict, choice, "toolConfig.toolChoice.tool").get("name"))
-            elif kind in _CHOICES:
-                chat["tool_choice"] = _CHOICES[kind]
-            else:
-                raise RefusedError(400, f"toolConfig.toolChoice must be auto, any or tool, not {kind!r:.60}")
+            name = require(dict, choice, f"toolConfig.toolChoice.{kind}").get("name")
+            chat |= chosen_tool(kind, name, "toolConfig.toolChoice")
         output = optional(dict, request, "outputConfig")
-        if effort := output.get("effort"):
-            chat["reasoning_effort"] = effort
         if text_format := optional(dict, output, "textFormat", "outputConfig"):
             chat |= _response_format(text_format)
-        return chat
+        return chat | renamed(output, {"effort": "reasoning_effort"})
 
 
 def _block(part: Part) -> dict[str, Any]:

@@ -12,15 +12,14 @@ from groundwire.adapters.tracing.wire.chat_request import (
     Part,
     call_part,
     chat_tools,
-    named_tool,
+    chosen_tool,
     read_content,
+    renamed,
     structured,
 )
 from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, warn_ignored
 from groundwire.tools.secrets import masked_values
-
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesCall(BlocksCall):
@@ -127,17 +126,14 @@ class MessagesCall(BlocksCall):
     def _options(cls, request: Mapping[str, Any]) -> dict[str, Any]:
         if request.get("thinking") not in (None, {}, {"type": "disabled"}):
             warn_ignored(cls.title, "thinking")
-        chat = chat_tools(request.get("tools"), _tool)
-        if stop := request.get("stop_sequences"):
-            chat["stop"] = stop
-        if (choice := request.get("tool_choice")) is not None:
-            chat |= _tool_choice(require(dict, choice, "tool_choice"))
+        chat = chat_tools(request.get("tools"), _tool) | renamed(request, {"stop_sequences": "stop"})
+        if choice := optional(dict, request, "tool_choice"):
+            chat |= chosen_tool(choice.get("type"), choice.get("name"), "tool_choice.type")
+            chat |= {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
         output = optional(dict, request, "output_config")
         if format_ := output.get("format") or request.get("output_format"):
             chat |= structured(require(dict, format_, "output_config.format").get("schema"))
-        if effort := output.get("effort"):
-            chat["reasoning_effort"] = effort
-        return chat
+        return chat | renamed(output, {"effort": "reasoning_effort"})
 
 
 def _block(part: Part, text: str, tool_input: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,13 +151,3 @@ def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         advice = "Anthropic defines; offer tools with an input_schema, which the agent runs itself"
         raise unserved_kind(name, kind, advice, param="tools")
     return {**tool, "parameters": tool.get("input_schema")}
-
-
-def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    kind = require(str, choice.get("type"), "tool_choice.type")
-    parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-    if kind == "tool":
-        return {"tool_choice": named_tool(choice.get("name")), **parallel}
-    if kind not in _CHOICES:
-        raise RefusedError(400, f"tool_choice.type must be auto, any, none or tool, not {kind!r:.60}")
-    return {"tool_choice": _CHOICES[kind], **parallel}

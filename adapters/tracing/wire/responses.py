@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.wire.call import Conversation, encode_event
-from groundwire.adapters.tracing.wire.chat_request import Part, allowed_tools, chat_tools, named_tool, read_content
+from groundwire.adapters.tracing.wire.chat_request import (
+    Part,
+    allowed_tools,
+    chat_tools,
+    named_tool,
+    read_content,
+    renamed,
+)
 from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, unserved_tool
 
@@ -177,17 +184,14 @@ class ResponsesCall(BlocksCall):
         if request.get("truncation") not in (None, "disabled"):
             raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
         chat = chat_tools(request.get("tools"), _tool)
-        if (limit := request.get("max_output_tokens")) is not None:
-            chat["max_completion_tokens"] = limit
+        chat |= renamed(request, {"max_output_tokens": "max_completion_tokens"})
         if (choice := request.get("tool_choice")) is not None:
             chat["tool_choice"] = _tool_choice(choice)
         text = optional(dict, request, "text")
         if format_ := _response_format(optional(dict, text, "format", "text")):
             chat["response_format"] = format_
-        if verbosity := text.get("verbosity"):
-            chat["verbosity"] = verbosity
-        if effort := optional(dict, request, "reasoning").get("effort"):
-            chat["reasoning_effort"] = effort
+        chat |= renamed(text, {"verbosity": "verbosity"})
+        chat |= renamed(optional(dict, request, "reasoning"), {"effort": "reasoning_effort"})
         if "message.output_text.logprobs" in optional(list, request, "include"):
             chat |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
         return chat
