@@ -12,8 +12,6 @@ import json
 import logging
 import os
 import re
-import select
-import selectors
 import shlex
 import shutil
 import signal
@@ -21,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -37,14 +37,8 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.agents.answers import judged_answer
+from groundwire.adapters.agents.app_environment import hooked_python, missing_variables, provider_urls, without_proxy
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
-from groundwire.adapters.agents.process.environment import (
-    QUIET,
-    hooked_python,
-    placeholder_keys,
-    provider_urls,
-    without_proxy,
-)
 from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
@@ -55,8 +49,8 @@ _log = logging.getLogger(__name__)
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of standard error in the message of a failure."""
-_POLL_S, _END_S = 0.2, 5.0
-_LAUNCH = str(Path(__file__).parent / "process" / "launch.py")
+_END_S = 5.0
+_GUARD = str(Path(__file__).parent / "process" / "guard.py")
 _COLUMN = re.compile(r"\{(\w+)\}")
 _ERROR_LINE = re.compile(r"(?! )[\w.\[ ]*(error|exception|panic|fatal)", re.IGNORECASE)
 _NOISE = re.compile(r"\s+at .*|\s*File \".*|[\s^~{}\[\](),;]*|Node\.js v\S+")
@@ -133,7 +127,7 @@ class CommandBackend(Backend):
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The program below its guard, in folders of its own, and the place of these."""
         place = Path(tempfile.mkdtemp(prefix="groundwire-program-")).resolve()
-        guard = [sys.executable, "-S", "-E", _LAUNCH, str(place), self._way] if hasattr(os, "fork") else []
+        guard = [sys.executable, "-S", "-E", _GUARD, str(place), self._way] if hasattr(os, "fork") else []
         try:
             # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: S603
@@ -193,42 +187,18 @@ class CommandBackend(Backend):
 
 
 def _talk(process: subprocess.Popen[bytes], text: bytes, keep_first: bool) -> tuple[bytes, bytes]:
-    """Write ``text`` to the program, and read what it writes until it ends: the first or last MiB, and its errors.
-
-    What it leaves running may hold its pipes, so their end is not awaited.
-    """
-    output, errors, unsent = _Kept(first=keep_first), _Kept(first=False), memoryview(text)
-    with selectors.DefaultSelector() as selector:
-
-        def close(pipe: Any) -> None:
-            selector.unregister(pipe)
-            pipe.close()
-
-        for pipe, kept in ((process.stdout, output), (process.stderr, errors)):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, kept)
-        if process.stdin is not None:
-            selector.register(process.stdin, selectors.EVENT_WRITE)
-        while selector.get_map():
-            has_ended = process.poll() is not None
-            events = selector.select(0 if has_ended else _POLL_S)
-            if has_ended and not any(key.data for key, _ in events):
-                break
-            for key, _ in events:
-                if key.data is None:
-                    with suppress(BrokenPipeError):
-                        unsent = unsent[os.write(key.fd, unsent[: select.PIPE_BUF]) :]
-                        if unsent:
-                            continue
-                    close(key.fileobj)
-                elif piece := os.read(key.fd, 1 << 16):
-                    key.data.add(piece)
-                else:
-                    close(key.fileobj)
-        for key in [*selector.get_map().values()]:
-            close(key.fileobj)
+    """Write ``text`` to the program, and read what it writes until it ends: the first or last MiB, and its errors."""
+    output, errors = _Kept(first=keep_first), _Kept(first=False)
+    pipes = ((output, process.stdout), (errors, process.stderr))
+    reads = [in_thread(partial(kept.read, pipe), name="an agent's output") for kept, pipe in pipes]
+    if process.stdin is not None:
+        with suppress(OSError):  # it reads no more
+            process.stdin.write(text)
+        with suppress(OSError):
+            process.stdin.close()
     process.wait()
-    return output.read(), errors.read()
+    wait(reads, _END_S)  # something that nobody could end may hold the pipes
+    return output.bytes(), errors.bytes()
 
 
 def _end(process: subprocess.Popen[bytes], place: Path) -> None:
@@ -245,13 +215,15 @@ class _Kept:
     def __init__(self, *, first: bool) -> None:
         self._bytes, self._first = bytearray(), first
 
-    def add(self, piece: bytes) -> None:
-        if not self._first or len(self._bytes) < _MAX_ANSWER:
-            self._bytes += piece
-        if not self._first and len(self._bytes) > 2 * _MAX_ANSWER:
-            del self._bytes[:-_MAX_ANSWER]
+    def read(self, pipe: Any) -> None:
+        with pipe:
+            while piece := pipe.read1(1 << 16):
+                if not self._first or len(self._bytes) < _MAX_ANSWER:
+                    self._bytes += piece
+                if not self._first and len(self._bytes) > 2 * _MAX_ANSWER:
+                    del self._bytes[:-_MAX_ANSWER]
 
-    def read(self) -> bytes:
+    def bytes(self) -> bytes:
         return bytes(self._bytes[:_MAX_ANSWER] if self._first else self._bytes[-_MAX_ANSWER:])
 
 
@@ -265,14 +237,12 @@ def _useful(errors: str) -> str:
 def _settings(endpoint: Endpoint) -> dict[str, str]:
     """The variables that send the program's LLM calls to the attempt."""
     host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
-    keys = {"OPENAI_API_KEY": endpoint.api_key, "ANTHROPIC_API_KEY": endpoint.api_key}
     return {
-        **{name: value for name, value in QUIET.items() if name not in os.environ},
-        **placeholder_keys(os.environ),
+        **missing_variables(os.environ),
         **provider_urls(endpoint.base_url),
         **hooked_python(os.environ),
         **without_proxy(host, os.environ),
-        **keys,
+        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), endpoint.api_key),
     }
 
 

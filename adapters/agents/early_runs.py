@@ -12,6 +12,7 @@ from typing import Any
 
 from groundwire.adapters.agents.drivers import is_agent
 
+_MOVE = "in no rollout: move a call that it needs into what runs for a question"
 _MAKING = "groundwire-making"
 """The key of OpenTelemetry's context, which is imported at the first use: ``--help`` needs none of it."""
 
@@ -19,8 +20,8 @@ _MAKING = "groundwire-making"
 class EarlyCallError(BaseException):
     """A call to a model while an agent is made. It passes each ``except Exception`` of the author and the framework."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, host: object) -> None:
+        super().__init__(f"the agent calls {host} when it is made, {_MOVE}")
         _raised.append(self)
 
 
@@ -67,4 +68,4 @@ def agent_that_ran(error: EarlyCallError) -> Any:
             agent = next(filter(is_agent, frame.f_locals.values()), None)
             if agent is not None:
                 return agent
-    raise ValueError("it calls a model before it returns an agent") from error
+    raise ValueError(f"it calls a model before it returns an agent, {_MOVE}") from error

@@ -205,7 +205,7 @@ def _end_if_making(method: str, url: str, body: Any) -> None:
         address = urlsplit(url)
         called = find_api(f"{address.path}?{address.query}")
         if called and _read_request(called, body):
-            raise EarlyCallError(f"the agent calls {address.hostname} when it is made")
+            raise EarlyCallError(address.hostname)
 
 
 @contextmanager

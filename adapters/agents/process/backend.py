@@ -20,8 +20,7 @@ from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
 from groundwire.adapters.agents.process.folders import NOT_COPIED, remove
-from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, pickled, warn_of
-from groundwire.adapters.agents.process.results import answer_from, failure_from
+from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, failure_from, pickled, warn_of
 from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.daemon_threads import in_thread
 
@@ -47,6 +46,12 @@ class ProcessBackend(Backend):
     def __init__(
         self, spec: Mapping[str, Any], *, folder: str = "copy", fork: bool = True, sealed: bool = False, setup: str = ""
     ) -> None:
+        if fork and not hasattr(os, "fork"):
+            fork = False
+            _log.warning(
+                "this system cannot fork: each rollout starts a process that imports the agent; what the agent starts "
+                "in processes of their own is not ended with it, and nothing can be sealed"
+            )
         self._spec = {"agent": dict(spec), "folder": folder, "fork": fork, "sealed": sealed, "setup": setup}
         self._fork = fork
         self._first: Program | None = Program(self._spec)
@@ -55,15 +60,13 @@ class ProcessBackend(Backend):
         self._programs: deque[asyncio.Task[Program]] = deque()
         """The template, or the fresh processes that run no attempt yet."""
         self._attempts: set[RunningAttempt] = set()
-        self._learnt: asyncio.Event | None = None
-        """Whether the template has imported what rollouts import; None if none of them tells it."""
         self._child_bytes = (64 if fork else 256) << 20
         self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
         self._waits_for_memory = False
-        warn_of(made["hazards"])
+        warn_of(made.get("hazards", ()))
         if folder == "copy" and made["folder"] == "shared":
             _log.warning(NOT_COPIED, Path.cwd())
-        if fork and made["generators"]:
+        if made.get("generators"):
             _log.warning(
                 "%s: random generators that were made at the agent's import give every rollout the same numbers; make "
                 "them in the agent, or use the functions of random and numpy.random",
@@ -85,30 +88,24 @@ class ProcessBackend(Backend):
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Room in the memory, and a process that has imported the agent. Raises a :class:`adapters.BackendError`."""
-        loop, emissions = asyncio.get_running_loop(), current_emissions()
+        emissions = current_emissions()
 
-        def on_report(message: Mapping[str, Any]) -> None:
+        def on_report(message: dict[str, Any]) -> None:
             if "modules" in message:
-                self._child_bytes = max(self._child_bytes, message["bytes"])
-                program.send({"modules": message["modules"], "models": message["models"]})
-                if self._learnt is not None:
-                    self._learnt.set()
+                self._child_bytes = max(self._child_bytes, message.pop("bytes"))
+                program.learn(message)
             elif emissions is not None:
                 emissions.write(message["emitted"])
 
         async with self._starting:  # each counts those before it
             await self._room()
-            program, learns = await self._learnt_program()
-            while program.ended:  # while it learnt
-                program, learns = await self._learnt_program()
-            attempt = RunningAttempt(
-                key=uuid.uuid4().hex,
-                program=program,
-                learns=learns,
-                on_report=on_report,
-                ended=loop.create_future(),
-                result=loop.create_future(),
-            )
+            program = await self._program()
+            if program.used:  # by the rollout from which it learns what to import
+                await asyncio.wait({program.learnt}, timeout=_LEARN_S)
+                if program.ended:
+                    program = await self._program()
+            program.used = True
+            attempt = RunningAttempt(key=uuid.uuid4().hex, program=program, on_report=on_report)
             self._attempts.add(attempt)
             program.attempts[attempt.key] = attempt
         token = _place.set(attempt)
@@ -128,17 +125,17 @@ class ProcessBackend(Backend):
             assert attempt is not None
             attempt.used = True
             arguments = pickled((question, endpoint))
-            start = {"start": attempt.key, "place": str(attempt.place), "arguments": arguments, "learn": attempt.learns}
-            attempt.program.send(start)
+            attempt.program.send({"start": attempt.key, "place": str(attempt.place), "arguments": arguments})
             either: set[asyncio.Future[Any]] = {attempt.result, attempt.ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({attempt.result}, timeout=END_S)  # its end may be read before its result
             message = attempt.result.result() if attempt.result.done() else None
             if message is None:
-                raise _gone(await attempt.ended, attempt)
+                status = await attempt.ended
+                raise ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
             if "failure" in message:
                 raise failure_from(message["failure"], _last_words(attempt))
-            return answer_from(message["answer"])
+            return Answer(**message["answer"])
 
     async def stop(self) -> None:
         """End all processes."""
@@ -149,37 +146,22 @@ class ProcessBackend(Backend):
         for starting in programs:
             with suppress(BackendError):
                 await (await starting).stop()
-        self._learnt, self._imports, self._starting = None, asyncio.Semaphore(_SPARES), asyncio.Lock()
-
-    async def _learnt_program(self) -> tuple[Program, bool]:
-        """A process, and whether the attempt is the one from which it learns what to import."""
-        program = await self._program()
-        if not self._fork:
-            return program, False
-        if self._learnt is None:
-            self._learnt = asyncio.Event()
-            return program, True
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._learnt.wait(), _LEARN_S)
-        return program, False
+        self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
 
     async def _program(self) -> Program:
         """The template, which is started again if it has ended; or a fresh process. Raises :class:`ToolError`."""
-        if not self._fork:
-            while len(self._programs) < _SPARES:
-                self._programs.append(asyncio.create_task(self._start()))
-            starting = self._programs.popleft()
-            try:
-                return await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                self._programs.appendleft(starting)
-                raise
-        if self._programs and _has_ended(self._programs[0]):
+        if self._fork and self._programs and _has_ended(self._programs[0]):
             self._programs.clear()
-            self._learnt = None
-        if not self._programs:
+        while len(self._programs) < (1 if self._fork else _SPARES):
             self._programs.append(asyncio.create_task(self._start()))
-        return await asyncio.shield(self._programs[0])
+        if self._fork:
+            return await asyncio.shield(self._programs[0])
+        starting = self._programs.popleft()
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._programs.appendleft(starting)
+            raise
 
     async def _start(self) -> Program:
         program, self._first = self._first, None
@@ -206,9 +188,7 @@ class ProcessBackend(Backend):
 
     async def _end(self, attempt: RunningAttempt) -> None:
         try:
-            if attempt.learns and self._learnt is not None and not self._learnt.is_set():
-                self._learnt.set()
-                self._learnt = None  # the next one tells what it imports
+            attempt.program.learn({})  # if this one has told nothing, the next one does
             if not self._fork:
                 await attempt.program.stop()
             elif attempt.used:
@@ -224,10 +204,6 @@ def _has_ended(starting: asyncio.Task[Program]) -> bool:
     if not starting.done():
         return False
     return starting.cancelled() or starting.exception() is not None or starting.result().ended
-
-
-def _gone(status: str, attempt: RunningAttempt) -> BackendError:
-    return ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
 
 
 def _last_words(attempt: RunningAttempt) -> str:

@@ -1,4 +1,4 @@
-"""One attempt, in a process that was forked from the template, below a guard (:func:`.guard.guard`)."""
+"""One attempt, in a process that was forked from the template, or in a fresh one that has imported the agent."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import base64
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from groundwire.adapters._types import AgentError, Answer, Backend, BackendError, Endpoint, Question
+from groundwire.adapters.agents.app_environment import hooked_python, provider_urls, without_proxy
 from groundwire.adapters.agents.failures import agent_failure
-from groundwire.adapters.agents.process.guard import end_with, guard
-from groundwire.adapters.agents.process.isolation import isolate, own_bytes
-from groundwire.adapters.agents.process.namespaces import own_network
-from groundwire.adapters.agents.process.relay import Relay
-from groundwire.adapters.agents.process.results import MAX_RESULT, answer_to, failure_to
-from groundwire.adapters.agents.process.warm_up import built_models
+from groundwire.adapters.agents.process.first_use import first_use
+from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
+from groundwire.adapters.agents.process.guard import adopt_orphans, end_with
+from groundwire.adapters.agents.process.network import hang_up, seal, send_to
+from groundwire.adapters.agents.process.program import MAX_RESULT, failure_to
 from groundwire.adapters.tracing.emitted_spans import Emissions
 
 _QUIET_S = 1.0
@@ -34,44 +38,9 @@ _STOP_S = 5.0
 """How long the agent's context managers may take to exit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempts:
-    """What the attempts of a template have in common."""
-
-    backend: Backend
-    address: Any
-    token: str
-    folder: str
-    """How a copy of the working folder is made; see :mod:`.folders`."""
-    placeholder: int
-    """The port that clients have which were made at the import; 0 if they keep their own."""
-    sealed: bool
-
-
-def run_guarded(attempts: Attempts, message: dict[str, Any], template: int) -> NoReturn:
-    """Be the process that ``template`` has forked for an attempt."""
-    try:
-        os.setsid()
-        end_with(template, signal.SIGTERM)
-        ours, theirs = socket.socketpair()
-        _, endpoint = _arguments(message)
-        guard(beside=partial(_relay, ours, endpoint) if attempts.sealed else None)
-        ours.close()
-        run_agent(attempts, message, theirs)
-    finally:
-        os._exit(70)
-
-
-def _relay(connection: socket.socket, endpoint: Endpoint) -> None:
-    """Serve, outside of the attempt's network, the socket that listens in it."""
-    _, (number, *_), _, _ = socket.recv_fds(connection, 1, 1)
-    Relay(endpoint.base_url).accept(socket.socket(fileno=number))
-
-
-def connect(address: Any, **introduction: Any) -> socket.socket:
+def connect(port: int, **introduction: Any) -> socket.socket:
     """A connection to the runner, which has said who it is."""
-    connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-    connection.connect(address if isinstance(address, str) else tuple(address))
+    connection = socket.create_connection(("127.0.0.1", port))
     connection.sendall(json.dumps(introduction).encode() + b"\n")
     return connection
 
@@ -85,61 +54,59 @@ class _Reports:
     def send(self, message: dict[str, Any]) -> None:
         if os.getpid() != self._process:  # the agent has forked, and this is its copy
             os._exit(0)
+        text, problem = "", ""
         try:
-            text = json.dumps(message, default=str).encode()
+            text = json.dumps(message, default=str)
         except (TypeError, ValueError, RecursionError) as error:
-            text = _too_odd(f"the answer and its steps cannot be sent ({error})")
-        if len(text) > MAX_RESULT:
-            text = _too_odd(f"the answer and its steps are larger than {MAX_RESULT >> 20} MiB")
+            problem = f"cannot be sent ({error})"
+        if len(text) > MAX_RESULT:  # JSON of these texts is ASCII
+            problem = f"are larger than {MAX_RESULT >> 20} MiB"
+        if problem:
+            text = json.dumps({"failure": failure_to(AgentError(f"the answer and its steps {problem}"))})
         with self._lock:
-            self._connection.sendall(text + b"\n")
+            self._connection.sendall(text.encode() + b"\n")
 
-    def send_imports(self, before: set[str]) -> None:
-        """What has been imported since ``before``, what is built, and the memory of this process."""
-        modules = [name for name in [*sys.modules] if name not in before]
-        self.send({"modules": modules, "models": built_models(), "bytes": own_bytes()})
-
-    def send_first_imports(self, before: set[str]) -> None:
-        """As :meth:`send_imports`, once no import has come for a while."""
+    def send_first_use(self, before: set[str], *, soon: bool = False) -> None:
+        """What has been imported since ``before``, what was made, and the memory of this process. With ``soon``, once
+        no import has come for a while.
+        """
         count = -1
-        while count != len(sys.modules):
+        while soon and count != len(sys.modules):
             count = len(sys.modules)
             time.sleep(_QUIET_S)
-        self.send_imports(before)
+        self.send({**first_use(before), "bytes": _own_bytes()})
 
 
-class _Emissions(Emissions):
-    """Sends what the agent emits to the runner, which stores it."""
+def run_agent(
+    backend: Backend, spec: Mapping[str, Any], message: Mapping[str, Any], *, learns: bool = False, template: int = 0
+) -> NoReturn:
+    """Run the agent in this process, and end it. One that ``template`` has forked is the parent of all that it starts,
+    until it ends. With ``learns``, it tells what it imports.
 
-    def __init__(self, reports: _Reports) -> None:
-        super().__init__(lambda fields: reports.send({"emitted": fields}))
-
-
-def _too_odd(message: str) -> bytes:
-    return json.dumps({"failure": failure_to(AgentError(message))}).encode()
-
-
-def _arguments(message: dict[str, Any]) -> tuple[Question, Endpoint]:
-    arguments: tuple[Question, Endpoint] = pickle.loads(base64.b64decode(message["arguments"]))  # noqa: S301  of the runner
-    return arguments
-
-
-def run_agent(attempts: Attempts, message: dict[str, Any], outside: socket.socket | None = None) -> NoReturn:
-    """Run the agent in this process; the relay of a sealed attempt is behind ``outside``."""
+    ``spec`` has the ``port`` of the runner, its ``token``, the ``folder``, how the working one is made its own
+    (:mod:`.folders`), ``sealed``, and the ``placeholder``, the port of clients that were made at the import; 0 if they
+    keep their own.
+    """
     code = 1
     try:
-        introduction = {"token": attempts.token, "attempt": message["start"]}
-        reports = _Reports(connect(attempts.address, channel="result", **introduction))
-        _redirect_output(connect(attempts.address, channel="output", **introduction))
-        before = set(sys.modules)
-        if message["learn"]:
-            threading.Thread(target=reports.send_first_imports, args=(before,), daemon=True).start()
-        result = _result(attempts, message, outside, reports)
+        if template:
+            os.setsid()
+            end_with(template, signal.SIGKILL)
+            adopt_orphans()
+            hang_up()
+        introduction = {"token": spec["token"], "attempt": message["start"]}
+        reports = _Reports(connect(spec["port"], channel="result", **introduction))
+        with connect(spec["port"], channel="output", **introduction) as output:
+            for number in (1, 2):
+                os.dup2(output.fileno(), number)
+        no_input()
+        before = {*sys.modules} if learns else None  # else it would copy the memory of all these names
+        result = _result(backend, spec, message, reports, before)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        if message["learn"]:
-            reports.send_imports(before)
+        if before is not None:
+            reports.send_first_use(before)
         reports.send(result)
         code = 0
     except BaseException as error:  # a fault of ours or of the machine: no answer
@@ -151,22 +118,18 @@ def run_agent(attempts: Attempts, message: dict[str, Any], outside: socket.socke
 
 
 def _result(
-    attempts: Attempts, message: dict[str, Any], outside: socket.socket | None, reports: _Reports
+    backend: Backend, spec: Mapping[str, Any], message: Mapping[str, Any], reports: _Reports, before: set[str] | None
 ) -> dict[str, Any]:
     try:
-        question, endpoint = _arguments(message)
-        if attempts.sealed:
-            endpoint = _sealed(endpoint, attempts.placeholder, outside)
-        isolate(
-            endpoint.base_url,
-            Path(message["place"]),
-            folder=attempts.folder,
-            seed=message["start"],
-            placeholder=attempts.placeholder,
-            forked=outside is not None,
-        )
-        with _Emissions(reports).activate():
-            return {"answer": answer_to(asyncio.run(_run_once(attempts.backend, question, endpoint)))}
+        question, endpoint = pickle.loads(base64.b64decode(message["arguments"]))  # noqa: S301  of the runner
+        if spec["sealed"]:
+            endpoint = replace(endpoint, base_url=seal(spec["placeholder"], endpoint.base_url))
+        _isolate(spec, endpoint.base_url, Path(message["place"]), seed=message["start"])
+        if before is not None:  # a process with threads cannot enter each namespace
+            learn = partial(reports.send_first_use, before, soon=True)
+            threading.Thread(target=learn, daemon=True).start()
+        with Emissions(lambda fields: reports.send({"emitted": fields})).activate():
+            return {"answer": dict(vars(asyncio.run(_run_once(backend, question, endpoint))))}
     except BackendError as error:
         return {"failure": failure_to(error)}
     except BaseException as error:  # an agent's SystemExit ends its rollout
@@ -181,19 +144,35 @@ async def _run_once(backend: Backend, question: Question, endpoint: Endpoint) ->
             await asyncio.wait_for(backend.stop(), _STOP_S)
 
 
-def _sealed(endpoint: Endpoint, port: int, outside: socket.socket | None) -> Endpoint:
-    listener = own_network(port)
-    assert listener is not None, "the template has tried it"
-    assert outside is not None
-    socket.send_fds(outside, [b"x"], [listener.fileno()])
-    listener.close()
-    return replace(endpoint, base_url=f"http://127.0.0.1:{port}/v1")
+def _isolate(spec: Mapping[str, Any], base_url: str, place: Path, *, seed: str) -> None:
+    """Give this process what is its own: folders in ``place``, environment, connections, random numbers."""
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    own_working_folder(place, spec["folder"])
+    os.environ.update(own_folders(place))
+    tempfile.tempdir = None
+    os.environ.update(without_proxy(urlsplit(base_url).hostname or "", os.environ))
+    if spec["placeholder"]:
+        os.environ.update({**provider_urls(base_url), **hooked_python(os.environ)})
+        send_to(base_url)
+    number = int(seed[:8], 16)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
 
 
-def _redirect_output(connection: socket.socket) -> None:
-    for number in (1, 2):
-        os.dup2(connection.fileno(), number)
-    connection.close()
+def _own_bytes() -> int:
+    """The memory of this process alone, in bytes; 0 if the system does not say."""
+    with suppress(OSError):
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+    return 0
+
+
+def no_input() -> None:
+    """Let the standard input of this process have nothing."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

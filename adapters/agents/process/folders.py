@@ -1,14 +1,17 @@
-"""The folders of an attempt: its working folder, and those in which frameworks keep caches and state."""
+"""The folders of an attempt: its working folder, and those in which frameworks keep caches and state.
+
+Namespaces of Linux give an attempt a view of its own of the file system, and of the network (:mod:`.network`).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from groundwire.adapters.agents.process.namespaces import overlay
 
 _MAX_COPY = 20 << 20
 """Bytes of the largest folder that is copied where it cannot be overlaid."""
@@ -34,44 +37,33 @@ _MODELS = {
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
 }
 """Files of models and programs, which each rollout would fetch again: they stay where they are."""
+NEW_MOUNTS, NEW_NETWORK = 0x20000, 0x40000000
+_NEW_USER = 0x10000000
+_PRIVATE, _RECURSIVE = 0x40000, 0x4000
 
 
 def own_folders(place: Path) -> dict[str, str]:
     """The variables of an attempt whose folder is ``place``; the folders are made."""
-    home = Path.home()
+    home, own_home = Path.home(), place / "home"
     variables = {name: str(place / folder) for name, folder in _CACHES.items()}
     for folder in variables.values():
         os.makedirs(folder, exist_ok=True)
     models = {name: home / folder for name, folder in _MODELS.items()}
     models["TIKTOKEN_CACHE_DIR"] = Path(tempfile.gettempdir(), "data-gym-cache")
     variables |= {name: str(kept) for name, kept in models.items() if name not in os.environ and kept.is_dir()}
-    return {**variables, "HOME": str(_own_home(home, place / "home"))}
-
-
-def _own_home(home: Path, own: Path) -> Path:
-    """A home with the entries of the user's, without those in which programs keep caches and state."""
-    own.mkdir()
-    with suppress(OSError):
-        for entry in home.iterdir():
-            if entry.name not in (".cache", ".local", ".config"):
-                (own / entry.name).symlink_to(entry)
-    return own
+    own_home.mkdir()
+    with suppress(OSError):  # all of the user's home but that in which programs keep caches and state
+        for name in {*os.listdir(home)} - {".cache", ".local", ".config"}:
+            os.symlink(home / name, own_home / name)
+    return {**variables, "HOME": str(own_home)}
 
 
 def way_to_own_folder(place: Path) -> str:
     """How a copy of the present folder can be made: ``overlay``, ``copy``, or ``shared`` if it cannot."""
     if Path.cwd() in place.parents:  # it would be a copy in itself
         return "shared"
-    if hasattr(os, "fork"):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                code = not overlay(Path.cwd(), place)
-            finally:
-                os._exit(code)
-        if not os.waitpid(child, 0)[1]:
-            return "overlay"
+    if succeeds(lambda: overlay(Path.cwd(), place)):
+        return "overlay"
     return "copy" if _bytes_of(Path.cwd()) <= _MAX_COPY else "shared"
 
 
@@ -115,3 +107,55 @@ def _bytes_of(folder: Path) -> int:
         if total > _MAX_COPY:
             break
     return total
+
+
+def succeeds(change: Callable[[], bool]) -> bool:
+    """Whether a change of its process can be made, which is tried in another one."""
+    if not hasattr(os, "fork"):
+        return False
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = not change()
+        finally:
+            os._exit(code)
+    return not os.waitpid(child, 0)[1]
+
+
+def enter(kind: int) -> bool:
+    """Give this thread a namespace of its own; False if the system does not allow it.
+
+    An ordinary user needs a user namespace for that, which is entered first, once, while there is one thread.
+    """
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not libc.unshare(kind):
+        return True
+    if not user or libc.unshare(kind | _NEW_USER):
+        return False
+    with suppress(OSError):
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    return True
+
+
+def overlay(folder: Path, place: Path) -> bool:
+    """Mount an overlay over ``folder``, for this process and its children alone; what they write is in ``place``.
+
+    False if the system does not allow it (https://docs.kernel.org/filesystems/overlayfs.html).
+    """
+    upper, work = place / "upper", place / "work"
+    if any(character in f"{folder}{place}" for character in ",:\\") or not enter(NEW_MOUNTS):
+        return False
+    upper.mkdir(parents=True)
+    work.mkdir()
+    options = f"{'userxattr,' if os.getuid() else ''}lowerdir={folder},upperdir={upper},workdir={work}"
+    libc = ctypes.CDLL(None, use_errno=True)
+    mounted = not libc.mount(b"none", b"/", None, _PRIVATE | _RECURSIVE, None) and not libc.mount(
+        b"overlay", os.fsencode(folder), b"overlay", 0, os.fsencode(options)
+    )
+    if mounted:
+        os.chdir(folder)
+    return mounted

@@ -1,6 +1,8 @@
 """A process that waits for another one, and ends with it whatever that one has started.
 
-Below a guard nothing gets away: as a subreaper it inherits what has left the group and the session of its child.
+As a subreaper it inherits what has left the group and the session of its child, so nothing gets away. Run as a file,
+``python guard.py PLACE WAY PROGRAM ARGUMENTS``, it starts a program in folders of its own (:mod:`.folders`): imported
+with its package it would make each program wait.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
@@ -24,47 +28,74 @@ def end_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def guard(
-    *,
-    lifeline: int | None = None,
-    beside: Callable[[], None] | None = None,
-    at_end: Callable[[], None] = lambda: None,
-) -> None:
-    """Fork, and return in the child. This process waits for the child's end, SIGTERM, or the end of ``lifeline``, which
-    another process holds open; kills what is left, and ends with the child's status. ``beside`` runs in a thread of it,
-    ``at_end`` when nothing is left.
-    """
-    signals = {signal.SIGTERM, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+def adopt_orphans() -> None:
+    """Become the parent of processes below this one whose parent ends."""
     _prctl(_SUBREAPER, 1)
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        end_with(parent, signal.SIGKILL)
-        os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
-        for number in {*signals, signal.SIGINT}:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        return
-    try:
-        for work in (beside, None if lifeline is None else lambda: _end_at(lifeline)):
-            if work is not None:
-                threading.Thread(target=work, daemon=True).start()
-        code = None
-        while code is None and signal.sigwait(signals) == signal.SIGCHLD:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if pid else None
-        _kill_descendants(child)
-        at_end()
-        os._exit(0 if code is None else 128 - code if code < 0 else code)
-    finally:
-        os._exit(70)
 
 
 def _prctl(option: int, value: int) -> None:
     with suppress(AttributeError, OSError):  # Linux only
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """The children of this process; none where the system does not tell them."""
+    with suppress(OSError):
+        return {*map(int, _listing().read_text(encoding="ascii").split())}
+    return set()
+
+
+def _listing() -> Path:
+    return Path(f"/proc/self/task/{os.getpid()}/children")
+
+
+def kill(pid: int) -> None:
+    """End a process."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """End the group of a process where the system does not tell its children."""
+    if not _listing().exists():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def guard(*, lifeline: int | None = None, at_end: Callable[[], None] = lambda: None) -> None:
+    """Fork, and return in the child. This process waits for the child's end, SIGTERM, or the end of ``lifeline``, which
+    another process holds open; kills what is left, and ends with the child's status. ``at_end`` runs when nothing is
+    left.
+    """
+    signals = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    adopt_orphans()
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        end_with(parent, signal.SIGKILL)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        return
+    try:
+        if lifeline is not None:
+            threading.Thread(target=_end_at, args=(lifeline,), daemon=True).start()
+        code = None
+        while code is None and signal.sigwait(signals) == signal.SIGCHLD:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if pid else None
+        kill_group(child)
+        while left := children():  # those whose parent is killed become this process's, and are next
+            for pid in left:
+                kill(pid)
+            for pid in left:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+        at_end()
+        os._exit(0 if code is None else 128 - code if code < 0 else code)
+    finally:
+        os._exit(70)
 
 
 def _end_at(lifeline: int) -> None:
@@ -73,17 +104,17 @@ def _end_at(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _kill_descendants(child: int) -> None:
-    """Kill all processes below this one: those whose parent is killed become its children, and are next."""
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    if not listing.exists():  # not Linux
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        return
-    while children := [int(pid) for pid in listing.read_text(encoding="ascii").split()]:
-        for pid in children:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+def main() -> None:
+    """Become the guard of the program in the arguments."""
+    folders = import_module("folders")  # beside this file
+    place, way, *command = sys.argv[1:]
+    end_with(os.getppid(), signal.SIGTERM)
+    guard()
+    folders.own_working_folder(Path(place), way)
+    if way != "shared":
+        os.environ.update(folders.own_folders(Path(place)))
+    os.execvp(command[0], command)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

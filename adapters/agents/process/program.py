@@ -1,7 +1,7 @@
 """The runner's side of a process that has imported the agent: :class:`Program`.
 
 It forks a child for each attempt (:mod:`groundwire.adapters.agents.process.template`), in which the agent runs
-(:mod:`groundwire.adapters.agents.process.child`). All of them connect to a socket of the runner:
+(:mod:`groundwire.adapters.agents.process.child`). All of them connect to a port of the runner:
 
     runner <-> template   JSON lines: describe, start, end; what it has imported, ended
     child  ->  runner     what it emits and its result, JSON lines
@@ -25,33 +25,42 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.agents.process.results import MAX_RESULT
+from groundwire.adapters._types import BackendError, EndpointError
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import MissingPackageError
 from groundwire.tools.startup import child_python_path
 
 _log = logging.getLogger(__name__)
+MAX_RESULT = 16 << 20
+"""Bytes of a result."""
 _MAX_OUTPUT = 1 << 16
 """Bytes of what a rollout prints that are kept: the last ones."""
-_START_S = 300.0
-"""How long the template may take to import the agent."""
-_LONG_S = 30.0
+_LONG_S, _START_S = 30.0, 300.0
+"""After how long the import of the agent is said to go on, and how long it may take."""
 END_S = 5.0
 _POLL_S = 0.05
-_MAX_FOLDER = 60
 
 
 class LitAgentError(ValueError):
     """The agent is a ``LitAgent``, which needs the store of its runner."""
 
 
-_ERRORS = {error.__name__: error for error in (ValueError, MissingPackageError, LitAgentError)}
+_ERRORS: dict[str, type[ValueError]] = {error.__name__: error for error in (MissingPackageError, LitAgentError)}
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _set(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,12 +69,11 @@ class RunningAttempt:
 
     key: str
     program: Program
-    learns: bool
-    on_report: Callable[[Mapping[str, Any]], None]
+    on_report: Callable[[dict[str, Any]], None]
     """Takes what the child reports before its result."""
-    ended: asyncio.Future[str]
+    ended: asyncio.Future[str] = field(default_factory=_future)
     """Why the child is gone."""
-    result: asyncio.Future[Mapping[str, Any] | None]
+    result: asyncio.Future[Mapping[str, Any] | None] = field(default_factory=_future)
     """None if the child has closed its connection without a result."""
     output: bytearray = field(default_factory=bytearray)
     used: bool = False
@@ -88,8 +96,8 @@ class Program:
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.folder = _new_folder()
-        self._listener = _listen(self.folder)
+        self.folder = tempfile.mkdtemp(prefix="groundwire-rollouts-")
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._token = secrets.token_hex(16)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "groundwire.adapters.agents.process.template"],
@@ -99,27 +107,25 @@ class Program:
         )
         self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._listener, self.folder)
         self.attempts: dict[str, RunningAttempt] = {}
-        self.ended = False
+        self.used = self.ended = False
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         settings = {
             **spec,
-            "address": self._listener.getsockname(),
+            "port": self._listener.getsockname()[1],
             "token": self._token,
             "place": self.folder,
-            "environment": {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+            "python_path": os.environ.get("PYTHONPATH"),
         }
         pipe: Any = self._process.stdin
         try:
             with suppress(BrokenPipeError):
                 pipe.write(json.dumps(settings).encode() + b"\n")
                 pipe.flush()  # and it stays open: with it the process ends
-            self._control = self._accept(spec["agent"]["agent"])
-            self._replies = self._control.makefile("rb")
-            self._wait(spec["agent"]["agent"])
+            self._accept(spec["agent"]["agent"])
             self.made = self._read()
             if "error" in self.made:
-                raise _ERRORS[self.made["kind"]](self.made["error"])
+                raise _ERRORS.get(self.made["kind"], ValueError)(self.made["error"])
         except BaseException:
             self.end()
             raise
@@ -134,15 +140,19 @@ class Program:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
+    def learn(self, used: dict[str, Any]) -> None:
+        """Let it import and make what a rollout has, after :meth:`serve`."""
+        if used:
+            self.send(used)
+        _set(self.learnt, None)
+
     async def serve(self) -> None:
         """Serve the connections of attempts on the present event loop from now on."""
+        self.learnt: asyncio.Future[None] = _future()
+        """Whether it has imported what rollouts import, or the first told it nothing."""
         self._replies.close()  # or the connection would stay open with it
-        if self._listener.family == socket.AF_INET:
-            self._server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
-            reader, self._writer = await asyncio.open_connection(sock=self._control)
-        else:
-            self._server = await asyncio.start_unix_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
-            reader, self._writer = await asyncio.open_unix_connection(sock=self._control)
+        self._server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_RESULT + 1)
+        reader, self._writer = await asyncio.open_connection(sock=self._control)
         task = asyncio.create_task(self._read_ends(reader))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -163,18 +173,20 @@ class Program:
                 opened.close()
         self._finish()
 
-    def _accept(self, agent: str) -> socket.socket:
+    def _accept(self, agent: str) -> None:
+        """Wait for the process's connection, and for its import of the agent."""
         self._listener.settimeout(_POLL_S)
         while self._process.poll() is None:
             with suppress(TimeoutError):
-                connection = self._listener.accept()[0]
-                connection.setblocking(True)
-                if json.loads(_line(connection)).get("token") == self._token:
-                    return connection
-        raise ValueError(f"the process that imports agent {agent!r} has ended, with status {self._process.returncode}")
-
-    def _wait(self, agent: str) -> None:
-        """Wait for the import."""
+                self._control = self._listener.accept()[0]
+                self._control.setblocking(True)
+                self._replies = self._control.makefile("rb")
+                if json.loads(self._replies.readline() or "{}").get("token") == self._token:
+                    break
+        else:
+            raise ValueError(
+                f"the process that imports agent {agent!r} has ended, with status {self._process.returncode}"
+            )
         for seconds in (_LONG_S, _START_S - _LONG_S):
             if select.select([self._control], [], [], seconds)[0]:
                 return
@@ -193,15 +205,13 @@ class Program:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        attempt = None
         try:
             introduction = json.loads(await reader.readline())
-            if introduction["token"] == self._token:
-                attempt = self.attempts.get(introduction["attempt"])
-            if attempt is not None and introduction["channel"] == "output":
+            attempt = self.attempts[introduction["attempt"]]
+            if introduction["token"] == self._token and introduction["channel"] == "output":
                 while piece := await reader.read(1 << 16):
                     attempt.output = (attempt.output + piece)[-_MAX_OUTPUT:]
-            elif attempt is not None:
+            elif introduction["token"] == self._token:
                 await _read_reports(reader, attempt)
         except (ValueError, LookupError, ConnectionError) as error:
             _log.debug("a connection of a rollout's process: %r", error)
@@ -213,17 +223,13 @@ class Program:
         with suppress(ConnectionError):
             while line := await reader.readline():
                 message = json.loads(line)
-                if "hazards" in message:
-                    warn_of(message["hazards"])
-                    continue
-                attempt = self.attempts.get(message["ended"])
-                if attempt is not None and not attempt.ended.done():
-                    attempt.ended.set_result(message["status"])
+                warn_of(message.get("hazards", ()))
+                if (attempt := self.attempts.get(message.get("ended", ""))) is not None:
+                    _set(attempt.ended, message["status"])
         self.ended = True
         status = await asyncio.wrap_future(in_thread(self._process.wait, name="template"))
         for attempt in self.attempts.values():
-            if not attempt.ended.done():
-                attempt.ended.set_result(f"the process that has imported the agent ended with status {status}")
+            _set(attempt.ended, f"the process that has imported the agent ended with status {status}")
 
 
 async def _read_reports(reader: asyncio.StreamReader, attempt: RunningAttempt) -> None:
@@ -231,16 +237,35 @@ async def _read_reports(reader: asyncio.StreamReader, attempt: RunningAttempt) -
         while line := await reader.readline():
             message = json.loads(line)
             if "answer" in message or "failure" in message:
-                if not attempt.result.done():
-                    attempt.result.set_result(message)
+                _set(attempt.result, message)
                 return
             attempt.on_report(message)
     finally:
-        if not attempt.result.done():
-            attempt.result.set_result(None)
+        _set(attempt.result, None)
 
 
-def warn_of(hazards: list[str]) -> None:
+def failure_to(error: BackendError) -> dict[str, Any]:
+    """A failure as JSON, which is read in the runner: never a pickle that an agent made."""
+    fields = {"steps": [*error.steps], "input": error.input, "resources": [*error.resources]}
+    return {"kind": error.kind, "message": str(error), "status": getattr(error, "status", None), "fields": fields}
+
+
+def failure_from(message: Mapping[str, Any], output: str) -> BackendError:
+    """The failure that :func:`failure_to` wrote, with what the agent printed last."""
+    kind = next((kind for kind in _kinds(BackendError) if kind.kind == message["kind"]), BackendError)
+    text = f"{message['message']}{output}"
+    error = kind(text, status=message["status"]) if issubclass(kind, EndpointError) else kind(text)
+    vars(error).update(message["fields"])
+    return error
+
+
+def _kinds(kind: type[BackendError]) -> Iterator[type[BackendError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)
+
+
+def warn_of(hazards: Iterable[str]) -> None:
     """Say what the agent has made that its forked processes do not have."""
     for hazard in hazards:
         _log.warning(
@@ -248,32 +273,6 @@ def warn_of(hazards: list[str]) -> None:
             "make that when it runs, or give --rollout-process spawn",
             hazard,
         )
-
-
-def _new_folder() -> str:
-    """A folder whose path is short enough for a Unix socket in it, which has at most 104 characters."""
-    long = len(tempfile.gettempdir()) > _MAX_FOLDER and os.path.isdir("/tmp")  # noqa: S108
-    return tempfile.mkdtemp(prefix="groundwire-rollouts-", dir="/tmp" if long else None)  # noqa: S108
-
-
-def _listen(folder: str) -> socket.socket:
-    if not hasattr(socket, "AF_UNIX"):  # Windows
-        return socket.create_server(("127.0.0.1", 0))
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.path.join(folder, "socket"))
-    listener.listen(1024)
-    return listener
-
-
-def _line(connection: socket.socket) -> bytes:
-    """The first line of a connection, and not a byte more."""
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = connection.recv(1)
-        if not piece:
-            return b"{}"
-        line += piece
-    return line
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], listener: socket.socket, folder: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from groundwire.adapters import Endpoint, Question, agent_backend
+from groundwire.adapters.agents.app_environment import DEFAULTS, missing_variables, provider_urls
 from groundwire.adapters.agents.changes import given_back
-from groundwire.adapters.agents.process.environment import KEYS, placeholder_keys, provider_urls
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 
 AGENT = """
@@ -27,7 +27,7 @@ def agent(question): return str(AT_IMPORT)
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in (*KEYS, *provider_urls(""), "NO_PROXY", "no_proxy", "TAVILY_API_KEY"):
+    for name in (*DEFAULTS, *provider_urls(""), "NO_PROXY", "no_proxy", "TAVILY_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with given_back():
@@ -74,11 +74,11 @@ def test_load_dotenv_of_the_author_leaves_the_urls_of_the_attempt(
 
 
 def test_a_placeholder_hides_no_key_of_the_app(tmp_path: Path) -> None:
-    assert placeholder_keys({}) == KEYS
-    assert not {"GOOGLE_API_KEY", "GEMINI_API_KEY"} & placeholder_keys({"GEMINI_API_KEY": "x"}).keys()
-    assert not [name for name in placeholder_keys({"AWS_PROFILE": "x"}) if name.startswith("AWS")]
+    assert missing_variables({}) == DEFAULTS
+    assert not {"GOOGLE_API_KEY", "GEMINI_API_KEY"} & missing_variables({"GEMINI_API_KEY": "x"}).keys()
+    assert not [name for name in missing_variables({"AWS_PROFILE": "x"}) if name.startswith("AWS")]
     (tmp_path / ".aws").mkdir()
-    assert not [name for name in placeholder_keys({}) if name.startswith("AWS")]
+    assert not [name for name in missing_variables({}) if name.startswith("AWS")]
 
 
 async def test_calls_reach_the_policy_past_a_proxy_of_clients_made_before(monkeypatch: pytest.MonkeyPatch) -> None:

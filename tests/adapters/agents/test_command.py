@@ -18,8 +18,8 @@ import pytest
 from test_agents import traced
 
 from groundwire.adapters import AgentError, AgentSetupError, Answer, Endpoint, MalformedOutputError, Question
+from groundwire.adapters.agents.app_environment import DEFAULTS, hooked_python
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.agents.process.environment import KEYS, hooked_python
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.factory import make_backend
@@ -209,7 +209,7 @@ async def test_a_failure_says_what_standard_error_says(errors: str, message: str
 async def test_a_program_has_the_urls_and_keys_of_all_providers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in (*KEYS, "NO_PROXY", "no_proxy"):
+    for name in (*DEFAULTS, "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MISTRAL_API_KEY", "of-the-user")

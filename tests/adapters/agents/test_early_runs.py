@@ -56,7 +56,10 @@ async def test_a_script_is_imported_up_to_the_line_that_runs_its_agent(
     script.write_text(f"{CLIENT}\nreply = ask('The author asks')\nraise RuntimeError(reply)\n")
     with caplog.at_level(logging.WARNING):
         assert await _answer(f"{script}:ask") == ("one", ["Which singers?"])
-    assert "runs_at_import.py, line 13: " in caplog.text
+    assert (
+        "runs_at_import.py, line 13: the agent calls 127.0.0.1 when it is made, in no rollout: move a call"
+        in caplog.text
+    )
     assert "the rest of the file is left out" in caplog.text
 
 
@@ -83,5 +86,5 @@ async def test_a_function_that_runs_its_agent_makes_it(tmp_path: Path, name: str
 async def test_a_function_that_calls_a_model_without_an_agent_is_none(tmp_path: Path) -> None:
     script = tmp_path / "asks_itself.py"
     script.write_text(f"{CLIENT}\ndef main():\n    ask('The author asks')\n")
-    with pytest.raises(ValueError, match="calls a model before it returns an agent"):
+    with pytest.raises(ValueError, match="calls a model before it returns an agent, in no rollout: move a call"):
         agent_backend(f"{script}:main")

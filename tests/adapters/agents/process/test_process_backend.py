@@ -15,7 +15,7 @@ from process_agents import Agents, Server, said_by, texts, until_true
 from groundwire.adapters import Answer, Question
 from groundwire.adapters.agents.process import folders
 from groundwire.adapters.agents.process.backend import ProcessBackend
-from groundwire.adapters.agents.process.namespaces import overlay
+from groundwire.adapters.agents.process.folders import overlay
 
 SLEEP = f"sleep 60.{os.getpid()}"
 
@@ -78,6 +78,26 @@ async def test_a_client_that_was_made_at_the_import_reaches_the_url_of_its_attem
     """
     assert texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
     assert sorted(server.paths) == [f"/rollout/r{number}/attempt/a/v1/chat/completions" for number in range(2)]
+
+
+async def test_a_client_of_uvloop_that_read_its_url_at_the_import_reaches_it_too(agent: Agents, server: Server) -> None:
+    pytest.importorskip("uvloop")
+    source = """
+        import asyncio, json, os, urllib.parse, uvloop
+        from contextlib import closing
+        url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+        async def ask(question):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            body = json.dumps({"model": "gpt", "messages": [{"role": "user", "content": question}]}).encode()
+            head = f"POST {url.path}/chat/completions HTTP/1.1", "Host: model", f"Content-Length: {len(body)}"
+            writer.write("".join(f"{line}\\r\\n" for line in (*head, "")).encode() + body)
+            reply = await reader.read()
+            return json.loads(reply.partition(b"\\r\\n\\r\\n")[2])["choices"][0]["message"]["content"]
+        def agent(question):
+            with closing(uvloop.new_event_loop()) as loop:
+                return loop.run_until_complete(ask(question))
+    """
+    assert texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
 
 
 async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(agent: Agents, server: Server) -> None:
@@ -183,6 +203,21 @@ async def test_the_template_imports_what_the_first_rollout_imported(agent: Agent
     assert texts(first + await agent(source, "a")) == ["False", "True", "True"]
 
 
+async def test_clients_of_httpx_share_the_ssl_context_of_the_import_if_they_have_the_usual_settings(
+    agent: Agents,
+) -> None:
+    source = """
+        import httpx
+        def context(**settings):
+            return httpx.Client(**settings)._transport._pool._ssl_context
+        usual = context()
+        def agent(question):
+            other = context(verify=False)
+            return f"{context() is usual} {other is usual} {usual.verify_mode.name} {other.verify_mode.name}"
+    """
+    assert texts(await agent(source, "a", "b")) == ["True False CERT_REQUIRED CERT_NONE"] * 2
+
+
 async def test_random_numbers_differ_between_rollouts(agent: Agents) -> None:
     for module, call in (("random", "random.random()"), ("numpy", "numpy.random.random()")):
         source = f"import {module}\ndef agent(question):\n    return str({call})"
@@ -262,7 +297,7 @@ def _command(pid: int) -> str:
 
 def test_a_result_is_json(tmp_path: Path) -> None:
     from groundwire.adapters import EndpointError
-    from groundwire.adapters.agents.process.results import failure_from, failure_to
+    from groundwire.adapters.agents.process.program import failure_from, failure_to
 
     error = EndpointError("refused", status=400)
     error.input, error.resources = "agent(question)", {"host"}

@@ -137,7 +137,7 @@ BAD = {
     "ignores signals": ("[signal.signal(n, signal.SIG_IGN) for n in (2, 15, 17)]\nreturn question", "ignores signals"),
     "closes its files": ("os.closerange(0, 200)\nreturn question", "ended without an answer"),
     "kills its group": ("os.killpg(0, 9)", "killed by SIGKILL"),
-    "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(60)", "killed by SIGKILL"),
+    "ends its parent": ("os.kill(os.getppid(), 15)\nreturn question", "ends its parent"),
     "prints surrogates": ("print('\\ud800'.encode('utf-8', 'surrogatepass'))\nreturn '\\ud800'", "�"),
     "answers nan": ("return {'answer': question, 'score': float('nan')}", "answers nan"),
     "has an odd error": ("raise ValueError('\\ud800')", "ValueError"),
@@ -229,26 +229,53 @@ async def test_a_rollout_in_a_fresh_process_that_is_cancelled_is_killed(agent: A
     await until_true(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_the_package_is_imported_where_there_is_no_fork(tmp_path: Path) -> None:
-    program = """
-import os, signal, socket, sys
+WITHOUT_FORK = """
+import os, signal, sys
 for module in ("fcntl", "resource", "grp", "pwd"):
     sys.modules[module] = None
-missing = {os: ["fork", "setsid", "killpg", "getuid"], signal: ["SIGCHLD", "SIGKILL"], socket: ["AF_UNIX"]}
+missing = {os: ["fork", "setsid", "killpg", "getuid"], signal: ["SIGCHLD", "SIGKILL"]}
 for owner, names in missing.items():
     for name in names:
         delattr(owner, name)
-import groundwire.train.rollouts.factory, groundwire.adapters.agents.process.template
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+IN_FRESH_PROCESSES = """
+import asyncio, os, sys
+import groundwire.train.rollouts.factory
+from groundwire.adapters import Endpoint, Question
+from groundwire.adapters.agents.process.backend import ProcessBackend
+
+async def main():
+    assert not hasattr(os, "fork")
+    backend = ProcessBackend({"agent": sys.argv[1]})
+    questions = [Question(id=text, text=text, database="") for text in "ab"]
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    answers = await asyncio.gather(*(backend.run(question, endpoint) for question in questions))
+    print(*(answer.text for answer in answers))
+    await backend.stop()
+
+asyncio.run(main())
+"""
 
 
-async def test_without_unix_sockets_the_processes_connect_on_the_loopback_interface(
-    agent: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("socket.AF_UNIX")
-    answers = await agent("def agent(question):\n    return question", "a", "b", fork=False)
-    assert texts(answers) == ["a", "b"]
+def test_where_there_is_no_fork_each_rollout_has_a_fresh_process(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FORK)  # for the processes of rollouts as well
+    (tmp_path / "simple.py").write_text(
+        "import os\nasked = []\ndef agent(question):\n"
+        "    asked.append(question)\n    open('kept', 'a').write(question)\n"
+        '    return f\'{asked} {open("kept").read()} {hasattr(os, "fork")}\'\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_FRESH_PROCESSES, f"{tmp_path / 'simple.py'}:agent"],
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['a'] a False ['b'] b False\n", done.stderr
+    assert "this system cannot fork" in done.stderr
+    assert not (tmp_path / "kept").exists()
 
 
 async def test_a_slow_import_does_not_count_as_time_of_a_rollout(agent: Agents, server: Server, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from process_agents import Agents, Server, texts
 
-from groundwire.adapters.agents.process import template
+from groundwire.adapters.agents.process.folders import NEW_NETWORK, enter, succeeds
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.factory import make_backend
@@ -31,7 +31,7 @@ SEALED = """
 
 
 async def test_a_sealed_rollout_reaches_its_model_and_nothing_else(agent: Agents, server: Server) -> None:
-    if not template._can_be_sealed():
+    if not succeeds(lambda: enter(NEW_NETWORK)):
         pytest.skip("the system does not allow network namespaces")
     source = SEALED.replace("question, port", "question").replace("port)", f"{server.url.rpartition(':')[2]})")
     answers = texts(await agent(source, "a", "b", sealed=True))
