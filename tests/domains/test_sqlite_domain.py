@@ -133,7 +133,7 @@ def test_a_gold_whose_result_is_too_large_to_be_compared_is_left_out(tmp_path: P
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300000) SELECT {} FROM n"
     database = str(make_folder(tmp_path) / "shop.sqlite")
     tasks = [{"db_path": database, "query": numbers.format(column)} for column in ("i", "count(i)")]
-    problems = check_golds(tasks)
+    problems = check_golds(tasks, timeout_s=600)
     assert [problem.reason for problem in problems.values()] == [LARGE]
     assert leave_out(tasks, tasks, problems) == (tasks[1:], tasks[1:], {LARGE: 1})
 

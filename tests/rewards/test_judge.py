@@ -239,9 +239,9 @@ async def test_a_silent_judge_delays_a_rollout_until_its_deadline_at_most(
 
 
 async def test_one_request_has_its_own_timeout(tmp_path: Path) -> None:
-    replies = iter([Reply(text=verdict(1.0), delay_s=60), verdict(0.5)])
+    replies = iter([Reply(text=verdict(1.0), delay_s=600), verdict(0.5)])
     async with ScriptedPolicyServer(replies=lambda _: next(replies)) as server:
-        assert (await judged(settings(server, tmp_path, deadline_s=3.0))).score == pytest.approx(0.5)
+        assert (await judged(settings(server, tmp_path, deadline_s=15.0))).score == pytest.approx(0.5)
 
 
 async def test_concurrent_requests_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,7 +348,7 @@ async def test_a_query_stops_when_its_client_cancels_it(database, mode):
 
 
 async def _until(happens):
-    for _ in range(200):
+    for _ in range(10_000):
         if await asyncio.to_thread(happens):
             return
         await asyncio.sleep(0.05)

@@ -188,8 +188,8 @@ def test_nothing_is_in_the_way_of_an_agent_that_asks_its_question(agent_named: A
         ),
     ],
 )
-def test_what_keeps_training_from_working_is_said_once(name: str, replies: Any, problem: str, agent_named: Any) -> None:
-    works, printed = dev(agent_named(name), replies)
+def test_what_keeps_training_from_working_is_said_once(name: str, replies: Any, problem: str) -> None:
+    works, printed = dev(NAMES[name], replies)
     assert not works
     end = printed.partition("verdict: training cannot work\n")[2]
     assert problem in end
@@ -206,8 +206,8 @@ def test_what_keeps_training_from_working_is_said_once(name: str, replies: Any, 
         ("report", "note: the answers to all 6 tasks are the same: 'The report.'. If the agent answers in another"),
     ],
 )
-def test_what_training_may_repair_is_a_note(name: str, note: str, agent_named: Any) -> None:
-    works, printed = dev(agent_named(name), reward=length if name != "report" else NAMES["by_number"])
+def test_what_training_may_repair_is_a_note(name: str, note: str) -> None:
+    works, printed = dev(NAMES[name], reward=length if name != "report" else NAMES["by_number"])
     assert works
     assert note in printed
     assert "verdict: nothing is in the way of training" in printed
