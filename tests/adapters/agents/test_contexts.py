@@ -60,10 +60,15 @@ class Typed(TypedDict, total=False):
     user: str
 
 
+THREADS = list[str]()
+"""Of each attempt of a graph, the last one last."""
+
+
 def _graph(context: Any = None, **compiled: Any) -> Any:
     llm = ChatOpenAI(model="gpt-5-mini", api_key="none")  # type: ignore[arg-type]
 
-    async def chat(state: MessagesState, runtime: Runtime[Any]) -> Any:
+    async def chat(state: MessagesState, runtime: Runtime[Any], config: RunnableConfig) -> Any:
+        THREADS.append(config["configurable"]["thread_id"])
         assert runtime.store is not None
         seen = [item.value for item in await runtime.store.asearch(("notes",))]
         await runtime.store.aput(("notes",), "one", {"context": str(runtime.context)})
@@ -152,6 +157,7 @@ async def test_each_attempt_of_a_graph_has_a_thread_and_a_memory_of_its_own(save
             assert [message["role"] for message in call.messages] == ["system", "user"]
             assert call.messages[0]["content"] == "None [{'by': 'the author'}]"
     assert len(store.search(("notes",))) == 1
+    assert THREADS[-2] != THREADS[-1] != "fixed"
 
 
 def test_a_graph_whose_input_needs_more_than_the_task_has_is_refused() -> None:
