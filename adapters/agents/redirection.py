@@ -335,10 +335,10 @@ def _forget_other_loop(client: Any) -> None:
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
     calls = _attempt()
     method, url, *rest = args
-    _end_if_making(method, str(url), kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"]))
+    body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
+    _end_if_making(method, str(url), body)
     if calls is None or not calls.redirects or str(url).startswith(calls.endpoint.base_url):  # by httpx on top of it
         return await wrapped(*args, **kwargs)
-    body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
     if target is None:
         return await wrapped(*args, **kwargs)

@@ -48,6 +48,8 @@ _VALUES: dict[str, Any] = {
 """Values of fields by their names."""
 _LAST = re.compile(r"final|submit|finish|complete|_result", re.IGNORECASE)
 """Tools that end a conversation."""
+_DELEGATES = {"Agent", "ScheduleWakeup", "Skill", "Workflow"}
+"""Tools of Claude Code that start other agents, or this one again: none is needed."""
 _DSPY = {
     "next_thought": "I finish.",
     "next_tool_name": "finish",
@@ -89,7 +91,10 @@ def _tool(body: Mapping[str, Any], tools: Mapping[str, Any]) -> str:
     called, called_now = _called(messages), _called(messages[last_user:])
     question = text_of(messages[last_user]).lower()
     topic = "seat" if "seat" in question else "faq"
-    order = sorted((name for name in tools if not _LAST.search(name)), key=lambda name: topic not in name)
+    order = sorted(
+        (name for name in tools if name not in _DELEGATES and not _LAST.search(name)),
+        key=lambda name: topic not in name,
+    )
     handoffs = [name for name in called if name.startswith("transfer")]
     for name in order:
         if name in called_now or name.startswith(("transfer_to_triage", "RequestTransfer")):  # back

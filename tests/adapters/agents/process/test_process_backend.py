@@ -111,6 +111,24 @@ async def test_child_processes_find_the_url_of_the_attempt_in_their_environment(
     assert texts(await agent(source, "a")) == [f"{base} {base.removesuffix('/v1')}"]
 
 
+async def test_a_python_child_process_is_traced_whose_code_has_the_url_of_its_provider(
+    agent: Agents, server: Server
+) -> None:
+    source = """
+        import subprocess, sys
+        program = (
+            "import requests, sys\\n"
+            "body = {'model': 'gpt', 'messages': [{'role': 'user', 'content': sys.argv[1]}]}\\n"
+            "reply = requests.post('https://openrouter.ai/api/v1/chat/completions', json=body)\\n"
+            "sys.stdout.write(reply.json()['choices'][0]['message']['content'])"
+        )
+        def agent(question):
+            return subprocess.run([sys.executable, "-c", program, question], capture_output=True, text=True).stdout
+    """
+    assert texts(await agent(source, "a", "b")) == ["re: a", "re: b"]
+    assert sorted(server.paths) == [f"/rollout/r{number}/attempt/a/v1/chat/completions" for number in range(2)]
+
+
 async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Path) -> None:
     source = f"""
         import os, subprocess
