@@ -5,11 +5,15 @@ The first call to a model is not sent, and ends that code: the agent is made by 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from traceback import walk_tb
 from typing import Any
 
+from groundwire.adapters.agents.changes import undo_later, wrap
 from groundwire.adapters.agents.drivers import is_agent
 
 _MOVE = "in no rollout: move a call that it needs into what runs for a question"
@@ -42,11 +46,37 @@ def making() -> Iterator[None]:
     from groundwire.adapters.agents.redirection import install
 
     install()
+    _keep_open()
     token = context.attach(context.set_value(_MAKING, True))
     try:
         yield
     finally:
         context.detach(token)
+
+
+_CLIENTS = (
+    ("agent_framework._mcp", "MCPTool.__aexit__"),
+    ("agno.tools.mcp.mcp", "MCPTools.__aexit__"),
+    ("autogen_core.tools._workbench", "Workbench.__aexit__"),
+    ("crewai_tools.adapters.mcp_adapter", "MCPServerAdapter.__exit__"),
+    ("smolagents.mcp_client", "MCPClient.__exit__"),
+    ("strands.tools.mcp.mcp_client", "MCPClient.__exit__"),
+)
+"""Module and method that closes a client of an MCP server, which has the tools of an agent."""
+
+
+@cache
+def _keep_open() -> None:
+    """From now on, until the run ends, what an :class:`EarlyCallError` ends leaves the clients of its agent open."""
+
+    def leave(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
+        if EarlyCallError not in (*args, *kwargs.values()):
+            return wrapped(*args, **kwargs)
+        return asyncio.sleep(0) if inspect.iscoroutinefunction(wrapped) else None
+
+    for module, method in _CLIENTS:
+        wrap(module, method, leave)
+    undo_later(_keep_open.cache_clear)
 
 
 def is_making() -> bool:

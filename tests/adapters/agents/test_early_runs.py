@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,23 @@ async def test_a_function_that_calls_a_model_without_an_agent_is_none(tmp_path: 
     script.write_text(f"{CLIENT}\ndef main():\n    ask('The author asks')\n")
     with pytest.raises(ValueError, match="calls a model before it returns an agent, in no rollout: move a call"):
         agent_backend(f"{script}:main")
+
+
+async def test_a_client_with_the_tools_of_an_agent_stays_open_where_its_run_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = "class MCPClient:\n    open = False\n"
+    client += "    def __enter__(self):\n        self.open = True\n        return self\n"
+    client += "    def __exit__(self, *error):\n        self.open = False\n"
+    (tmp_path / "smolagents").mkdir()
+    (tmp_path / "smolagents" / "__init__.py").write_text("")
+    (tmp_path / "smolagents" / "mcp_client.py").write_text(client)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = "from smolagents.mcp_client import MCPClient\nother = MCPClient()\nwith other: ...\n"
+    run += "with MCPClient() as tools:\n    ask('The author asks')\n"
+    (tmp_path / "with_tools.py").write_text(
+        f"{CLIENT}\n{run}".replace("def ask", "def answer(question): return f'{tools.open} {other.open}'\n\ndef ask")
+    )
+    assert (await _answer(f"{tmp_path}/with_tools.py:answer"))[0] == "True False"
+    for name in ("smolagents", "smolagents.mcp_client"):
+        monkeypatch.delitem(sys.modules, name)
