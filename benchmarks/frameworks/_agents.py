@@ -19,14 +19,10 @@ class Agent:
     folder: str
     packages: tuple[str, ...]
     """The packages whose versions are shown, of PyPI or, for a command, of npm."""
-    also: tuple[str, ...] = ()
-    """Requirements that let groundwire run beside the framework."""
     name: str = "answer"
     command: str = ""
     names: tuple[str, ...] = ("",)
     """The names of the agents whose calls are traced; empty where a client has none."""
-    slow: bool = False
-    """Whether a rollout takes much longer than those of the others; then fewer are made."""
     trained: bool = True
     """False for a program whose prompts are far longer than the starter's context."""
 
@@ -55,8 +51,8 @@ AGENTS = (
         title="LangChain create_agent",
         folder="langchain",
         names=("sql_agent",),
-        packages=("langchain", "langchain-community"),
-        slow=True,
+        name="agent",
+        packages=("langchain", "langchain-openai"),
     ),
     Agent(
         title="OpenAI Agents SDK",
@@ -65,21 +61,24 @@ AGENTS = (
         name="triage_agent",
         packages=("openai-agents",),
     ),
-    Agent(title="MCP tools", folder="mcp_tools", names=("Data assistant",), packages=("mcp", "openai-agents")),
+    Agent(
+        title="MCP tools",
+        folder="mcp_tools",
+        names=("Data assistant",),
+        name="agent",
+        packages=("mcp", "openai-agents"),
+    ),
     Agent(
         title="AutoGen",
         folder="autogen",
         names=("sql_assistant",),
         packages=("autogen-agentchat",),
-        also=("googleapis-common-protos<1.70",),  # for protobuf 5
     ),
     Agent(
         title="CrewAI",
         folder="crewai",
-        names=("", "Data analyst"),
+        names=("Data analyst",),
         packages=("crewai",),
-        slow=True,
-        also=("mcp>=2",),  # what LiteLLM's proxy needs; CrewAI asks for an older one, for agents with MCP tools
     ),
     Agent(
         title="Microsoft Agent Framework",
@@ -94,15 +93,32 @@ AGENTS = (
         name="agent",
         packages=("pydantic-ai-slim", "openai"),
     ),
-    Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",), slow=True),
+    Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",)),
     Agent(
         title="Google ADK",
         folder="google_adk",
         names=("sql_agent",),
         name="root_agent",
-        packages=("google-adk", "litellm"),
+        packages=("google-adk",),
     ),
-    Agent(title="Strands Agents", folder="strands", names=("SQL agent",), packages=("strands-agents",)),
+    Agent(
+        title="Strands Agents",
+        folder="strands",
+        names=("SQL agent",),
+        name="agent",
+        packages=("strands-agents",),
+    ),
+    Agent(title="Agno", folder="agno", names=("SQL agent",), name="agent", packages=("agno", "ollama")),
+    Agent(title="Haystack", folder="haystack", names=("sql_agent",), name="pipeline", packages=("haystack-ai",)),
+    Agent(title="DSPy", folder="dspy", names=("write",), name="program", packages=("dspy", "litellm")),
+    Agent(
+        title="LlamaIndex workflow",
+        folder="llama_index",
+        names=("write",),
+        name="workflow",
+        packages=("llama-index-core", "llama-index-llms-openai"),
+    ),
+    Agent(title="CAMEL", folder="camel", names=("SQL expert",), packages=("camel-ai",)),
     Agent(title="OpenAI client", folder="openai_client", packages=("openai",)),
     Agent(title="Anthropic client", folder="anthropic_client", packages=("anthropic",)),
     Agent(
@@ -110,7 +126,6 @@ AGENTS = (
         folder="node_openai",
         packages=("openai",),
         command=f"node {_EXAMPLES}/node_openai/agent.mjs",
-        slow=True,
     ),
     Agent(
         title="Claude Code",

@@ -49,7 +49,7 @@ def make(agent: Agent) -> str:
         _install_npm(agent)
         return sys.executable
     folder = _FOLDER / agent.folder
-    wanted = "\n".join([(ROOT / agent.path / "requirements.txt").read_text(), *agent.also])
+    wanted = (ROOT / agent.path / "requirements.txt").read_text()
     python, installed = folder / "bin" / "python", folder / "installed.txt"
     if installed.exists() and installed.read_text() == wanted:
         return str(python)
@@ -57,10 +57,10 @@ def make(agent: Agent) -> str:
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "groundwire-base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    _run(*pip, "-r", str(ROOT / agent.path / "requirements.txt"))
-    if agent.also:  # afterwards, because the framework asks for others
-        _run(*pip, *agent.also)
+    _run(
+        *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
+        *("-r", str(ROOT / agent.path / "requirements.txt")),
+    )
     installed.write_text(wanted)
     return str(python)
 

@@ -12,10 +12,17 @@ __all__ = ["tables", "write_pages"]
 
 _DOCS = ROOT / "docs"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
-_API_NAMES = {"chat": "chat completions", "responses": "Responses", "messages": "Messages"}
+_API_NAMES = {
+    "chat": "chat completions",
+    "responses": "Responses",
+    "messages": "Messages",
+    "generate_content": "Gemini",
+    "converse": "Bedrock's Converse",
+    "ollama": "Ollama's chat",
+}
 _HEAD = (
     "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
-    "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy",
+    "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy", "Sampled accuracy",
 )  # fmt: skip
 _SHORT_HEAD = ("Framework", *_API_NAMES.values(), "Tools", "Structured output", "Stream", "Agent names", "Exact tokens")
 
@@ -78,7 +85,7 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
         ", ".join(check["structured"]),
         ", ".join(filter(None, check["agents"])) or "none",
         _breaks(result.get("training")),
-        _accuracy(agent, result),
+        *_accuracies(agent, result),
     ]
 
 
@@ -97,9 +104,10 @@ def _breaks(training: Mapping[str, Any] | None) -> str:
     return f"{sum(training['mismatches'].values())} of {training['later_prompts']}" + (f": {causes}" if causes else "")
 
 
-def _accuracy(agent: Agent, result: Mapping[str, Any]) -> str:
+def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
+    """Greedy, then sampled."""
     training = result.get("training")
     if training is None:
-        return str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens"))
-    found = training["validation"]
-    return f"{found['before']:.3f} → {found['after']:.3f}" if "after" in found else "stopped early"
+        return [str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens")), ""]
+    found = [training[name] for name in ("validation", "validation_sampled")]
+    return [f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "stopped early" for each in found]

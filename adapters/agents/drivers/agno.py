@@ -14,6 +14,10 @@ class FrameworkDriver(Driver):
 
     method = "arun"
 
+    @property
+    def context_class(self) -> Any:
+        return None if getattr(self.agent, "dependencies", None) else dict
+
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         own = {"session_id": uuid4().hex, "user_id": uuid4().hex, "dependencies": await self.context(task)}
         result = await agent.arun(arguments, **{**own, **await self.config(task)})

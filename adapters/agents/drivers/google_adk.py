@@ -18,6 +18,7 @@ class FrameworkDriver(Driver):
     """
 
     method = "run_async"
+    context_class = dict
 
     @property
     def calls_tools(self) -> bool:
@@ -41,7 +42,7 @@ class FrameworkDriver(Driver):
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         from google.genai.types import Content, Part
 
-        state = dict(task if (context := await self.context(task)) is None else context)
+        state = dict(await self.context(task) or {})
         session = await agent.session_service.create_session(app_name=agent.app_name, user_id=_NAME, state=state)
         message = Content(role="user", parts=[Part(text=arguments)]) if isinstance(arguments, str) else arguments
         text, config = "", await self.config(task)

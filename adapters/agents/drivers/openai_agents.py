@@ -82,6 +82,8 @@ class FrameworkDriver(Driver):
             await self._servers.get()
         except Exception as error:
             self._servers = None  # another attempt tries again
+            while isinstance(members := getattr(error, "exceptions", None), tuple):  # a group says nothing itself
+                error = members[0]
             raise AgentSetupError(
                 f"an MCP server of agent {self.name!r} cannot be connected: {type(error).__name__}: {error}"
             ) from error

@@ -17,6 +17,7 @@ class FrameworkDriver(Driver):
     """An ``Agent``, a ``Graph`` or a ``Swarm``. Agents keep their conversations, and refuse a second run at once."""
 
     method = "invoke_async"
+    context_class = dict
 
     @property
     def calls_tools(self) -> bool:

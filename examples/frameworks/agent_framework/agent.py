@@ -1,6 +1,5 @@
 """A SQL agent of the Microsoft Agent Framework."""
 
-import re
 import sqlite3
 from typing import Annotated
 
@@ -11,7 +10,7 @@ client = OpenAIChatClient(model="gpt-5-mini")
 
 
 async def answer(task: dict) -> str:
-    """The query that answers the question."""
+    """The reply to the question, with the query."""
     with sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True) as db:
         tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
 
@@ -33,5 +32,4 @@ async def answer(task: dict) -> str:
         tools=[query_database],
     )
     response = await agent.run(task["question"])
-    block = re.search(r"```(?:sql)?\s*(.*?)(?:```|$)", response.text, re.DOTALL)
-    return (block[1] if block else response.text).strip()
+    return response.text

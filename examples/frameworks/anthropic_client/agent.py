@@ -1,6 +1,5 @@
 """A SQL agent with nothing but the Anthropic client: a loop over tool use, streamed."""
 
-import re
 import sqlite3
 
 from anthropic import AsyncAnthropic
@@ -21,7 +20,7 @@ TOOLS = [
 
 
 async def answer(task: dict) -> str:
-    """The query that answers the question."""
+    """The reply to the question, with the query."""
     db = sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True)
     tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
     messages = [{"role": "user", "content": task["question"]}]
@@ -49,6 +48,4 @@ async def answer(task: dict) -> str:
             break
         messages.append({"role": "user", "content": results})
     db.close()
-    text = "".join(block.text for block in message.content if block.type == "text")
-    found = re.search(r"```(?:sql)?\s*(.*?)(?:```|$)", text, re.DOTALL)
-    return (found[1] if found else text).strip()
+    return "".join(block.text for block in message.content if block.type == "text")

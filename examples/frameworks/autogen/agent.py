@@ -1,6 +1,5 @@
 """A SQL assistant of AutoGen's AgentChat."""
 
-import re
 import sqlite3
 
 from autogen_agentchat.agents import AssistantAgent
@@ -10,7 +9,7 @@ model_client = OpenAIChatCompletionClient(model="gpt-5-mini")
 
 
 async def answer(task: dict) -> str:
-    """The query that answers the question."""
+    """The reply to the question, with the query."""
     db = sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True)
     tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
 
@@ -34,6 +33,4 @@ async def answer(task: dict) -> str:
     )
     result = await assistant.run(task=task["question"])
     db.close()
-    text = result.messages[-1].to_text()
-    block = re.search(r"```(?:sql)?\s*(.*?)(?:```|$)", text, re.DOTALL)
-    return (block[1] if block else text).strip()
+    return result.messages[-1].to_text()

@@ -4,11 +4,6 @@ import sqlite3
 
 from crewai import Agent, Crew, Task
 from crewai.tools import BaseTool
-from pydantic import BaseModel
-
-
-class Query(BaseModel):
-    sql: str
 
 
 class SQLTool(BaseTool):
@@ -31,17 +26,11 @@ def answer(task: dict) -> str:
     analyst = Agent(
         role="Data analyst",
         goal="Answer questions about a SQLite database with one SQL query",
-        backstory="You have written SQL for twenty years and test every query before you hand it over.",
+        backstory="You test every query before you hand it over. These are the tables:\n\n{tables}",
         tools=[SQLTool(db_path=task["db_path"])],
         llm="gpt-5-mini",
         max_iter=5,
     )
-    write = Task(
-        description="Question: {question}\n\nTables:\n{schema}",
-        expected_output="The SQL query that answers the question",
-        output_pydantic=Query,
-        agent=analyst,
-    )
+    write = Task(description="{question}", expected_output="The SQL query in a ```sql block", agent=analyst)
     crew = Crew(agents=[analyst], tasks=[write])
-    result = crew.kickoff({"question": task["question"], "schema": "\n".join(ddl for (ddl,) in tables)})
-    return result.pydantic.sql if result.pydantic else result.raw
+    return crew.kickoff({"question": task["question"], "tables": "\n".join(ddl for (ddl,) in tables)}).raw

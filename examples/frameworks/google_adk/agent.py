@@ -1,10 +1,9 @@
-"""A SQL agent of Google's Agent Development Kit, with an OpenAI model through LiteLLM."""
+"""A SQL agent of Google's Agent Development Kit."""
 
 import sqlite3
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
-from google.adk.models.lite_llm import LiteLlm
 from google.adk.tools import ToolContext
 
 
@@ -33,6 +32,4 @@ def instruction(context: ReadonlyContext) -> str:
     )
 
 
-root_agent = LlmAgent(
-    name="sql_agent", model=LiteLlm(model="openai/gpt-5-mini"), instruction=instruction, tools=[run_sql]
-)
+root_agent = LlmAgent(name="sql_agent", model="gemini-3-flash-preview", instruction=instruction, tools=[run_sql])

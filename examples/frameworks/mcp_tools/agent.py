@@ -1,12 +1,9 @@
 """An agent whose tools are those of an MCP server for SQLite (server.py), which it starts and keeps."""
 
-import asyncio
-import functools
-import json
 import sys
 from pathlib import Path
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner
+from agents import Agent, OpenAIChatCompletionsModel
 from agents.mcp import MCPServerStdio
 from openai import AsyncOpenAI
 
@@ -26,17 +23,3 @@ agent = Agent(
     mcp_servers=[server],
     model=OpenAIChatCompletionsModel(model="gpt-5-mini", openai_client=AsyncOpenAI()),
 )
-
-
-@functools.cache
-def connected() -> asyncio.Task:
-    return asyncio.ensure_future(server.connect())
-
-
-async def answer(task: dict) -> str:
-    """The last query that the agent ran for the question."""
-    await connected()
-    result = await Runner.run(agent, task["question"], context=task)
-    calls = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
-    queries = [json.loads(call.arguments).get("query", "") for call in calls if call.name == "read_query"]
-    return queries[-1] if queries else ""

@@ -1,4 +1,4 @@
-// A SQL agent with the OpenAI client for Node. The task is read as JSON from stdin, the query is written to stdout.
+// A SQL agent with the OpenAI client for Node. The task is read as JSON from stdin, the reply is written to stdout.
 import fs from "node:fs";
 
 import OpenAI from "openai";
@@ -53,6 +53,4 @@ for (let turn = 0; turn < 5; turn++) {
     messages.push({ role: "tool", tool_call_id: call.id, content: result });
   }
 }
-const text = message.content ?? "";
-const block = text.match(/```(?:sql)?\s*([\s\S]*?)(?:```|$)/);
-console.log((block ? block[1] : text).trim());
+console.log(message.content ?? "");

@@ -1,7 +1,6 @@
 """A SQL agent with nothing but the OpenAI client: a loop over tool calls."""
 
 import json
-import re
 import sqlite3
 
 from openai import AsyncOpenAI
@@ -26,7 +25,7 @@ TOOLS = [
 
 
 async def answer(task: dict) -> str:
-    """The query that answers the question."""
+    """The reply to the question, with the query."""
     db = sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True)
     tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
     messages = [
@@ -53,6 +52,4 @@ async def answer(task: dict) -> str:
                 result = f"Error: {error}"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     db.close()
-    text = message.content or ""
-    block = re.search(r"```(?:sql)?\s*(.*?)(?:```|$)", text, re.DOTALL)
-    return (block[1] if block else text).strip()
+    return message.content or ""

@@ -27,9 +27,8 @@ def answer(task: dict) -> str:
     with sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True) as db:
         tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
     agent = ToolCallingAgent(tools=[SQLEngine(task["db_path"])], model=model, max_steps=4, verbosity_level=0)
-    return str(
-        agent.run(
-            f"{task['question']}\nTry your query with sql_engine. Your final answer is the query itself.\n\n"
-            "The database has these tables:\n" + "\n".join(ddl for (ddl,) in tables)
-        )
+    agent.prompt_templates["system_prompt"] = (
+        "You answer questions with SQL. Try a query with sql_engine, then call final_answer with the query itself.\n\n"
+        "Tables:\n" + "\n".join(ddl for (ddl,) in tables)
     )
+    return str(agent.run(task["question"]))

@@ -1,39 +1,32 @@
-"""A SQL agent of Strands Agents."""
+"""A SQL agent of Strands Agents, with its default model."""
 
-import re
 import sqlite3
 
-from strands import Agent, tool
-from strands.models.openai import OpenAIModel
+from strands import Agent, ToolContext, tool
+from strands.hooks import BeforeInvocationEvent
 
-model = OpenAIModel(model_id="gpt-5-mini")
+INSTRUCTIONS = (
+    "You write SQLite queries. Check each query with the tool sqlite_query. When the rows are right, reply with the "
+    "query in a ```sql block."
+)
 
 
-async def answer(task: dict) -> str:
-    """The query that answers the question."""
-    with sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True) as db:
+@tool(context=True)
+def sqlite_query(sql: str, tool_context: ToolContext) -> str:
+    """Run a SQL query on the SQLite database.
+
+    Args:
+        sql: The query to run.
+    """
+    with sqlite3.connect(f"file:{tool_context.invocation_state['db_path']}?mode=ro", uri=True) as db:
+        return "\n".join(str(row) for row in db.execute(sql).fetchmany(10)) or "no rows"
+
+
+def add_tables(event: BeforeInvocationEvent) -> None:
+    with sqlite3.connect(f"file:{event.invocation_state['db_path']}?mode=ro", uri=True) as db:
         tables = db.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
+    event.agent.system_prompt = f"{INSTRUCTIONS}\n\nTables:\n" + "\n".join(ddl for (ddl,) in tables)
 
-    @tool
-    def sqlite_query(sql: str) -> str:
-        """Run a SQL query on the SQLite database.
 
-        Args:
-            sql: The query to run.
-        """
-        with sqlite3.connect(f"file:{task['db_path']}?mode=ro", uri=True) as db:
-            return "\n".join(str(row) for row in db.execute(sql).fetchmany(10)) or "no rows"
-
-    agent = Agent(
-        name="SQL agent",
-        model=model,
-        tools=[sqlite_query],
-        callback_handler=None,
-        system_prompt=(
-            "You write SQLite queries. Check each query with the tool sqlite_query. When the rows are right, reply "
-            "with the query in a ```sql block.\n\nTables:\n" + "\n".join(ddl for (ddl,) in tables)
-        ),
-    )
-    text = str(await agent.invoke_async(task["question"]))
-    block = re.search(r"```(?:sql)?\s*(.*?)(?:```|$)", text, re.DOTALL)
-    return (block[1] if block else text).strip()
+agent = Agent(name="SQL agent", tools=[sqlite_query], callback_handler=None)
+agent.add_hook(add_tables, BeforeInvocationEvent)

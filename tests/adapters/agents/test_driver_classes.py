@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from groundwire.adapters import agent_backend
+from groundwire.adapters import Endpoint, Question, agent_backend
 from groundwire.adapters.agents.backend import AgentBackend
 from groundwire.adapters.agents.drivers import _CLASSES, Driver, driver_of, framework_of, is_agent
+from groundwire.tools.types import TEXT
 
 OWN = [name for name in _CLASSES if not name.startswith(("langgraph.", "langchain_core.", "agents."))]
 
@@ -37,6 +39,27 @@ def test_a_class_and_those_that_derive_from_it_have_the_driver_of_their_framewor
 def test_each_driver_runs_its_agent(module: str) -> None:
     driver = import_module(f"groundwire.adapters.agents.drivers.{module}").FrameworkDriver
     assert driver.run is not Driver.run
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "argument", "result"),
+    [
+        ("agno.agent.agent.Agent", "arun", "dependencies", {"status": "COMPLETED", "content": "x"}),
+        ("strands.agent.agent.Agent", "invoke_async", "invocation_state", {"text": "x"}),
+    ],
+)
+async def test_what_the_tools_of_an_agent_can_read_are_the_columns_of_the_task(
+    name: str, method: str, argument: str, result: dict[str, str]
+) -> None:
+    given: dict[str, Any] = {}
+
+    async def run(self: Any, question: str, **more: Any) -> Any:
+        given.update(more)
+        return SimpleNamespace(**result)
+
+    question = Question(id="1", text="Why?", database="a.sqlite", answers=TEXT, columns={"db_path": "a.sqlite"})
+    await agent_backend(stand_in(name, **{method: run})).run(question, Endpoint(base_url="http://localhost", model="m"))
+    assert given[argument]["db_path"] == "a.sqlite"
 
 
 def test_an_agent_with_agents_and_run_is_no_backend() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks.frameworks import _table
-from benchmarks.frameworks.__main__ import training_settings
+from benchmarks.frameworks.__main__ import SETTINGS
 from benchmarks.frameworks._agents import AGENTS
 from benchmarks.frameworks.conformance import check
 from programs import ROOT
@@ -46,11 +46,8 @@ async def test_the_examples_have_no_line_about_training() -> None:
     assert not [file for file in files if "groundwire" in file.read_text() or "train" in file.read_text().lower()]
 
 
-@pytest.mark.parametrize("slow", [False, True])
-async def test_the_training_takes_its_settings(slow: bool) -> None:
-    agent = next(each for each in AGENTS if each.slow is slow)
-    settings = merge_overrides({}, parse_overrides(training_settings(agent)))
-    assert settings["steps"] == (8 if slow else 12)
+async def test_the_training_takes_its_settings() -> None:
+    assert merge_overrides({}, parse_overrides(SETTINGS))["steps"] == 12
 
 
 async def test_the_tables_are_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
