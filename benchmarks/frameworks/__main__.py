@@ -33,10 +33,12 @@ _CHECK_S, _TRAINING_S = 600, 3600
 """After which a program hangs: a check takes seconds, a training minutes."""
 SETTINGS = (
     "steps=12",
-    "tasks_per_step=4",
+    "tasks_per_step=8",
     "val_tasks=32",
     "val_every=0",
     "max_model_len=4096",
+    "credit=broadcast",
+    "learning_rate=2e-4",
     "lr_schedule=constant",
     "checkpoint_every=100",
     "rollout_timeout_s=300",

@@ -106,8 +106,7 @@ def _breaks(training: Mapping[str, Any] | None) -> str:
 
 def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     """Greedy, then sampled."""
-    training = result.get("training")
-    if training is None:
+    if (training := result.get("training")) is None:
         return [str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens")), ""]
-    found = [training[name] for name in ("validation", "validation_sampled")]
-    return [f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "stopped early" for each in found]
+    found = [training.get(name, {}) for name in ("validation", "validation_sampled")]
+    return [f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "" for each in found]

@@ -68,6 +68,7 @@ async def check(agent: Agent) -> dict[str, Any]:
                 return answer, started.calls
 
             results = [await rollout(0), *await asyncio.gather(*(rollout(n + 1) for n in range(_AT_ONCE)))]
+            await backend.stop()  # such as the MCP servers that it has connected
     return {**_result(policy, results), "problems": list(_problems(agent, policy, results))}
 
 

@@ -382,6 +382,18 @@ async def test_an_mcp_server_that_cannot_be_connected_is_a_failure_of_the_setup(
         await agent_backend(Agent(name="a", mcp_servers=[server])).run(_question(), ENDPOINT)
 
 
+async def test_an_mcp_server_that_does_not_answer_in_time_is_named_by_the_error_in_the_group() -> None:
+    class Server(MCPServerStdio):
+        async def connect(self) -> None:
+            group = Exception("unhandled errors in a TaskGroup (1 sub-exception)")
+            group.exceptions = (TimeoutError("no answer within 5 s"),)  # type: ignore[attr-defined]
+            raise group
+
+    server: Any = Server(params={"command": "none"})
+    with pytest.raises(AgentSetupError, match="cannot be connected: TimeoutError: no answer within 5 s"):
+        await agent_backend(Agent(name="a", mcp_servers=[server])).run(_question(), ENDPOINT)
+
+
 async def test_responses_over_a_websocket_go_over_http_in_an_attempt() -> None:
     agent = Agent(name="a", instructions="Help.")
 
