@@ -114,7 +114,7 @@ async def _run(agent: dict[str, Any], projects: Path, environments: Path) -> dic
     succeeded = sum(status == "succeeded" for _, status, _ in rollouts)
     lines = _CALL.findall(output)
     refused = sum(_REFUSED in line for line in lines)
-    result["version"] = await asyncio.to_thread(_version, python, agent)
+    result["version"] = await asyncio.to_thread(_version, python, folder, agent)
     result |= {
         "recorded": len(lines) - refused,
         "refused": refused,
@@ -136,10 +136,11 @@ def _write_module(notebook: Path, module: Path) -> None:
     module.write_text("\n\n".join("".join(line for line in cell if line[0] not in "!%") for cell in cells))
 
 
-def _version(python: Path, agent: dict[str, Any]) -> str:
-    """The framework's package and its version: the first package of the environment."""
+def _version(python: Path, folder: Path, agent: dict[str, Any]) -> str:
+    """The framework's package and its version: the first package of the environment, or one of Node's."""
     if "environment" not in agent:
-        return agent.get("version", "")
+        files = (parent / "node_modules" / agent["package"] / "package.json" for parent in (folder, *folder.parents))
+        return f"{agent['package']} {json.loads(next(filter(Path.exists, files)).read_text())['version']}"
     environments = tomllib.loads((ROOT / "dev" / "environments.toml").read_text())
     name = re.split(r"\W*[<\[]", environments[agent["environment"]]["packages"][0])[0]
     code = f"from importlib.metadata import version; print({name!r}, version({name!r}))"

@@ -32,7 +32,7 @@ class _Clients:
                     return
                 redirect_program()
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 
