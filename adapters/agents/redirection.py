@@ -337,13 +337,14 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     method, url, *rest = args
     body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
     _end_if_making(method, str(url), body)
-    if calls is None or not calls.redirects or str(url).startswith(calls.endpoint.base_url):  # by httpx on top of it
+    sent = dict(kwargs.get("headers") or {})
+    if calls is None or not calls.redirects or CALL_HEADER in map(str.lower, sent):  # by httpx on top of it
         return await wrapped(*args, **kwargs)
     target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
     if target is None:
         return await wrapped(*args, **kwargs)
     own = {"host", "authorization", "content-type", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
-    headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() not in own}
+    headers = {name: value for name, value in sent.items() if name.lower() not in own}
     raises = session._raise_for_status if kwargs.get("raise_for_status") is None else kwargs["raise_for_status"]
     kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None, "raise_for_status": False}
     with calls.sending():

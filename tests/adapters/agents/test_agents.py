@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import own_agents
 import pytest
 from open_rollouts import OpenRollouts
+from opentelemetry import context, trace
 from programs import ROOT
 
 from groundwire.adapters import (
@@ -28,6 +30,7 @@ from groundwire.adapters import (
     TurnLimitError,
     agent_backend,
 )
+from groundwire.adapters.agents import redirection
 from groundwire.adapters.agents.command import CommandBackend
 from groundwire.adapters.agents.redirection import ToolCalls
 from groundwire.adapters.tracing import LLMCall
@@ -171,6 +174,21 @@ async def test_calls_to_other_providers_go_to_the_attempt_without_their_keys(
     assert not any(secret in f"{path} {headers}" for secret in own_agents.PROVIDER_KEYS.values())
     assert headers["authorization"] == "Bearer of-the-run"
     assert call.wire_api == ("converse" if "boto3" in client else "generate_content")
+
+
+async def test_a_call_of_aiohttp_to_the_address_of_the_attempt_has_its_agents_name() -> None:
+    async def analyst(question: str) -> str:
+        calls: Any = context.get_value(redirection._KEY)  # its address, which clients find in the environment
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+        tracer = trace.get_tracer("framework")
+        with tracer.start_as_current_span("invoke_agent", attributes={"gen_ai.agent.name": "analyst"}):
+            async with aiohttp.ClientSession() as session:
+                await session.post(f"{calls.endpoint.base_url}/chat/completions", json=body)
+        return "SELECT 1"
+
+    async with traced(lambda _: "fine") as policy:
+        _, [call] = await policy.run(agent_backend(analyst))
+    assert call.agent == "analyst"
 
 
 async def test_a_prompt_that_is_too_long_is_one_in_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
