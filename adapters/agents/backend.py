@@ -39,7 +39,16 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
 from groundwire.adapters.agents.app_environment import set_environment
-from groundwire.adapters.agents.drivers import AgentTask, Driver, agent_task, driver_of, framework_of, is_agent
+from groundwire.adapters.agents.drivers import (
+    NO_HOOKS,
+    AgentTask,
+    Driver,
+    Hooks,
+    agent_task,
+    driver_of,
+    framework_of,
+    is_agent,
+)
 from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.early_runs import EarlyCallError, making
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
@@ -136,7 +145,7 @@ class AgentBackend(Backend):
         name: str,
         settings: Mapping[str, Any],
         maker: Maker | None = None,
-        hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         set_environment()
         self._name, self._maker = name, maker

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from groundwire.adapters.agents.drivers import Driver, driver_of, is_agent
+from groundwire.adapters.agents.drivers import NO_HOOKS, Driver, Hooks, driver_of, is_agent
 from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.early_runs import EarlyCallError, agent_that_ran, making
 from groundwire.tools.binding import is_async
@@ -60,9 +59,7 @@ def checked_options(
     return checked
 
 
-def maker_of(
-    function: Any, name: str, options: Mapping[str, Any], hooks: Mapping[str, Callable[..., Any]]
-) -> Maker | None:
+def maker_of(function: Any, name: str, options: Mapping[str, Any], hooks: Hooks) -> Maker | None:
     """The maker of a function that takes nothing but ``options``, which have defaults, or a ``config`` as in
     langgraph.json; None for anything else.
 
@@ -145,13 +142,7 @@ class Maker:
     driver.
     """
 
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        name: str,
-        takes: Collection[str],
-        hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, make: Callable[..., Any], name: str, takes: Collection[str], hooks: Hooks = NO_HOOKS) -> None:
         self._make, self._name, self._takes, self._hooks = make, name, takes, hooks
         self._agents: dict[str, Kept[Driver]] = {}
 
@@ -207,9 +198,7 @@ class Maker:
 
 
 @asynccontextmanager
-async def _entered(
-    make: Callable[[], Any], name: str, hooks: Mapping[str, Callable[..., Any]]
-) -> AsyncIterator[Driver]:
+async def _entered(make: Callable[[], Any], name: str, hooks: Hooks) -> AsyncIterator[Driver]:
     """The agent that ``make`` returns, or that is awaited or entered."""
     async with AsyncExitStack() as stack:
         try:

@@ -115,23 +115,22 @@ class AttemptCalls:
     error: tuple[int | None, str, str] | None = None
     """Status, code and message of the last traced call, if it failed; the status is None without an answer."""
 
-    def target(self, method: str, url: str, body: bytes | str | None) -> str | None:
+    def target(self, method: str, url: str, body: Any) -> str | None:
         """The URL that a request is sent to instead of ``url``; None if it is left as it is.
 
         Raises :class:`AttemptEndedError` for an LLM call after the end of the attempt.
         """
-        address = urlsplit(url)
         if not self.redirects and url.startswith(self.endpoint.base_url):
             self.traced, self.error = self.traced + 1, None
             return url
+        address, call = urlsplit(url), _read_call(method, url, body)
         host = address.hostname or url
-        called = find_api(f"{address.path}?{address.query}") if method.upper() == "POST" else None
-        request = _read_request(called, body) if called else None
-        if called is None or request is None:
+        if call is None:
             if len(self.hosts) < _MAX_HOSTS or host in self.hosts:
                 self.hosts[host] += 1
             self.check_host(host)  # its connection may be open
             return None
+        called, request = call
         model = request["model"]
         if not self.redirects:
             self.elsewhere = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
@@ -188,24 +187,24 @@ class AttemptCalls:
         self.error = status, headers.get(ERROR_HEADER) or error_code(body), error_message(body)
 
 
-def _read_request(called: ApiPath, body: bytes | str | None) -> dict[str, Any] | None:
-    """The request of an LLM call, with the fields in its path; None for any other request."""
+def _read_call(method: str, url: str, body: Any) -> tuple[ApiPath, dict[str, Any]] | None:
+    """The API of an LLM call and its request, with the fields in its path; None for any other request."""
+    address = urlsplit(url)
+    if method.upper() != "POST" or (called := find_api(f"{address.path}?{address.query}")) is None:
+        return None
     try:
         request = json.loads(body or "")
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):  # the body may be a form or a stream
         return None
     if not isinstance(request, dict) or not any(name in request for name in called.api.fields):
         return None
     request = {**request, **called.fields}
-    return request if isinstance(request.get("model"), str) else None
+    return (called, request) if isinstance(request.get("model"), str) else None
 
 
 def _end_if_making(method: str, url: str, body: Any) -> None:
-    if is_making() and method.upper() == "POST":
-        address = urlsplit(url)
-        called = find_api(f"{address.path}?{address.query}")
-        if called and _read_request(called, body):
-            raise EarlyCallError(address.hostname)
+    if is_making() and _read_call(method, url, body):
+        raise EarlyCallError(urlsplit(url).hostname)
 
 
 @contextmanager
@@ -340,8 +339,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     sent = dict(kwargs.get("headers") or {})
     if calls is None or not calls.redirects or CALL_HEADER in map(str.lower, sent):  # by httpx on top of it
         return await wrapped(*args, **kwargs)
-    target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
-    if target is None:
+    if (target := calls.target(method, str(url), body)) is None:
         return await wrapped(*args, **kwargs)
     own = {"host", "authorization", "content-type", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
     headers = {name: value for name, value in sent.items() if name.lower() not in own}

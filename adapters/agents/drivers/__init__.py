@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -18,13 +18,16 @@ from groundwire.adapters.agents.drivers.contexts import call_for, made_of
 from groundwire.tools.daemon_threads import in_thread
 
 T = TypeVar("T")
-
+Hooks = Mapping[str, Callable[..., Any]]
+"""The functions of the user's, ``agent_context`` and ``agent_config``, those that are given."""
+NO_HOOKS: Hooks = MappingProxyType({})
 TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
     *("problem", "instruction", "user_question", "question_text", "nl_question"),
 )
 """Names of fields and parameters that get the question."""
 SHOWN = 1000  # characters of an input
+_NAMED = 10  # fields of an input
 _RUNNABLE = "langchain_core.runnables.base.Runnable"
 """What can be run, but need not be an agent: a model, a prompt or a tool."""
 _CREWAI_AGENT = "crewai.agents.agent_builder.base_agent.BaseAgent"
@@ -86,7 +89,7 @@ class Driver:
     """
 
     method = "run"
-    """The method that runs the agent, as it is shown to the user."""
+    """The method that runs the agent, as it is shown to the user; "" if the agent itself is called."""
     threaded = False
     """Whether each run has a thread."""
     own_calls = False
@@ -96,11 +99,8 @@ class Driver:
     takes_context = True
     """Whether its runs get a :meth:`context`."""
 
-    def __init__(self, agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
-        """``hooks`` are the functions of the user's, ``agent_context`` and ``agent_config``, those that are given.
-
-        Raises ``ValueError`` for one that the framework has no use for.
-        """
+    def __init__(self, agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> None:
+        """Raises ``ValueError`` for a hook that the framework has no use for."""
         if "agent_context" in hooks and not self.takes_context:
             framework = str(framework_of(agent)).replace("-", " ")
             raise ValueError(
@@ -108,23 +108,30 @@ class Driver:
                 "makes the input, and agent_config further arguments of the run"
             )
         self.agent, self.name, self.hooks = agent, name, hooks
+        self.called = f"{name}.{self.method}" if self.method else name
 
     @property
     def calls_tools(self) -> bool:
         """Whether a model is surely asked with tools."""
         return bool(getattr(self.agent, "tools", None))
 
+    def inputs(self, task: AgentTask) -> Any:
+        """The input of a run for a task: the question, or fields that the task has. Raises ``ValueError``."""
+        return task["question"]
+
     def describe(self, task: AgentTask) -> str:
         """How the agent is called for a task. Raises ``ValueError`` if it cannot be."""
-        return f"{self.name}.{self.method}(the question)"
+        inputs = self.inputs(task)
+        names = [*inputs] if isinstance(inputs, Mapping) else ["the question"]
+        return f"{self.called}({', '.join([*names[:_NAMED], *['…'] * (len(names) > _NAMED)])})"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         """The input of a run, from the task or from what ``agent_input`` made of it. Raises ``ValueError``."""
-        return source["question"] if isinstance(source, AgentTask) else source
+        return self.inputs(source) if isinstance(source, AgentTask) else source
 
     def show(self, arguments: Any) -> str:
         """A run in one line."""
-        return f"{self.name}.{self.method}({arguments!r:.{SHOWN}})"
+        return f"{self.called}({arguments!r:.{SHOWN}})"
 
     def fresh(self) -> Any:
         """The agent of one attempt."""
@@ -180,6 +187,12 @@ class Driver:
         yield from ()
 
 
+def lacks(names: Iterable[str], what: str) -> ValueError:
+    """The error for a task without ``names``, which the agent, a ``what``, needs."""
+    lacking = ", ".join(sorted(names))
+    return ValueError(f"the task has no {lacking!r}, which the {what} needs: make its input with --agent-input")
+
+
 def own_copy(agent: Any, memo: dict[int, Any], shared: Collection[str] = ()) -> Any:
     """A copy of an agent that remembers. ``memo`` is that of ``copy.deepcopy``.
 
@@ -215,7 +228,7 @@ def is_agent(value: Any) -> bool:
     return _class_of(value) not in (None, _RUNNABLE)
 
 
-def driver_of(agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Driver:
+def driver_of(agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> Driver:
     """The driver of an agent's framework. Raises ``ValueError``."""
     if (framework := framework_of(agent)) is None:
         kind = type(agent)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from groundwire.adapters._types import Endpoint, Question
 from groundwire.adapters.agents.answers import field_names
-from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver
+from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver, lacks
 
 
 class FrameworkDriver(Driver):
@@ -20,13 +19,7 @@ class FrameworkDriver(Driver):
     threaded = True
     calls_tools = False  # a crew may write them into its prompts
 
-    def describe(self, task: AgentTask) -> str:
-        return self.show(self._inputs(task))
-
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        return self._inputs(source) if isinstance(source, AgentTask) else source
-
-    def _inputs(self, task: AgentTask) -> Any:
+    def inputs(self, task: AgentTask) -> Any:
         is_crew = hasattr(agent := self.fresh(), "fetch_inputs")
         if not is_crew and not hasattr(agent, "state"):
             return task["question"]  # of an agent
@@ -38,7 +31,7 @@ class FrameworkDriver(Driver):
             values[asked] = task["question"]
             lacking.remove(asked)
         if is_crew and lacking:
-            raise ValueError(f"the crew's inputs {', '.join(lacking)} are no columns: make them with --agent-input")
+            raise lacks(lacking, "crew")
         return values if names or is_crew else dict(task)
 
     def fresh(self) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from groundwire.adapters._types import Endpoint, Question
-from groundwire.adapters.agents.drivers import SHOWN, AgentTask, Driver
+from groundwire.adapters.agents.drivers import AgentTask, Driver, lacks
 
 _NO_ANSWERS = {"reasoning", "rationale", "trajectory"}
 """Outputs that modules add to those of their signatures."""
@@ -15,32 +14,22 @@ _NO_ANSWERS = {"reasoning", "rationale", "trajectory"}
 class FrameworkDriver(Driver):
     """A ``Module``. An input with the name of a column gets that, another gets the question."""
 
+    method = ""
     takes_context = False
     threaded = True
     calls_tools = False  # they are described in the prompt
 
-    def describe(self, task: AgentTask) -> str:
-        return f"{self.name}({', '.join(self._inputs(task))})"
-
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        return self._inputs(source) if isinstance(source, AgentTask) else source
-
-    def show(self, arguments: Any) -> str:
-        return f"{self.name}({arguments!r:.{SHOWN}})"
-
-    def _inputs(self, task: AgentTask) -> dict[str, Any]:
+    def inputs(self, task: AgentTask) -> dict[str, Any]:
         kind = type(self.agent)  # the object itself warns of its `forward`
         _, *parameters = inspect.signature(getattr(kind, "forward", None) or kind.aforward).parameters.values()
         needs = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         if not needs:
             signatures = (getattr(module, "signature", None) for module in (self.agent, *self.agent.predictors()))
             needs = dict.fromkeys(next(filter(None, signatures)).input_fields, True)
-        lacks = [name for name, needed in needs.items() if needed and name not in task]
-        if len(lacks) > 1 or (lacks and "question" in needs):
-            raise ValueError(
-                f"the task has no {lacks[-1]!r}, which the module needs: make its input with --agent-input"
-            )
-        return {name: task[name] for name in needs if name in task} | dict.fromkeys(lacks, task["question"])
+        lacking = [name for name, needed in needs.items() if needed and name not in task]
+        if len(lacking) > 1 or (lacking and "question" in needs):
+            raise lacks(lacking, "module")
+        return {name: task[name] for name in needs if name in task} | dict.fromkeys(lacking, task["question"])
 
     def fresh(self) -> Any:
         return self.agent.deepcopy()  # tools and what else cannot be copied are shared

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from groundwire.adapters._types import Endpoint, Question
-from groundwire.adapters.agents.drivers import SHOWN, TEXT_NAMES, AgentTask, Driver
+from groundwire.adapters.agents.drivers import NO_HOOKS, SHOWN, TEXT_NAMES, AgentTask, Driver, Hooks
 from groundwire.tools.binding import Binder, BindingError, Value, is_async
 
 _TEXT = Value("text", "the question", "text", ("question",), TEXT_NAMES)
@@ -29,14 +28,12 @@ _WITH_ENDPOINT = (replace(_QUESTION, names=_TEXT.names), replace(_TEXT, names=()
 class FrameworkDriver(Driver):
     """A function."""
 
-    def __init__(
-        self, function: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})
-    ) -> None:
-        super().__init__(function, name, hooks)
+    def __init__(self, agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> None:
+        super().__init__(agent, name, hooks)
         if hooks:
             raise ValueError(f"agent {name!r} is a function, which makes its own context: leave out {', '.join(hooks)}")
-        self._binder, self.own_calls = agent_binder(function, name)
-        self.threaded = not is_async(function)
+        self._binder, self.own_calls = agent_binder(agent, name)
+        self.threaded = not is_async(agent)
 
     def describe(self, task: AgentTask) -> str:
         return f"{self.name}{self._binder.describe(task)}"

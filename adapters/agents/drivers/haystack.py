@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters._types import Endpoint, Question
-from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver
+from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver, lacks
 
 _ANSWERS = {"last_message": None, "answers": 0, "replies": 0, "messages": -1}
 """The outputs of components that are answers, the likeliest first, and which item of a list is the answer."""
@@ -18,13 +17,7 @@ class FrameworkDriver(Driver):
     takes_context = False
     threaded = True
 
-    def describe(self, task: AgentTask) -> str:
-        return f"{self.name}.run({', '.join(self._inputs(task))})"
-
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        return self._inputs(source) if isinstance(source, AgentTask) else source
-
-    def _inputs(self, task: AgentTask) -> dict[str, Any]:
+    def inputs(self, task: AgentTask) -> dict[str, Any]:
         if hasattr(self.agent, "inputs"):  # a pipeline
             return {component: _values(inputs, task) for component, inputs in self.agent.inputs().items()}
         sockets = self.agent.__haystack_input__._sockets_dict
@@ -44,7 +37,7 @@ def _values(inputs: Mapping[str, Mapping[str, Any]], task: AgentTask) -> dict[st
     values = {name: task.get(name, question) for name in inputs if name in task or name in TEXT_NAMES}
     for name in (name for name, socket in inputs.items() if socket["is_mandatory"] and name not in values):
         if "ChatMessage" not in str(inputs[name]["type"]):
-            raise ValueError(f"the task has no {name!r}, which the agent needs: make its input with --agent-input")
+            raise lacks([name], "agent")
         from haystack.dataclasses import ChatMessage
 
         values[name] = [] if question in values.values() else [ChatMessage.from_user(question)]

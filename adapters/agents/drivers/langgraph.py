@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from groundwire.adapters._types import AgentSetupError, Endpoint, Question
+from groundwire.adapters._types import AgentSetupError
 from groundwire.adapters.agents.answers import field_names
-from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver
+from groundwire.adapters.agents.drivers import NO_HOOKS, TEXT_NAMES, AgentTask, Driver, Hooks
 from groundwire.adapters.agents.drivers.contexts import lacks_are_setup, required_fields
 
 _ASKED = ("messages", *TEXT_NAMES)
@@ -23,17 +22,10 @@ class FrameworkDriver(Driver):
 
     method = "ainvoke"
 
-    def __init__(self, agent: Any, name: str, hooks: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
+    def __init__(self, agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> None:
         super().__init__(agent.compile() if hasattr(agent, "compile") else agent, name, hooks)
 
-    def describe(self, task: AgentTask) -> str:
-        fields = self._input(task)
-        return f"{self.name}.ainvoke({'the question' if isinstance(fields, str) else ', '.join(fields)})"
-
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        return self._input(source) if isinstance(source, AgentTask) else source
-
-    def _input(self, task: AgentTask) -> Mapping[str, Any] | str:
+    def inputs(self, task: AgentTask) -> Mapping[str, Any] | str:
         """The fields of the input schema that the task has. ``messages`` has the question if no other field has it.
 
         Where the input is a text, as an ``@entrypoint`` may declare, it is the question.

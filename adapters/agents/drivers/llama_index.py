@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from groundwire.adapters._types import AgentSetupError, Endpoint, Question, TurnLimitError
-from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver
+from groundwire.adapters._types import AgentSetupError, TurnLimitError
+from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver, lacks
 
 _ASKED = ("user_msg", "question", *TEXT_NAMES, "topic", "task")
 """The fields of a start event that get the question."""
@@ -17,31 +17,21 @@ class FrameworkDriver(Driver):
 
     takes_context = False
 
-    def describe(self, task: AgentTask) -> str:
-        names = [*self._fields(task)]
-        return f"{self.name}.run({', '.join(names[:10])}{', …' if len(names) > 10 else ''})"
-
-    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
-        if isinstance(source, AgentTask):
-            return self._fields(source)
-        return source if isinstance(source, dict) else {"user_msg": source}
-
-    def _fields(self, task: AgentTask) -> dict[str, Any]:
+    def inputs(self, task: AgentTask) -> dict[str, Any]:
         """The fields of the start event. One that declares none takes any: then each usual name has the question."""
         if "user_msg" in inspect.signature(self.agent.run).parameters:  # an agent
             return {"user_msg": task["question"]}
         fields = self.agent.start_event_class.model_fields
         values = {name: task[name] for name in fields or task if name in task}
         values |= {name: task["question"] for name in _ASKED if name not in values and (not fields or name in fields)}
-        lacks = [name for name, field in fields.items() if field.is_required() and name not in values]
-        if lacks and (len(lacks) > 1 or task["question"] in values.values()):
-            raise ValueError(
-                f"the task has no {lacks[0]!r}, which the workflow needs: make its input with --agent-input"
-            )
-        return values | dict.fromkeys(lacks, task["question"])
+        lacking = [name for name, field in fields.items() if field.is_required() and name not in values]
+        if lacking and (len(lacking) > 1 or task["question"] in values.values()):
+            raise lacks(lacking, "workflow")
+        return values | dict.fromkeys(lacking, task["question"])
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
-        handler = agent.run(**{**arguments, **await self.config(task)})
+        own = arguments if isinstance(arguments, dict) else {"user_msg": arguments}
+        handler = agent.run(**{**own, **await self.config(task)})
         async for event in handler.stream_events():
             if any(kind.__name__ == "InputRequiredEvent" for kind in type(event).__mro__):
                 await handler.cancel_run()
