@@ -45,6 +45,7 @@ from groundwire.adapters.agents.drivers import (
     Driver,
     Hooks,
     agent_task,
+    class_names,
     driver_of,
     framework_of,
     is_agent,
@@ -93,18 +94,16 @@ def agent_backend(
         with making():  # a script may run it
             kinds = (_is_agent_object, _is_agent_function)
             agent = load_object(name, option="agent", kinds=kinds, ends=EarlyCallError)
-    settings: dict[str, Any]
-    settings = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
-    settings |= {"agent_config": agent_config, "agent_context": agent_context}
-    settings = {option: value for option, value in settings.items() if value is not None}
+    hooks = {"agent_config": agent_config, "agent_context": agent_context}
+    given = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model, **hooks}
+    settings: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     if is_lit_agent(agent):
         rejected = [*settings.keys() - {"train_model"}, *options]
         _reject(rejected, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(agent, train_model)
     if is_backend(agent) and not is_agent(agent):
         return as_backend(agent)
-    of_the_driver: tuple[str, ...] = ("agent_config", "agent_context")
-    hooks = {option: _function(option, settings.pop(option)) for option in of_the_driver if option in settings}
+    hooks = {option: _function(option, settings.pop(option)) for option in hooks if option in settings}
     maker = maker_of(agent, name, options, hooks)
     made = agent if maker is None else maker.first()
     if is_backend(made) and not is_agent(made):
@@ -291,8 +290,7 @@ class LitAgentBackend(Backend):
 
 def is_lit_agent(agent: Any) -> bool:
     """Whether ``agent`` is a ``LitAgent`` or a class of them. Imports nothing."""
-    classes = agent.__mro__ if inspect.isclass(agent) else type(agent).__mro__
-    return any(f"{kind.__module__}.{kind.__qualname__}" == _LIT_AGENT for kind in classes)
+    return _LIT_AGENT in class_names(agent if inspect.isclass(agent) else type(agent))
 
 
 def _copy(agent_input: Any) -> dict[str, Any]:
@@ -302,9 +300,7 @@ def _copy(agent_input: Any) -> dict[str, Any]:
 
 def _is_agent_object(value: Any) -> bool:
     """Whether a value is surely an agent."""
-    if is_lit_agent(value):
-        return value.__module__ != "agentlightning.litagent.litagent"
-    return is_agent(value)
+    return value.__module__ != _LIT_AGENT.rpartition(".")[0] if is_lit_agent(value) else is_agent(value)
 
 
 def _is_agent_function(value: Any) -> bool:

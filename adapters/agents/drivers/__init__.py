@@ -210,10 +210,14 @@ def own_copy(agent: Any, memo: dict[int, Any], shared: Collection[str] = ()) -> 
     return other
 
 
+def class_names(kind: type) -> list[str]:
+    """The full names of a class, of those that it derives from, and of its own class: no framework is imported."""
+    return [f"{each.__module__}.{each.__qualname__}" for each in (*kind.__mro__, type(kind))]
+
+
 def _class_of(agent: Any) -> str | None:
-    """The class of an object that is in the table, by its name, so that no framework need be imported."""
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in (*type(agent).__mro__, type(type(agent))))
-    return next((name for name in names if name in _CLASSES), None)
+    """The name of the class of an object that is in the table."""
+    return next((name for name in class_names(type(agent)) if name in _CLASSES), None)
 
 
 def framework_of(agent: Any) -> str | None:

@@ -44,13 +44,9 @@ class FrameworkDriver(Driver):
         """The agent, those that it hands off to, and those that are its tools."""
         agents = [self.agent]
         for agent in agents:
-            others = [
-                getattr(handoff, "_agent_ref", None) or (lambda agent=handoff: agent)
-                for handoff in getattr(agent, "handoffs", ())
-            ]
-            others = [reference() for reference in others] + [
-                getattr(tool, "_agent_instance", None) for tool in agent.tools
-            ]
+            handoffs = getattr(agent, "handoffs", ())  # agents, or objects with a weak reference to one
+            others = [ref() if (ref := getattr(handoff, "_agent_ref", None)) else handoff for handoff in handoffs]
+            others += [getattr(tool, "_agent_instance", None) for tool in agent.tools]
             agents += [other for other in others if hasattr(other, "tools") and other not in agents]
         return agents
 
