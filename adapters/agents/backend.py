@@ -94,7 +94,7 @@ def agent_backend(
         with making():  # a script may run it
             kinds = (_is_agent_object, _is_agent_function)
             agent = load_object(name, option="agent", kinds=kinds, ends=EarlyCallError)
-    hooks = {"agent_config": agent_config, "agent_context": agent_context}
+    hooks: dict[str, Any] = {"agent_config": agent_config, "agent_context": agent_context}
     given = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model, **hooks}
     settings: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     if is_lit_agent(agent):
