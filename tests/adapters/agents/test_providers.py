@@ -19,6 +19,7 @@ import requests
 
 from groundwire.adapters import AgentSetupError, BackendError, Endpoint, Question, ToolError, agent_backend
 from groundwire.adapters.agents.providers import is_provider
+from groundwire.adapters.agents.redirection import AttemptCalls
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 
 QUESTION = Question(id="1", text="Which singers?", database="")
@@ -174,3 +175,10 @@ def test_these_are_providers(host: str) -> None:
 )
 def test_these_are_none(host: str) -> None:
     assert not is_provider(host)
+
+
+def test_a_body_that_is_a_form_or_a_stream_is_no_call() -> None:
+    calls = AttemptCalls(endpoint=NOBODY)
+    for body in (iter([b'{"model": "m", "messages": []}']), {"file": object()}, object()):
+        assert calls.target("POST", "http://own.example/v1/chat/completions", body) is None
+    assert calls.hosts == {"own.example": 3}
