@@ -143,6 +143,24 @@ async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Pa
     assert not _sleeping()
 
 
+async def test_what_the_first_rollout_leaves_ends_although_the_template_is_learning_from_it(
+    agent: Agents, tmp_path: Path
+) -> None:
+    (tmp_path / "imports").mkdir()
+    (tmp_path / "slow.py").write_text("import os, time\nopen(f'imports/{os.getpid()}', 'w').close()\ntime.sleep(2)")
+    source = f"""
+        import os, subprocess, time
+        def agent(question):
+            import slow
+            while len(os.listdir("imports")) < 2:  # until the template imports it
+                time.sleep(0.01)
+            subprocess.Popen(["setsid", *"{SLEEP}".split()])
+            return question
+    """
+    assert texts(await agent(source, "a", folder="shared")) == ["a"]
+    assert not _sleeping()
+
+
 async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
     source = """
         import os, pathlib, signal, time
