@@ -30,6 +30,11 @@ def child_python_path(*folders: Path) -> str:
     return os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *map(str, folders), *present]))
 
 
+def activated(python: str) -> dict[str, str]:
+    """The environment variables of a program of the interpreter ``python``: the commands beside it come first."""
+    return {**os.environ, "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}
+
+
 def setup_logging(debug: bool = False) -> None:
     """Show errors and our own warnings, without secrets; ``debug`` shows everything, also what libraries say."""
     sys.excepthook = lambda *error: sys.stderr.write(mask_secrets("".join(traceback.format_exception(*error))))

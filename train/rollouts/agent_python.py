@@ -18,7 +18,7 @@ from typing import Any
 from groundwire import adapters, rewards
 from groundwire.domains import ANSWER_KINDS, Task
 from groundwire.tools.errors import UserError
-from groundwire.tools.startup import PACKAGE
+from groundwire.tools.startup import PACKAGE, activated
 from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -66,7 +66,13 @@ def _last_line(python: str, *arguments: str, stdin: str = "") -> str:
     """What a program of ``python`` prints last. Raises :class:`ConfigError` with its last error."""
     try:
         done = subprocess.run(  # noqa: S603
-            [python, *arguments], input=stdin, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
+            [python, *arguments],
+            input=stdin,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env=activated(python),
         )
         failed, printed = done.returncode, done.stderr if done.returncode else done.stdout
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from groundwire.tools.http.access_token import VARIABLE
-from groundwire.tools.startup import USERS_PYTHON_PATH, child_python_path
+from groundwire.tools.startup import USERS_PYTHON_PATH, activated, child_python_path
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.server import bind, serve
@@ -44,7 +44,8 @@ class RunnerProcesses:
         """Serve the store and start the processes; they take rollouts as soon as they are ready."""
         address, config = await self._server.__aenter__(), self._config
         runners_each = -(-config.n_runners // config.runner_processes)
-        command = [config.runner_python or sys.executable, "-m", "groundwire.train.runner", "--until-eof"]
+        python = config.runner_python or sys.executable
+        command = [python, "-m", "groundwire.train.runner", "--until-eof"]
         command += ["--external-store-address", address, "--n-runners", str(runners_each), *config.runner_options()]
         # The GPUs are for the trainer, and each runner gets one CPU thread.
         settings = {VARIABLE: self._token, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -55,7 +56,7 @@ class RunnerProcesses:
         for _ in range(config.runner_processes):
             # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: ASYNC220, S603
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ, **settings}
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**activated(python), **settings}
             )
             self._processes.append(process)
 

@@ -28,12 +28,12 @@ TEXT_NAMES = (
 """Names of fields and parameters that get the question."""
 SHOWN = 1000  # characters of an input
 _NAMED = 10  # fields of an input
-_RUNNABLE = "langchain_core.runnables.base.Runnable"
-"""What can be run, but need not be an agent: a model, a prompt or a tool."""
+_RUNNABLES = ("langchain_core.runnables.base.Runnable", "langgraph.graph.state.StateGraph")
+"""What can be run, but need not be an agent: a model, a prompt or a tool, or what a graph is compiled from."""
 _CREWAI_AGENT = "crewai.agents.agent_builder.base_agent.BaseAgent"
 _CLASSES = {
     "langgraph.pregel.main.Pregel": "langgraph",
-    **dict.fromkeys(("langgraph.graph.state.StateGraph", _RUNNABLE), "langgraph"),
+    **dict.fromkeys(_RUNNABLES, "langgraph"),
     "agents.agent.AgentBase": "openai_agents",
     **dict.fromkeys(("agno.agent.agent.Agent", "agno.team.team.Team", "agno.workflow.workflow.Workflow"), "agno"),
     "autogen_agentchat.base._task.TaskRunner": "autogen",
@@ -229,7 +229,7 @@ def framework_of(agent: Any) -> str | None:
 
 def is_agent(value: Any) -> bool:
     """Whether a value is surely an agent of a framework."""
-    return _class_of(value) not in (None, _RUNNABLE)
+    return _class_of(value) not in (None, *_RUNNABLES)
 
 
 def driver_of(agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> Driver:

@@ -94,20 +94,20 @@ async def test_the_end_of_all_processes_is_reported() -> None:
     await processes.stop()
 
 
-async def test_another_environment_gets_the_users_import_path_from_verl_too(
+async def test_another_environment_has_its_commands_first_and_the_users_import_path_from_verl_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/my/modules")
     for name, value in environment("RUN", ()).items():  # of Ray's processes, which import the trainer's packages
         monkeypatch.setenv(name, value)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {tmp_path}/path\n')
+    python.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH $PATH" > {tmp_path}/path\n')
     python.chmod(0o755)
     processes = RunnerProcesses(LightningStore(MEMORY), resolve("fast", runner_python=str(python)))
     await processes.start()
     await asyncio.to_thread(processes._processes[0].wait)
     await processes.stop()
-    assert (tmp_path / "path").read_text() == "/my/modules"
+    assert (tmp_path / "path").read_text() == f"/my/modules {tmp_path}:{os.environ['PATH']}"
 
 
 def test_what_a_runner_process_says_of_its_agent_is_the_only_error(tmp_path: Path) -> None:
