@@ -283,9 +283,7 @@ def short(result: str) -> str:
 def test_what_is_no_agent_is_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="is no agent of openai-agents but of langgraph: leave --backend out"):
         backend_of("graph", framework="openai-agents")
-    with pytest.raises(
-        ValueError, match=r"has no 'grph'; it has builder, graph, typed_agent, sql_agent, triage_agent$"
-    ):
+    with pytest.raises(ValueError, match=r"has no 'grph'; it has graph, typed_agent, sql_agent, triage_agent$"):
         backend_of("grph")
     with pytest.raises(ValueError, match=r"makes its own calls: leave out agent_input$"):
         backend_of("of_two", agent_input="nowhere:f", train_model="x")
