@@ -7,7 +7,7 @@ output is plain lines.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
@@ -90,3 +90,13 @@ def spinner(description: str) -> Iterator[None]:
     output = console(stderr=True)
     with output.status(description) if output.is_terminal else nullcontext():
         yield
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
+    """A table as ``markdown`` or as ``text`` in columns."""
+    if form == "markdown":
+        escaped = ([cell.replace("|", "\\|") for cell in row] for row in [columns, ["---"] * len(columns), *rows])
+        return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    padded = (map(str.ljust, row, widths) for row in [columns, *rows])
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)

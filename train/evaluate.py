@@ -18,7 +18,7 @@ import typer
 from groundwire.domains import Breakdowns
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file, setup_logging
-from groundwire.tools.terminal import Version, console, spinner
+from groundwire.tools.terminal import Version, console, format_table, spinner
 from groundwire.train.api.evaluation import DEFAULTS, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
@@ -131,7 +131,7 @@ def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """One row per entry of :func:`groundwire.train.evaluation.run_reader.table_entry`."""
     if form == "json":
         return json.dumps(list(entries), indent=2, ensure_ascii=False)
-    return _format_table(_COLUMNS, [_cells(entry) for entry in entries], form)
+    return format_table(_COLUMNS, [_cells(entry) for entry in entries], form)
 
 
 def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
@@ -141,16 +141,7 @@ def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
         figures = [(speed[key], text) for key, text in _SPEED_COLUMNS.values()]
         cells = ["-" if figure is None else text.format(figure) for figure, text in figures]
         rows.append([run, *(cell.replace("%", " %") for cell in cells)])
-    return _format_table(["Run", *_SPEED_COLUMNS], rows, form) if rows else ""
-
-
-def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
-    if form == "markdown":
-        escaped = ([cell.replace("|", "\\|") for cell in row] for row in [columns, ["---"] * len(columns), *rows])
-        return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    padded = (map(str.ljust, row, widths) for row in [columns, *rows])
-    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+    return format_table(["Run", *_SPEED_COLUMNS], rows, form) if rows else ""
 
 
 def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdowns | None = None) -> str:

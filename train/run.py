@@ -5,54 +5,71 @@ Heavy packages are imported after the arguments are checked, so that ``--help`` 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
+from groundwire.train.config.overrides import SETTINGS_FILE, SUFFIXES
+from groundwire.train.config.resolve import with_file
 from groundwire.train.evaluation.run_reader import untrained
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+_options: Any = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
+app, look, train_app = (typer.Typer(**_options) for _ in range(3))
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="A preset, and settings by their names, e.g. learning_rate=1e-5; with verl any of its own, too",
+        metavar="[PRESET] [KEY=VALUE]...",
+    ),
+]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="An OpenAI-compatible endpoint that has --model, to look at the agent or for --trainer gepa. Its key is "
+        "OPENAI_API_KEY"
+    ),
+]
+ResumedRun = Annotated[
+    str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
+]
+WarmStart = Annotated[
+    str | None,
+    typer.Option(
+        help="Fine-tune the model first, on the chats in this file or on the best rollouts of this run",
+        metavar="FILE|RUN_DIR",
+    ),
+]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")]
+Diff = Annotated[bool, typer.Option("--diff", help="With --print-config: show what differs from the published recipe")]
+Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")]
+_TRAINER = "verl where CUDA and verl are, else local"
 
 
 @app.command(cls=SettingsCommand)
-@takes_settings(trainer="verl where CUDA and verl are, else local")
+@takes_settings(trainer=_TRAINER)
 def main(
     settings: dict[str, Any],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="A preset, and settings by their names, e.g. learning_rate=1e-5; with verl any of its own, too",
-            metavar="[PRESET] [KEY=VALUE]...",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
     dev: Annotated[
         bool,
         typer.Option("--dev", help="No training: run ten tasks, print every call and triplet, and a verdict"),
     ] = False,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            help="With --dev or --trainer gepa: an OpenAI-compatible endpoint that has --model. Its key is "
-            "OPENAI_API_KEY"
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
-    ] = None,
-    show_config: Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")] = False,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="With --print-config: show what differs from the published recipe")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+    base_url: BaseUrl = None,
+    resume: ResumedRun = None,
+    show_config: PrintConfig = False,
+    diff: Diff = False,
+    debug: Debug = False,
     version: Version = False,
 ) -> None:
     """Train the model behind an agent with GRPO, on this machine.
@@ -63,25 +80,115 @@ def main(
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
-        read_env_file()
         given = {**short_form, **given_settings(*with_preset(settings, overrides or []))}
-        run = RunDir.open(resume) if resume else None
-        if run is not None:
-            base_url = base_url or run.config().get("base_url")
-        endpoint = find_endpoint(base_url, given) if dev or base_url else None
-        job = make_job(given, resumed=run, dev=dev, endpoint=endpoint)
-        if dev or endpoint is not None:
-            check_endpoint(job, dev=dev)
-        output = console()
-        for note in job.notes:
-            console(stderr=show_config).print(note, markup=False)
-        if show_config:
-            output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
-            return
-        setup_logging(debug)
-        worked = run_dev(job, output) if dev else not untrained(train(job, run, output).metrics())
-        if not worked:
-            raise typer.Exit(1)
+        _run(given, dev, base_url, resume=resume, show_config=show_config, diff=diff, debug=debug)
+
+
+@look.command(cls=SettingsCommand)
+@takes_settings(trainer=_TRAINER)
+def look_at(
+    settings: dict[str, Any],
+    overrides: Overrides = None,
+    base_url: BaseUrl = None,
+    show_config: PrintConfig = False,
+    debug: Debug = False,
+    version: Version = False,
+) -> None:
+    """Run ten tasks without training, print each call, answer and reward, and say whether training can work.
+
+    The settings are those of groundwire.toml, if this folder has one; options win.
+    """
+    with exit_on_user_error(debug):
+        given = _of_this_folder(given_settings(*with_preset(settings, overrides or [])))
+        _run(given, True, base_url, show_config=show_config, debug=debug)
+
+
+@train_app.command(cls=SettingsCommand)
+@takes_settings(trainer=_TRAINER)
+def train_here(
+    settings: dict[str, Any],
+    overrides: Overrides = None,
+    base_url: BaseUrl = None,
+    resume: ResumedRun = None,
+    warm_start: WarmStart = None,
+    show_config: PrintConfig = False,
+    debug: Debug = False,
+    version: Version = False,
+) -> None:
+    """Train the model behind an agent with GRPO, on this machine.
+
+    The settings are those of groundwire.toml, if this folder has one; options win.
+    """
+    with exit_on_user_error(debug):
+        given = given_settings(*with_preset(settings, overrides or []))
+        _run(
+            given if resume else _of_this_folder(given),
+            False,
+            base_url,
+            resume=resume,
+            show_config=show_config,
+            debug=debug,
+        )
+
+
+def _fine_tuned(given: dict[str, Any], source: str) -> str:
+    """The folder of the model after a supervised run on chats, or on the accepted rollouts of a run."""
+    from groundwire.train.config.sft_settings import SFTSettings
+    from groundwire.train.sft.run import run
+
+    if not Path(source).exists():
+        raise CommandError(f"--warm-start {source} does not exist: give a file of chats, or the folder of a run")
+    kind = "rollouts" if Path(source).is_dir() else "chats"
+    names = SFTSettings.model_fields.keys() & {"model", "device", "seed", "max_model_len"}
+    own = {kind: source, "output_dir": f"{given.get('output_dir', 'runs')}/warm-start"}
+    settings = {name: given[name] for name in names if name in given} | own
+    output = console()
+    output.print(f"warm start: fine-tunes {settings.get('model', 'smollm2')} on the {kind} of {source}", markup=False)
+    lines = run(SFTSettings(**settings), resume=None, given=settings)
+    while True:
+        try:
+            output.print(next(lines), markup=False)
+        except StopIteration as end:
+            return str(end.value)
+
+
+def _of_this_folder(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with the settings of this folder's file, unless another file is named; a preset that is named wins."""
+    file, config = Path(SETTINGS_FILE), given.get("config")
+    if not file.is_file() or Path(config or "").suffix in SUFFIXES:
+        return given
+    with_own = with_file({**given, "config": str(file)})
+    return with_own if config is None else {**with_own, "config": config}
+
+
+def _run(
+    given: dict[str, Any],
+    dev: bool,
+    base_url: str | None,
+    *,
+    resume: str | None = None,
+    show_config: bool = False,
+    diff: bool = False,
+    debug: bool = False,
+) -> None:
+    read_env_file()
+    run = RunDir.open(resume) if resume else None
+    if run is not None:
+        base_url = base_url or run.config().get("base_url")
+    endpoint = find_endpoint(base_url, given) if dev or base_url else None
+    job = make_job(given, resumed=run, dev=dev, endpoint=endpoint)
+    if dev or endpoint is not None:
+        check_endpoint(job, dev=dev)
+    output = console()
+    for note in job.notes:
+        console(stderr=show_config).print(note, markup=False)
+    if show_config:
+        output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
+        return
+    setup_logging(debug)
+    worked = run_dev(job, output) if dev else not untrained(train(job, run, output).metrics())
+    if not worked:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

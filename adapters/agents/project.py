@@ -1,4 +1,4 @@
-"""An agent that is named by its project's folder, which has a ``langgraph.json``."""
+"""An agent that is named by its project's folder: that of its ``langgraph.json``, or the one that its files have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from groundwire.adapters.agents.discovery import FoundAgent, find_agents
 from groundwire.tools.startup import read_env_file, set_variables
 
 _FILE = "langgraph.json"
@@ -22,19 +24,9 @@ def agent_of_project(name: str) -> str:
     file = Path(place) if place.endswith(_FILE) else Path(place, _FILE)
     if not place or not (file.is_file() or (Path(place).is_dir() and not wanted)):
         return name
-    try:
-        project = json.loads(file.read_text(encoding="utf-8"))
-        graphs = {
-            key: graph["path"] if isinstance(graph, Mapping) else graph for key, graph in project["graphs"].items()
-        }
-    except FileNotFoundError:
-        raise ValueError(
-            f"agent {name!r} is a folder without a {_FILE}: write the agent as module:name or path/to/file.py:name"
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"agent {name!r}: {file} has no graphs that can be read: {type(error).__name__}: {error}"
-        ) from error
+    if not file.is_file():
+        return _only_agent(Path(place), name)
+    project, graphs = _read(file, name)
     if wanted not in graphs and (wanted or len(graphs) != 1):
         which = f"no graph {wanted!r}" if wanted else f"{len(graphs)} graphs"
         raise ValueError(f"agent {name!r}: {file} has {which}: write {place}:NAME with one of {', '.join(graphs)}")
@@ -60,3 +52,37 @@ def _module(path: Path, roots: Sequence[Path]) -> str:
             if packages and all((package / "__init__.py").is_file() for package in folders):
                 return ".".join((*packages, path.stem))
     return str(path)
+
+
+def agents_of(folder: Path) -> list[FoundAgent]:
+    """The agents in ``folder``: the graphs of its langgraph.json, else what its files have. Raises ``ValueError``."""
+    file = folder / _FILE
+    if not file.is_file():
+        return find_agents(folder)
+    graphs = _read(file, str(folder))[1]
+    return [
+        FoundAgent("." if len(graphs) == 1 else f".:{graph}", f"graph {graph} of {_FILE}", path)
+        for graph, path in graphs.items()
+    ]
+
+
+def _only_agent(folder: Path, name: str) -> str:
+    found = find_agents(folder)
+    if len(found) != 1:
+        has = f"has several agents: {', '.join(agent.name for agent in found)}" if found else "seems to have no agent"
+        raise ValueError(
+            f"agent {name!r}: the folder {has}; write the one to run as module:name or path/to/file.py:name"
+        )
+    return str(folder / found[0].name)
+
+
+def _read(file: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a langgraph.json says, and the places of its graphs by their names. Raises ``ValueError``."""
+    try:
+        project = json.loads(file.read_text(encoding="utf-8"))
+        graphs = project["graphs"].items()
+        return project, {key: graph["path"] if isinstance(graph, Mapping) else graph for key, graph in graphs}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"agent {name!r}: {file} has no graphs that can be read: {type(error).__name__}: {error}"
+        ) from error

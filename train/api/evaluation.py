@@ -32,6 +32,8 @@ DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir"
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16
 _DEV_TASKS = 10
+_DEV_SAMPLES = 4
+"""Answers to each of them as in training."""
 _VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 
 
@@ -135,6 +137,8 @@ def run_dev(job: Job, output: Console) -> bool:
     with TemporaryDirectory() as folder, ProgressDisplay(output, 0) as display:
         rollouts = RolloutDisplay(output, agent_match=job.config.agent_match, trained=job.endpoint is None)
         run = RunDir(Path(folder))
-        ended, verdict = evaluator.try_tasks(job, run=run, callback=display, count=_DEV_TASKS, show=rollouts.show)
+        ended, verdict = evaluator.try_tasks(
+            job, run=run, callback=display, count=_DEV_TASKS, samples=_DEV_SAMPLES, show=rollouts.show
+        )
     rollouts.show_verdict(ended, verdict)
     return not verdict.problems

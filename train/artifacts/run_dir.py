@@ -39,6 +39,8 @@ from groundwire.train.store.rows import COLUMNS, from_row, missing_column, row_e
 
 _FORMAT = 3
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
+LAST_RUN = "runs/latest"
+"""The newest run of the folder that runs are written to by default."""
 _TABLES = ("judge", "verl", "evaluation", "objects", "parts")
 """Tables in config.json."""
 _MAX_METRICS = 1 << 30

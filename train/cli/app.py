@@ -17,11 +17,15 @@ from groundwire.tools.errors import CommandError, exit_on_user_error, named_laye
 from groundwire.tools.terminal import Version
 
 COMMANDS = {
-    "run": ("groundwire.train.run", "Train the model behind an agent"),
+    "init": ("groundwire.train.init", "Begin: write the settings, tasks and reward for the agent in a folder"),
+    "look": ("groundwire.train.run:look", "Run ten tasks without training, and say whether training can work"),
+    "train": ("groundwire.train.run:train_app", "Train the model behind an agent, as groundwire.toml says"),
+    "run": ("groundwire.train.run", "The same without groundwire.toml: every setting is an option"),
     "sft": ("groundwire.train.sft.__main__", "Fine-tune a model on gold answers, before reinforcement learning"),
     "evaluate": ("groundwire.train.evaluate", "Evaluate a model under an agent; tabulate and compare runs"),
     "serve": ("groundwire.train.serve", "Serve a trained model as an OpenAI-compatible endpoint"),
     "report": ("groundwire.train.report.__main__", "Show a run as one HTML page"),
+    "runs": ("groundwire.train.runs", "List the runs of a folder"),
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
@@ -31,7 +35,7 @@ COMMANDS = {
     "runner": ("groundwire.train.runner", "Run agents for a trainer in another process"),
     "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Serve read-only SQL over MCP"),
 }
-"""The module of each command, and its line in ``--help``."""
+"""The module of each command, with the name of its app if that is not ``app``, and its line in ``--help``."""
 _RENAMED = {"replay": "rescore"}
 
 
@@ -51,9 +55,10 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
+    module, _, attribute = COMMANDS[name][0].partition(":")
     with exit_on_user_error(), named_layer("train"):
-        module = import_module(COMMANDS[name][0])
-    return typer.main.get_command(module.app)
+        command = getattr(import_module(module), attribute or "app")
+    return typer.main.get_command(command)
 
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, rich_markup_mode="rich", no_args_is_help=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
@@ -24,6 +25,7 @@ from groundwire.train.config.resolve import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
+_COMPLETES = "_GROUNDWIRE_COMPLETE" in os.environ  # the shell asks for completions, which leave out what is hidden
 _judge_option = partial(typer.Option, rich_help_panel="Judge")
 JudgeModel = Annotated[
     str | None, _judge_option(help="For rewards with a judge: its model. Without it, the local grader")
@@ -81,7 +83,13 @@ AgentOptions = Annotated[
     ),
 ]
 _JUDGE = {"judge_model": JudgeModel, "judge_base_url": JudgeBaseUrl, "judge": JudgePairs}
-_BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.values() for name in preset}
+_USUAL = (
+    *("agent", "agent_input", "agent_output", "domain", "reward", "runner_python", "model", "config", "trainer"),
+    *("output_dir", "steps", "tasks_per_step", "group_size", "learning_rate", "max_tokens", "max_model_len"),
+    *("val_tasks", "rollout_timeout_s", "agent_options"),
+)
+"""The settings of a run that ``--help`` lists; ``--help-all`` lists all."""
+_ALL = "--help-all"
 
 
 def takes_settings(
@@ -125,10 +133,17 @@ def takes_settings(
 
 
 class SettingsCommand(TyperCommand):
-    """A command that says of an option that is gone what to write in its place."""
+    """A command that says of an option that is gone what to write in its place, and shows its usual options first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. Raises a usage error."""
+        hidden = [parameter for parameter in self.params if getattr(parameter, "hidden", False)]
+        if _ALL in args:
+            for parameter in hidden:
+                parameter.hidden = False  # type: ignore[attr-defined]
+            args = ["--help"]
+        elif hidden:
+            self.epilog = f"{_ALL} also lists {len(hidden)} more options: {', '.join(_panels(hidden))}."
         args = [text for text in args if text.removeprefix("--").replace("-", "_") not in WITHOUT_EFFECT]
         try:
             return super().parse_args(ctx, args)
@@ -140,13 +155,19 @@ class SettingsCommand(TyperCommand):
             raise
 
 
+def _panels(options: Iterable[Any]) -> list[str]:
+    """The groups of options, in words."""
+    panels = dict.fromkeys(option.rich_help_panel for option in options if option.rich_help_panel)
+    return [panel[0].lower() + panel[1:] for panel in panels]
+
+
 def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:
     field, declared = record.model_fields[name], record.option(name)
     make: Any = field.default_factory
     default: Any = make() if make else field.default  # get_default() inspects the factory for milliseconds
     default = ",".join(default) if isinstance(default, list) else default
     if record is RunConfig:
-        default = defaults.get(name, "by preset" if name in _BY_PRESET else default)
+        default = defaults.get(name, _with_presets(name, default))
     kind = _option_type(field.annotation)
     info = typer.Option(
         f"{flag(option)}/{flag(f'no_{option}')}" if kind is bool else flag(option),
@@ -154,9 +175,17 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
         help=field.description,
         metavar=declared["metavar"],
         rich_help_panel=declared["panel"],
+        hidden=record is RunConfig and name not in _USUAL and not _COMPLETES,
         show_default=str(default) if default not in (None, False, "") else False,
     )
     return Annotated[kind | None, info]
+
+
+def _with_presets(name: str, default: Any) -> Any:
+    """A default with those of the presets of the local trainer that have another one."""
+    others = {preset: values[name] for preset, values in PRESETS.items() if values.get(name, default) != default}
+    texts = [f"{preset} {'by the size of the model' if value is None else value}" for preset, value in others.items()]
+    return "; ".join((str(default), *texts)) if texts else default
 
 
 def _option_type(annotation: Any) -> Any:

@@ -66,7 +66,8 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     agent_options, judge = dict(options.pop("agent_options", {})), dict(options.pop("judge", {}))
     settings = {name: RunConfig.check_value(name, value) for name, value in options.items()}
     verl: dict[str, Any] = {}
-    for key, written in overrides.items():
+    for written_key, written in overrides.items():
+        key = RunConfig.renamed.get(written_key, written_key)
         table, dot, name = key.partition(".")
         if key in WITHOUT_EFFECT:
             continue
@@ -96,6 +97,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+SETTINGS_FILE = "groundwire.toml"
+"""The settings of a folder, which ``groundwire look`` and ``groundwire train`` read, and ``groundwire init`` writes."""
 SUFFIXES = (".toml", ".yaml", ".yml")
 _MAX_BYTES = 1 << 20
 
@@ -117,7 +120,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
     overrides = {}
     for key, value in by_name.items():
-        if "." not in key and key not in (*NAMES, *RunConfig.gone, *WITHOUT_EFFECT):
+        if "." not in key and key not in (*NAMES, *RunConfig.renamed, *RunConfig.gone, *WITHOUT_EFFECT):
             raise ConfigError(f"{file}: unknown setting {key[:100]}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
     try:

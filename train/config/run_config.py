@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -98,11 +99,13 @@ class AgentSettings(Settings):
     model_config = ConfigDict(strict=True)
     error = ConfigError
     gone = OF_SQL_AGENTS
+    renamed = MappingProxyType({"tasks": "domain"})
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
         None,
-        "Your agent, MODULE:NAME or FILE.py:NAME: a LangGraph graph, an Agents SDK agent or a function of the task",
+        "Your agent, MODULE:NAME, FILE.py:NAME or . for the one in this folder: an agent of a framework, a function of "
+        "the task, or a function that makes the agent",
         metavar="AGENT",
     )
     agent_input: str | None = _agent(
@@ -127,6 +130,7 @@ class AgentSettings(Settings):
     domain: str = _agent(
         "spider",
         "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .csv)",
+        flags=("--tasks",),
     )
     reward: str | None = _agent(
         None,

@@ -20,7 +20,7 @@ from groundwire.train.evaluation.validation import (
     validation_name,
     validation_requests,
 )
-from groundwire.train.evaluation.verdict import AgentVerdict, verdict
+from groundwire.train.evaluation.verdict import AgentVerdict, pass_rate, verdict
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -76,11 +76,19 @@ def try_tasks(
     run: RunDir,
     callback: ProgressCallback,
     count: int,
+    samples: int = 0,
     show: Callable[[Rollout, AgentView], None] = lambda rollout, view: None,
 ) -> tuple[list[Rollout], AgentVerdict]:
-    """Run ``count`` validation tasks, ``show`` each as it ends, and write nothing; returns them and a verdict."""
+    """Run ``count`` tasks, of training as well if validation has less than half of them, ``show`` each as it ends, and
+    write nothing; returns them and a verdict.
+
+    With ``samples``, a model that is trained also answers each task that many times as in training, which the notes
+    tell of.
+    """
     config = job.config
-    requests = validation_requests(choose_tasks(job.data.validation, count), config, config.val_temperature)
+    tasks = choose_tasks(job.data.validation, count)
+    tasks += choose_tasks(job.data.train, count - len(tasks)) if 2 * len(tasks) < count else []
+    requests = validation_requests(tasks, config, config.val_temperature)
     callback.on_phase_start("tasks", len(requests))
     with runtime_of(job, run=run, timer=StepTimer()) as runtime:
         ended = runtime.run(
@@ -89,7 +97,16 @@ def try_tasks(
             on_end=callback.on_rollout_end,
             show=lambda rollout: show(rollout, runtime.view),
         )
-    found = first_verdict(job, runtime, ended, ids=job.endpoint is None)
+        found = first_verdict(job, runtime, ended, ids=job.endpoint is None)
+        if samples and not found.problems and job.endpoint is None and job.trainer.updates_model:
+            again = [
+                request
+                for sample in range(samples)
+                for request in validation_requests(tasks, config, config.temperature, sample=sample)
+            ]
+            callback.on_phase_start("samples", len(again))
+            sampled = runtime.run(again, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
+            found.notes.extend(pass_rate(sampled, max_tokens=config.max_tokens))
     if not found.problems:  # which say it already
         RolloutNotes(found.notes.append).show(ended)
     return ended, found

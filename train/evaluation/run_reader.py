@@ -50,7 +50,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         rollout.calls = [call for call in rollout.calls if re.search(match or "", call.agent)]
     return {
         "run": run.path.name,
-        "model": _model_name(str(config.get("model"))),
+        "model": model_name(str(config.get("model"))),
         "backend": config.get("backend"),
         "context": " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None)),
         "max_turns": options.get("max_turns"),
@@ -78,7 +78,7 @@ def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:
     return answers, unreadable
 
 
-def _model_name(model: str) -> str:
+def model_name(model: str) -> str:
     """The run and step of a checkpoint, the name of another folder, or the model's name."""
     path = Path(model)
     if path.parent.name == "checkpoints":
@@ -222,8 +222,8 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
         **({"without_calls": silent} if silent else {}),
-        "validation": _before_after(lines, "validation"),
-        "validation_sampled": _before_after(lines, "validation_sampled"),
+        "validation": before_after(lines, "validation"),
+        "validation_sampled": before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
         "idle_fraction": round(seconds["waiting"] / total_s, 4) if total_s else 0.0,
     }
@@ -244,7 +244,7 @@ def untrained(lines: Sequence[Mapping[str, Any]]) -> str:
     return f"nothing was trained: in no group of {len(steps)} step(s) did the rewards of rollouts differ"
 
 
-def _before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     """The full validations before and after training, with their breakdowns; a stopped run has no ``after``."""
     validations = [line[name] for line in lines if name in line]
     if not validations:

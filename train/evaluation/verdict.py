@@ -94,6 +94,38 @@ def verdict(
     return AgentVerdict(problems, notes)
 
 
+def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
+    """What sampled rollouts, several of each task, say of a training with this model: their mean reward, how many tasks
+    have rollouts that differ, and what helps where none has.
+    """
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.outcome.reward is not None:
+            rewards[rollout.group].append(rollout.outcome.reward)
+    scores = [reward for group in rewards.values() for reward in group]
+    if not scores:
+        return []
+    differ = sum(len(set(group)) > 1 for group in rewards.values())
+    mean = sum(scores) / len(scores)
+    text = (
+        f"sampled {len(scores)} answers to {len(rewards)} tasks: mean reward {mean:.3f}; the rewards of {differ} of "
+        f"{len(rewards)} tasks differ, and only such tasks teach"
+    )
+    if differ:
+        return [text]
+    calls = [call for rollout in rollouts for call in rollout.trainable_calls]
+    cut = [call for call in calls if call.truncated]
+    if len(set(scores)) > 1 or (max(scores) > 0 and min(scores) == max(scores)):
+        return [text, "every answer to a task gets the same reward: take harder or other tasks, or a finer reward"]
+    advice = [
+        f"{len(cut)} of {len(calls)} replies were cut off at max_tokens ({max_tokens}): give more" if cut else "",
+        "show the model right answers first: --warm-start FILE of chats, or --warm-start RUN of a better model's "
+        "rollouts, of which the best are taken",
+        "take a larger model, easier tasks, or a reward that also scores parts of an answer",
+    ]
+    return [text, f"the model gets nothing right, so it would learn nothing. {'; or '.join(filter(None, advice))}"]
+
+
 def failed_before_calls(rollouts: Sequence[Rollout]) -> str:
     """That the agent raised before its first call in most rollouts; else empty."""
     failed = [rollout for rollout in rollouts if rollout.outcome.failure == "setup"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, count, islice
 from pathlib import Path
@@ -42,8 +42,10 @@ _MAX_TOKENS = 96
 """Of a first query, for the accuracy."""
 
 
-def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any]) -> Iterator[str]:
-    """Train; yields lines for the user. Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any]) -> Generator[str, None, Path]:
+    """Train; yields lines for the user, and returns the folder of the model.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
 
     ``resume`` is the folder of a run, whose settings are taken where none are ``given``.
     """
@@ -94,6 +96,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
             else:
                 trainer.train(reader.steps(trainer.groups), reader.total, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
+        return folder / "model"
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; continue with groundwire sft --resume {folder}") from None
 

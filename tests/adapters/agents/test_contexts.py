@@ -199,7 +199,7 @@ def test_a_folder_with_a_langgraph_json_is_an_agent(tmp_path: Path, monkeypatch:
     for name, sentence in {
         ".": "langgraph.json has 2 graphs: write .:NAME with one of plain, other",
         ".:third": "langgraph.json has no graph 'third': write .:NAME with one of plain, other",
-        "src": "agent 'src' is a folder without a langgraph.json: write the agent as module:name",
+        "src": "agent 'src': the folder seems to have no agent; write the one to run as module:name",
     }.items():
         with pytest.raises(ValueError, match=sentence):
             agent_backend(name)

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from programs import ROOT, run, run_command
 from groundwire.tools.terminal import version
 from groundwire.train.cli.app import COMMANDS
 
-MODULES = [module.removesuffix(".__main__") for module, _ in COMMANDS.values()]
+MODULES = [module.removesuffix(".__main__") for module, _ in COMMANDS.values() if ":" not in module]
+NAMED = [("-m", "train.cli.app", name) for name in COMMANDS]
+WITH_SETTINGS = ("look", "train", "run")
+SCREEN = 50  # lines
 ESCAPE = "\x1b"
 
 
@@ -75,17 +79,29 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
     assert "groundwire.sh" in (tmp_path / ".bashrc").read_text()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_command_has_a_version(module: str) -> None:
-    done = _run("-m", module, "--version")
+@pytest.mark.parametrize("command", [*NAMED, *(("-m", module) for module in MODULES)])
+def test_every_command_has_a_version(command: Sequence[str]) -> None:
+    done = _run(*command, "--version")
     assert (done.returncode, done.stdout) == (0, f"groundwire {version()}\n"), done.stderr
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_help_shows_the_whole_name_of_every_option_at_80_columns(module: str) -> None:
-    shown = _run("-m", module, "--help", COLUMNS="80").stdout
+@pytest.mark.parametrize("command", NAMED)
+def test_help_shows_the_whole_name_of_every_option_at_80_columns(command: Sequence[str]) -> None:
+    shown = _run(*command, "--help-all" if command[-1] in WITH_SETTINGS else "--help", COLUMNS="80").stdout
     assert "--help" in shown
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_help_fits_two_screens_and_says_what_more_there_is(command: Sequence[str]) -> None:
+    shown = _run(*command, "--help", COLUMNS="100").stdout
+    assert shown.count("\n") <= 2 * SCREEN
+    if command[-1] in WITH_SETTINGS:
+        everything = _run(*command, "--help-all", COLUMNS="100").stdout
+        assert "--help-all also lists" in shown
+        assert "--sampling-budget" not in shown
+        assert "--sampling-budget" in everything
+        assert "36; fast 44; hf 200" in shown  # the presets' own defaults
 
 
 def test_the_commands_are_the_modules_that_python_runs() -> None:

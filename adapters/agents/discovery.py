@@ -1,0 +1,182 @@
+"""The agents in a folder, found in the text of its Python files: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from groundwire.adapters.agents.drivers import TEXT_NAMES
+
+_FRAMEWORKS = {
+    **dict.fromkeys(("langgraph", "langchain.agents", "langgraph_supervisor", "langgraph_swarm"), "LangGraph"),
+    **{"deepagents": "LangGraph", "agents": "the OpenAI Agents SDK", "pydantic_ai": "Pydantic AI", "agno": "Agno"},
+    **{"google.adk": "Google ADK", "strands": "Strands", "crewai": "CrewAI", "autogen_agentchat": "AutoGen"},
+    **{"agent_framework": "Agent Framework", "camel": "CAMEL", "dspy": "DSPy", "haystack": "Haystack"},
+    **{"smolagents": "smolagents", "llama_index": "LlamaIndex", "workflows": "LlamaIndex"},
+}
+"""The frameworks' names, by their packages."""
+_SKIPPED = {"node_modules", "site-packages", "tests", "test", "build", "dist", "__pycache__", "runs"}
+_MOST_FILES = 2000
+_MAKES_AGENT = re.compile(
+    r"\w*Agent|Crew|\w*Team|\w*GroupChat|Swarm|\w*Workflow|Pipeline|ReAct|ChainOfThought|compile|create_\w*agent"
+    r"|create_supervisor|create_swarm"
+)
+"""Names of the classes and functions of frameworks that make an agent."""
+_OF_CLASSES = ("crewai.project.CrewBase", "dspy.Module", "agentlightning.LitAgent")
+"""Decorators and bases of classes that are agents, beside those that make agents themselves."""
+_CLIENTS = ("openai", "anthropic", "litellm", "ollama", "google.genai", "groq", "mistralai", "boto3", "instructor")
+_TASK_NAMES = ("question", "task", *TEXT_NAMES)
+_OBJECT, _MAKER, _FUNCTION = range(3)
+
+
+class FoundAgent(NamedTuple):
+    """An agent that a folder seems to have."""
+
+    name: str
+    """As ``--agent`` takes it."""
+    what: str
+    """What it is, for the user: its framework, or that it is a function."""
+    place: str
+    """``FILE:LINE``."""
+
+
+@dataclass
+class _Module:
+    imports: dict[str, str]
+    """The full name of each imported name."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """The full name of the function or class that made each variable."""
+
+
+def find_agents(folder: Path) -> list[FoundAgent]:
+    """The agents in ``folder``, the likeliest kind only: objects of a framework that are no part of another one, else
+    functions and classes that make such an object, else functions of a question whose module calls a model.
+    """
+    found: list[tuple[int, str, FoundAgent]] = []
+    parts: set[str] = set()
+    for path in _python_files(folder):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for kind, name, what, node in _agents_of(tree, parts):
+            place = f"{path.relative_to(folder)}"
+            found.append((kind, name, FoundAgent(f"{place}:{name}", what, f"{place}:{node.lineno}")))
+    whole = [entry for entry in found if entry[1] not in parts] or found
+    best = min((kind for kind, _, _ in whole), default=None)
+    return [agent for kind, _, agent in whole if kind == best]
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    count = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in _SKIPPED and name[0] != "." and not Path(place, name, "pyvenv.cfg").exists()
+        )
+        for name in sorted(files):
+            if name.endswith(".py") and not name.startswith("test_") and (count := count + 1) <= _MOST_FILES:
+                yield Path(place, name)
+
+
+def _agents_of(tree: ast.Module, parts: set[str]) -> Iterator[tuple[int, str, str, ast.stmt]]:
+    """The kind, the name and the framework of each agent of a module, and its statement. The names that agents are made
+    of come into ``parts``.
+    """
+    module = _Module(_imports_of(tree))
+    calls_a_model = any(_is_of(name, (*_CLIENTS, *_FRAMEWORKS)) for name in module.imports.values())
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr | ast.Assign):
+            parts |= _added(statement.value, module)
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            made_by = _maker(statement.value, module)
+            module.variables |= dict.fromkeys(names, made_by or "")
+            if made_by and _makes_agent(made_by):
+                parts |= _names_in(statement.value)
+                yield from ((_OBJECT, name, f"agent of {_framework(made_by)}", statement) for name in names)
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            made = [made for node in ast.walk(statement) if (made := _maker(node, module)) and _makes_agent(made)]
+            first = [argument.arg for argument in statement.args.args[:1]]
+            if made:
+                parts |= _names_in(statement) - {statement.name}
+            if made and not _required(statement):
+                yield _MAKER, statement.name, f"function that makes an agent of {_framework(made[-1])}", statement
+            elif calls_a_model and first and first[0] in _TASK_NAMES and not statement.decorator_list:
+                yield _FUNCTION, statement.name, f"function of the {first[0]}", statement
+        elif isinstance(statement, ast.ClassDef):
+            marks = [_full_name(node, module) for node in (*statement.decorator_list, *statement.bases)]
+            mark = next((mark for mark in marks if mark in _OF_CLASSES or _makes_agent(mark)), None)
+            if mark:
+                module.imports[statement.name] = mark  # a call of the class makes an agent, too
+                yield _MAKER, statement.name, f"class of {_framework(mark)}", statement
+
+
+def _imports_of(tree: ast.Module) -> dict[str, str]:
+    names = dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                names[alias.asname or name] = name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _required(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = function.args
+    return len(arguments.posonlyargs) + len(arguments.args) > len(arguments.defaults) or None in arguments.kw_defaults
+
+
+def _added(node: ast.AST, module: _Module) -> set[str]:
+    """The names that a framework's object gets in methods such as ``builder.add_node("ask", agent)``."""
+    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+    adding = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("add_")]
+    to_own = [call for call in adding if _is_of(_full_name(call.func, module), (*_FRAMEWORKS,))]
+    return {name for call in to_own for argument in call.args for name in _names_in(argument)}
+
+
+def _full_name(node: ast.AST, module: _Module) -> str:
+    """The full name of what an expression such as ``a.b.c`` means; empty if it is not known."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        else:
+            node = node.func if isinstance(node, ast.Call) else node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    root = module.imports.get(node.id) or module.variables.get(node.id, "")
+    return ".".join((root, *reversed(attributes))) if root else ""
+
+
+def _maker(node: ast.AST, module: _Module) -> str:
+    """The full name of what is called last in an expression; empty if it is no call of an imported package."""
+    return _full_name(node, module) if isinstance(node, ast.Call) else ""
+
+
+def _makes_agent(name: str) -> bool:
+    return _is_of(name, (*_FRAMEWORKS,)) and bool(_MAKES_AGENT.fullmatch(name.rpartition(".")[2]))
+
+
+def _is_of(name: str, packages: tuple[str, ...]) -> bool:
+    return f"{name}.".startswith(tuple(f"{package}." for package in packages))
+
+
+def _framework(name: str) -> str:
+    return next(
+        (framework for package, framework in _FRAMEWORKS.items() if _is_of(name, (package,))), "Agent Lightning"
+    )
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
