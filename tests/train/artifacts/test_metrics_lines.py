@@ -13,7 +13,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 
 
 def test_the_table_of_the_docs_is_the_declaration() -> None:
-    table = (ROOT / "docs" / "health.md").read_text().partition("## Keys of a line")[2].partition("## Warnings")[0]
+    table = (ROOT / "docs" / "why.md").read_text().partition("## Keys of a line")[2].partition("## Warnings")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     assert len(rows) == len(MetricsLine.model_fields)
     assert dict(rows) == {name: field.description for name, field in MetricsLine.model_fields.items()}
