@@ -1,4 +1,4 @@
-"""The tables in docs/frameworks.md and docs/capabilities.md, made from the results."""
+"""The tables in README.md, docs/frameworks.md and docs/capabilities.md, made from the results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _HEAD = (
     "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
     "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy", "Sampled accuracy",
 )  # fmt: skip
+_README_HEAD = ("Framework", "API", "Greedy accuracy", "Gain, 95 % interval")
 _SHORT_HEAD = ("Framework", *_API_NAMES.values(), "Tools", "Structured output", "Stream", "Agent names", "Exact tokens")
 
 
@@ -38,6 +39,7 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The table of each page, by the page's name."""
     agents = [(agent, results[agent.folder]) for agent in AGENTS if agent.folder in results]
     return {
+        "../README.md": _table(_README_HEAD, [_readme_row(agent, result) for agent, result in agents]),
         "frameworks.md": _table(_HEAD, [_row(agent, result) for agent, result in agents]),
         "capabilities.md": _table(_SHORT_HEAD, [_short_row(agent, result) for agent, result in agents]),
     }
@@ -46,6 +48,20 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
+    """Whether the agent gained by its training, in points."""
+    check = result.get("check")
+    apis = ", ".join(_API_NAMES[name] for name in check["wire_apis"]) if check else ""
+    row = [f"[{agent.title}]({agent.path})", apis]
+    trained = (result.get("training") or {}).get("validation", {})
+    if "after" not in trained:
+        return [*row, "", ""]
+    low, high = trained["difference_ci95"]
+    verdict = "gained" if low > 0 else "lost" if high < 0 else "no clear gain"
+    points = f"{100 * trained['difference']:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}]"
+    return [*row, f"{trained['before']:.3f} → {trained['after']:.3f} of {trained['n']}", f"{verdict}: {points}"]
 
 
 def _short_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:

@@ -51,14 +51,16 @@ async def test_the_training_takes_its_settings() -> None:
 
 
 async def test_the_tables_are_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = {name: (ROOT / "docs" / name).read_text() for name in ("frameworks.md", "capabilities.md")}
+    pages = {name: (ROOT / "docs" / name).read_text() for name in ("frameworks.md", "capabilities.md", "../README.md")}
+    docs = tmp_path / "docs"
+    docs.mkdir()
     for name, text in pages.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(_table, "_DOCS", tmp_path)
+        (docs / name).write_text(text)
+    monkeypatch.setattr(_table, "_DOCS", docs)
     results: dict[str, Any] = json.loads((ROOT / "docs" / "frameworks.json").read_text())
     _table.write_pages(results)
-    assert {name: (tmp_path / name).read_text() for name in pages} == pages
+    assert {name: (docs / name).read_text() for name in pages} == pages
     _table.write_pages({"langgraph": {"reason": "no such package", "seconds": 1.0}})
     for name, title in (("frameworks.md", "examples/frameworks/langgraph)"), ("capabilities.md", "| LangGraph |")):
-        [row] = [line for line in (tmp_path / name).read_text().splitlines() if title in line]
+        [row] = [line for line in (docs / name).read_text().splitlines() if title in line]
         assert row.endswith(" no such package |")
