@@ -32,14 +32,14 @@ _RESULTS = ROOT / "docs" / "frameworks.json"
 _CHECK_S, _TRAINING_S = 600, 3600
 """After which a program hangs: a check takes seconds, a training minutes."""
 SETTINGS = (
-    "steps=8",
+    "steps=12",
     "tasks_per_step=8",
     "val_tasks=32",
     "val_every=0",
     "max_model_len=4096",
     "credit=broadcast",
+    "learning_rate=2e-4",
     "lr_schedule=constant",
-    "warmup_steps=0",
     "checkpoint_every=100",
     "rollout_timeout_s=300",
     "rollout_process=off",

@@ -22,7 +22,7 @@ _API_NAMES = {
 }
 _HEAD = (
     "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
-    "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy", "Sampled accuracy",
+    "Structured output", "Agent names", "Prefix breaks", "Rollouts", "Greedy accuracy", "Sampled accuracy",
 )  # fmt: skip
 _README_HEAD = ("Framework", "API", "Greedy accuracy", "Gain, 95 % interval")
 _SHORT_HEAD = ("Framework", *_API_NAMES.values(), "Tools", "Structured output", "Stream", "Agent names", "Exact tokens")
@@ -121,8 +121,9 @@ def _breaks(training: Mapping[str, Any] | None) -> str:
 
 
 def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
-    """Greedy, then sampled."""
+    """On how many rollouts it was trained; its greedy accuracy, then its sampled one."""
     if (training := result.get("training")) is None:
-        return [str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens")), ""]
+        return ["", "", str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens"))]
     found = [training.get(name, {}) for name in ("validation", "validation_sampled")]
-    return [f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "" for each in found]
+    shown = [f"{each['before']:.3f} → {each['after']:.3f} of {each['n']}" if "after" in each else "" for each in found]
+    return [str(training["rollouts"]), *shown]

@@ -47,7 +47,7 @@ async def test_the_examples_have_no_line_about_training() -> None:
 
 
 async def test_the_training_takes_its_settings() -> None:
-    assert merge_overrides({}, parse_overrides(SETTINGS))["steps"] == 8
+    assert merge_overrides({}, parse_overrides(SETTINGS))["steps"] == 12
 
 
 async def test_the_tables_are_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
