@@ -48,6 +48,9 @@ WarmStart = Annotated[
         metavar="FILE|RUN_DIR",
     ),
 ]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Serve the report while it trains, on this machine: a page that reloads itself")
+]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")]
 Diff = Annotated[bool, typer.Option("--diff", help="With --print-config: show what differs from the published recipe")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")]
@@ -111,6 +114,7 @@ def train_here(
     base_url: BaseUrl = None,
     resume: ResumedRun = None,
     warm_start: WarmStart = None,
+    watch: Watch = False,
     show_config: PrintConfig = False,
     debug: Debug = False,
     version: Version = False,
@@ -121,14 +125,12 @@ def train_here(
     """
     with exit_on_user_error(debug):
         given = given_settings(*with_preset(settings, overrides or []))
-        _run(
-            given if resume else _of_this_folder(given),
-            False,
-            base_url,
-            resume=resume,
-            show_config=show_config,
-            debug=debug,
-        )
+        given = given if resume else _of_this_folder(given)
+        if warm_start and resume:
+            raise CommandError("--warm-start and --resume exclude each other: a run that goes on has its model")
+        if warm_start and not show_config:
+            given["model"] = _fine_tuned(given, warm_start)
+        _run(given, False, base_url, resume=resume, watch=watch, show_config=show_config, debug=debug)
 
 
 def _fine_tuned(given: dict[str, Any], source: str) -> str:
@@ -167,6 +169,7 @@ def _run(
     base_url: str | None,
     *,
     resume: str | None = None,
+    watch: bool = False,
     show_config: bool = False,
     diff: bool = False,
     debug: bool = False,
@@ -186,7 +189,7 @@ def _run(
         output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
         return
     setup_logging(debug)
-    worked = run_dev(job, output) if dev else not untrained(train(job, run, output).metrics())
+    worked = run_dev(job, output) if dev else not untrained(train(job, run, output, watch=watch).metrics())
     if not worked:
         raise typer.Exit(1)
 

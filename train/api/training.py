@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,8 +92,10 @@ def _config(given: dict[str, Any], objects: Objects, *, dev: bool, endpoint: Mod
     return config.model_copy(update={"track": [name for name in config.track if logged_in(name)]})
 
 
-def train(job: Job, resumed: RunDir | None, output: Console) -> RunDir:
+def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = False) -> RunDir:
     """Train, show the progress and the summary on ``output``, and return the run, which has all results.
+
+    With ``watch`` its report is served meanwhile.
 
     A resumed run without a step left is returned as it is. An error that ends training says how to continue.
     """
@@ -110,11 +112,18 @@ def train(job: Job, resumed: RunDir | None, output: Console) -> RunDir:
     )
     with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import ProgressDisplay, show_summary
+        from groundwire.train.report.live import served
     with run.lock():
         if resumed is not None:
             store_settings(run, job)
         output.print(f"run:  {run.path}", markup=False)
-        with resume_hint(run, fit=bool(job.objects.names())), GracefulShutdown() as shutdown:
+        with (
+            served(run) if watch else nullcontext() as address,
+            resume_hint(run, fit=bool(job.objects.names())),
+            GracefulShutdown() as shutdown,
+        ):
+            if address:
+                output.print(f"report: {address}", markup=False)
             try:
                 with ProgressDisplay(output, trainer.steps_shown(config)) as display:
                     trainer.train(job, run, display, shutdown)

@@ -45,7 +45,7 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
     validation_temperatures,
 )
-from groundwire.train.evaluation.verdict import cannot_begin
+from groundwire.train.evaluation.verdict import cannot_begin, pass_rate
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job
 from groundwire.train.local.grpo import GRPO, check_state
@@ -109,6 +109,7 @@ class LocalTrainer:
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
+        self._is_advised = False
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
@@ -147,6 +148,8 @@ class LocalTrainer:
             group.record()  # the run's files show what is trained
         self.run.write_rollouts(step, results)
         self._check_trainable(results)
+        if step == 1:
+            self._advise(results)
         self._schedule.add_rollouts(results)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
@@ -258,7 +261,16 @@ class LocalTrainer:
                 self.callback.on_note(note)
             if found.problems:
                 raise RolloutsFailedError("; ".join(found.problems))
+            if not any(result.outcome.reward for result in results):  # the last ones are sampled as in training
+                self._advise(results)
         return validations
+
+    def _advise(self, sampled: Sequence[Rollout]) -> None:
+        """Say once, before time is spent, what helps a model whose first sampled rollouts teach nothing."""
+        advice = pass_rate(sampled, max_tokens=self.config.max_tokens)[1:]
+        if advice and not self._is_advised:
+            self._is_advised = True
+            self.callback.on_note(advice[0])
 
     def _check_trainable(self, results: Sequence[Rollout]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""

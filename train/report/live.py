@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from groundwire.tools.http.server import HttpServer
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
+from groundwire.train.rollouts.event_loop import EventLoopThread
 
 _POLL_MS = 3000
 _NOT_CACHED = {"Cache-Control": "no-store"}
@@ -91,3 +93,15 @@ async def serve(run: RunDir, *, port: int) -> None:
         await asyncio.Event().wait()
     finally:
         await report.stop()
+
+
+@contextmanager
+def served(run: RunDir) -> Iterator[str]:
+    """Serve the report of ``run`` in a thread during the block; yields its address."""
+    report, loop = LiveReport(run), EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
+    loop.start()
+    try:
+        loop.call(report.start())
+        yield f"{report.url}/"
+    finally:
+        loop.stop(report.stop())

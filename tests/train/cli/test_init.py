@@ -41,12 +41,28 @@ def test_three_commands_lead_from_a_folder_to_a_trained_model(app: Path) -> None
     assert "agent: called as my_app.py:answer(question=the question)" in looked.stdout, looked.stderr
     assert "the agent sees: question; hidden: expected" in looked.stdout
     assert "verdict" in looked.stdout
-    trained = _groundwire(app, "train", *SMALL)
+    trained = _groundwire(app, "train", *SMALL, "--watch")
     assert "tasks.jsonl: train 2 tasks" in trained.stdout, trained.stderr
     [run_dir] = [path for path in (app / "runs").iterdir() if not path.is_symlink()]
     config = json.loads((run_dir / "config.json").read_text())
     assert config["steps"] == 1  # an option wins over the file
     assert config["learning_rate"] == 5e-5  # the file over the preset
+    assert "report: http://127.0.0.1:" in trained.stdout
+    assert trained.stdout.count("show the model right answers first: --warm-start FILE") == 1
+    assert trained.stdout.index("--warm-start FILE") < trained.stdout.index("step   1/1")
+
+
+def test_a_warm_start_fine_tunes_first_and_trains_that_model(app: Path) -> None:
+    _groundwire(app, "init", "--model", "starter")
+    messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "ok"}]
+    (app / "chats.jsonl").write_text(3 * (json.dumps({"messages": messages}) + "\n"))
+    done = _groundwire(app, "train", *SMALL, "--warm-start", "chats.jsonl")
+    assert "warm start: fine-tunes starter on the chats of chats.jsonl" in done.stdout, done.stderr
+    [config] = (json.loads(file.read_text()) for file in (app / "runs").glob("2*/config.json"))
+    assert config["model"].endswith("-chats/model")
+    both = _groundwire(app, "train", "--warm-start", "chats.jsonl", "--resume", "runs/latest")
+    assert both.returncode == 2
+    assert "exclude each other" in both.stderr
 
 
 def test_what_exists_is_kept(app: Path) -> None:

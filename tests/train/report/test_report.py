@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import gzip
@@ -40,9 +39,8 @@ from groundwire.train.report.build import (
     choose,
 )
 from groundwire.train.report.charts import Chart, Series, charts, draw_pngs, svg
-from groundwire.train.report.live import LiveReport
+from groundwire.train.report.live import served
 from groundwire.train.report.token_text import token_decoder
-from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.why import app as why_app
 
@@ -401,22 +399,10 @@ def test_the_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert (done.exit_code, "is not a run" in done.stderr) == (2, True)
 
 
-@contextlib.contextmanager
-def serving(run: RunDir) -> Iterator[str]:
-    """The address of the run's live page."""
-    loop, report = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=60), LiveReport(run)
-    loop.start()
-    try:
-        loop.call(report.start())
-        yield report.url
-    finally:
-        loop.stop(report.stop())
-
-
 @pytest.fixture
-def served(finished: RunDir) -> Iterator[str]:
-    with serving(finished) as url:
-        yield url
+def address(finished: RunDir) -> Iterator[str]:
+    with served(finished) as url:
+        yield url.removesuffix("/")
 
 
 def get(address: str, **headers: str) -> str:
@@ -427,7 +413,7 @@ def get(address: str, **headers: str) -> str:
 def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, tmp_path: Path) -> None:
     run = RunDir.open(shutil.copytree(finished.path, tmp_path / "run"))
     (run.path / "config.json").write_text("{")
-    with serving(run) as url:
+    with served(run) as url:
         with pytest.raises(urllib.error.HTTPError) as refused:
             get(url)
         assert "config.json is damaged" in refused.value.read().decode()
@@ -439,18 +425,18 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
 
 def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("groundwire.tools.http.server._FIRST_REQUEST_S", 0.1)
-    with serving(finished) as url:
+    with served(finished) as url:
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
             with socket.create_connection(("127.0.0.1", urlsplit(url).port), timeout=30) as client:
                 client.sendall(data)
                 assert client.recv(100) == b""
 
 
-def test_clients_that_connect_at_once_all_get_through(served: str) -> None:
+def test_clients_that_connect_at_once_all_get_through(address: str) -> None:
     with contextlib.ExitStack() as clients:
         for _ in range(100):
-            clients.enter_context(socket.create_connection(("127.0.0.1", urlsplit(served).port), timeout=10))
-        assert get(f"{served}/state")
+            clients.enter_context(socket.create_connection(("127.0.0.1", urlsplit(address).port), timeout=10))
+        assert get(f"{address}/state")
 
 
 def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:
@@ -460,26 +446,26 @@ def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:
     assert program.wait(60).returncode == 0
 
 
-def test_a_client_that_leaves_a_live_page_is_not_reported(served: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_leaves_a_live_page_is_not_reported(address: str, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", int(served.rpartition(":")[2]))) as client:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 3)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
-    assert get(f"{served}/state")
+    assert get(f"{address}/state")
     assert capfd.readouterr().err == ""
 
 
-def test_a_live_page_changes_its_state_when_the_run_has_new_results(served: str, finished: RunDir) -> None:
-    state = get(f"{served}/state")
-    assert repr(state) in get(f"{served}/")
-    assert get(f"{served}/state") == state
+def test_a_live_page_changes_its_state_when_the_run_has_new_results(address: str, finished: RunDir) -> None:
+    state = get(f"{address}/state")
+    assert repr(state) in get(f"{address}/")
+    assert get(f"{address}/state") == state
     finished.append_metrics(line(3))
-    assert get(f"{served}/state") != state
-    assert repr(get(f"{served}/state")) in get(f"{served}/")
+    assert get(f"{address}/state") != state
+    assert repr(get(f"{address}/state")) in get(f"{address}/")
 
 
-def test_a_live_page_is_for_this_machine_only(served: str) -> None:
+def test_a_live_page_is_for_this_machine_only(address: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        get(served, Host="evil.example:80")
+        get(address, Host="evil.example:80")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        get(f"{served}/../config.json")
+        get(f"{address}/../config.json")
