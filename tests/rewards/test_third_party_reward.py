@@ -19,7 +19,7 @@ DOCS = ROOT / "docs" / "rewards.md"
 
 def _shown() -> tuple[str, str]:
     """The pyproject.toml and the module in docs/rewards.md."""
-    section = DOCS.read_text(encoding="utf-8").partition("## Your own reward")[2]
+    section = DOCS.read_text(encoding="utf-8").partition("### A name of its own")[2].partition("\n## ")[0]
     [project] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     [module] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return project, module

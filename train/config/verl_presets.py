@@ -160,7 +160,7 @@ _VARIANT = re.compile(r"qwen3b-turns(\d)-chars(\d+)(-check)?")
 def removed_preset(name: str) -> str:
     """What to do without a preset of this name, which earlier versions had; "" for other names."""
     if name == "npu":
-        return "the preset npu is gone, as it never ran on an Ascend device; docs/ray.md has its settings"
+        return "the preset npu is gone, as it never ran on an Ascend device; docs/published.md has its settings"
     if not (variant := _VARIANT.fullmatch(name)):
         return ""
     turns, characters, check = variant.groups()
