@@ -61,6 +61,8 @@ def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     low, high = trained["difference_ci95"]
     verdict = "gained" if low > 0 else "lost" if high < 0 else "no clear gain"
     points = f"{100 * trained['difference']:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}]"
+    if trained.get("baseline") == "first query":  # it was right more often than the answers
+        points += f" from its first queries' {trained['before_first_query']:.3f}"
     return [*row, f"{trained['before']:.3f} → {trained['after']:.3f} of {trained['n']}", f"{verdict}: {points}"]
 
 
