@@ -7,6 +7,7 @@ output is plain lines.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
@@ -34,6 +35,19 @@ def installed_version(package: str) -> str | None:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: ``1 step``, ``1,200 steps``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in words: ``2 min 10 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def in_notebook() -> bool:
+    """Whether this is the process of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 def version() -> str:
@@ -67,7 +81,9 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     from rich.console import Console
 
     force = False if os.environ.get("NO_COLOR") else None
-    return Console(stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force)
+    return Console(
+        stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force, force_jupyter=False
+    )
 
 
 @contextmanager

@@ -55,6 +55,10 @@ class StepTimer:
             seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
             return seconds
 
+    def current(self) -> str:
+        """The phase for which this moment counts."""
+        return next((name for name in PHASES if self._busy[name] > 0), "waiting")
+
     def _change(self, phase: str, entries: int) -> None:
         with self._lock:
             self._attribute()
@@ -63,8 +67,7 @@ class StepTimer:
     def _attribute(self) -> None:
         """Add the time since the last change to the first busy phase."""
         now = time.perf_counter()
-        phase = next((name for name in PHASES if self._busy[name] > 0), "waiting")
-        self._seconds[phase] += now - self._since
+        self._seconds[self.current()] += now - self._since
         self._since = now
 
 

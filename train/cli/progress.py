@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
+from rich.text import Text
 
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall, calls_of_agents
+from groundwire.tools.terminal import format_duration, in_notebook
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.evaluation.verdict import AgentVerdict
+from groundwire.train.report.charts import curve_html
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Rollout
 
 _SHOWN_IDS = 8
 
 
-class ProgressDisplay(ProgressCallback):
-    """Prints a line per step, and on a terminal shows a progress bar of the current rollouts."""
+_LINE_S, _DRAW_S = 30.0, 1.0
+"""Seconds between two lines in a pipe, and between two pictures in a notebook."""
 
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console, self._steps = console, steps
+
+class _Where(ProgressColumn):
+    def __init__(self, where: Callable[[], str]) -> None:
+        super().__init__()
+        self._where = where
+
+    def render(self, task: Task) -> Text:
+        return Text(self._where())
+
+
+class ProgressDisplay(ProgressCallback):
+    """Prints a line per step. On a terminal a bar shows where the run is, in a notebook a bar and the curve so far, and
+    elsewhere a line every 30 seconds.
+    """
+
+    def __init__(self, console: Console, steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._steps, self._clock = console, steps, clock
+        self._phase, self._unit, self._done, self._total = "", "", 0, 0
+        self._began, self._step, self._trained_s = clock(), 0, list[float]()
+        self._lines: list[dict[str, Any]] = []
+        self._picture: Any = None
+        self._ended = threading.Event()
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.completed}/{task.total} rollouts"),
+            _Where(self.where),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -40,18 +65,52 @@ class ProgressDisplay(ProgressCallback):
 
     def __enter__(self) -> ProgressDisplay:
         self._progress.start()
+        if in_notebook() and not self._console.quiet:
+            from IPython.display import HTML, display
+
+            self._picture = display(HTML(), display_id=True)
+        if not self._console.is_terminal:
+            threading.Thread(target=self._tell_often, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self._progress.stop()
 
-    def on_phase_start(self, name: str, rollouts: int) -> None:
-        """Begin the bar anew."""
-        self._progress.reset(self._bar, description=name, total=rollouts, visible=True)
+    def where(self) -> str:
+        """The phase of the run, how much of it is done, and about how long the rest of the run takes."""
+        rewards = " and score" if self.timer is not None and self.timer.current() == "reward" else ""
+        text = f"{self._phase}{rewards}, {self._done} of {self._total} {self._unit}" if self._phase else "starting"
+        if not self._trained_s or self._step >= self._steps:
+            return text
+        left_s = (self._steps - self._step) * fmean(self._trained_s) - (self._clock() - self._began)
+        return f"{text}; about {format_duration(max(0.0, left_s))} left"
 
-    def on_rollout_end(self) -> None:
+    def tell(self) -> None:
+        """Say where the run is: in a notebook with a bar and the curve so far."""
+        if self._picture is None:
+            self._console.print(self.where(), markup=False)
+            return
+        from IPython.display import HTML
+
+        bar = f'<progress max="{max(1, self._total)}" value="{self._done}"></progress> {self.where()}<br>'
+        self._picture.update(HTML("" if self._ended.is_set() else bar + curve_html(self._lines)))
+
+    def _tell_often(self) -> None:
+        while not self._ended.wait(_LINE_S if self._picture is None else _DRAW_S):
+            self.tell()
+        if self._picture is not None:  # the result of the run shows the whole curve
+            self.tell()
+
+    def on_phase_start(self, name: str, total: int, unit: str = "rollouts") -> None:
+        """Begin the bar anew."""
+        self._phase, self._unit, self._done, self._total = name, unit, 0, total
+        self._progress.reset(self._bar, total=total, visible=True)
+
+    def on_rollout_end(self, count: int = 1) -> None:
         """Advance the bar."""
-        self._progress.advance(self._bar)
+        self._done += count
+        self._progress.advance(self._bar, count)
 
     def on_note(self, text: str) -> None:
         """Print the note."""
@@ -59,7 +118,11 @@ class ProgressDisplay(ProgressCallback):
 
     def on_step_end(self, metrics: dict[str, Any]) -> None:
         """Print the step's metrics."""
-        step = metrics["step"]
+        step, now = metrics["step"], self._clock()
+        if step:
+            self._trained_s.append(now - self._began)
+        self._began, self._step = now, step
+        self._lines.append(metrics)
         text = f"[bold]step {step:>3}/{self._steps}[/bold]" if step else "[bold]before training[/bold]"
         if metrics.get("reward") is not None:
             text += f"  reward {metrics['reward']:.3f}"

@@ -11,7 +11,7 @@ import math
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -137,6 +137,8 @@ class GRPO:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
         )
+        self.on_pass: Callable[[int], None] = lambda trajectories: None
+        """Is told how many trajectories each pass of an update had."""
         self.steps, self.updates = 0, 0
         """Training steps, and those that changed the model."""
         self._rate_scale = 1.0  # of a schedule that goes on where another one was
@@ -281,6 +283,7 @@ class GRPO:
             tokens = self._evaluate(batch)
             loss, figures = self._loss(tokens)
             loss.backward()
+            self.on_pass(sum(len(row.items) for row in batch))
             ratios += [figures.pop("ratio_min"), figures.pop("ratio_max")]
             measured["loss"] += float(loss.detach())
             # A mean over the minibatch's tokens, as if one pass had computed all of them.

@@ -100,6 +100,7 @@ class LocalTrainer:
             reference=(self.model if config.lora_rank else load_start(config)) if config.kl_coef else None,
             constraints=Constraints(self.model, self.tokenizer),
         )
+        callback.timer, self.grpo.on_pass = self.timer, callback.on_rollout_end
         if initial.state is not None and (note := self.grpo.load_state(initial.state)):
             callback.on_note(note)
         self.first_step = run.rewind()
@@ -177,9 +178,9 @@ class LocalTrainer:
         groups = self._schedule.groups(step)
         if config.sampling_budget == 1:
             requests = [request for group in groups for request in group]
-            return self._collect(f"step {step}", requests, config.step_deadline_s)
+            return self._collect(f"step {step}: sample", requests, config.step_deadline_s)
         first = self._schedule.groups_to_start(self.run.metrics())
-        self.callback.on_phase_start(f"step {step}", first * config.group_size)
+        self.callback.on_phase_start(f"step {step}: sample", first * config.group_size)
         results = self.runtime.call(
             lambda collector: sample_groups(
                 collector,
@@ -204,6 +205,8 @@ class LocalTrainer:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
+            trained = sum(len(group.items) for group in groups if group.has_gradient)
+            self.callback.on_phase_start(f"step {step}: update", trained, "trajectories")
             metrics = self.grpo.update(groups)
             self._update_engine(step)
         rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
@@ -244,7 +247,7 @@ class LocalTrainer:
         for temperature in validation_temperatures(config, step):
             requests = validation_requests(tasks, config, temperature, step=step)
             deadline_s = validation_deadline_s(config, len(requests))
-            results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
+            results = self._collect(f"validate at temperature {temperature:g}", requests, deadline_s)
             self.run.write_rollouts(step, results, kind=f"val-{temperature:g}")
             if step == 0:
                 looked_at += results

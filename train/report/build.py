@@ -23,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from groundwire.adapters.tracing import calls_of_agents, trajectories
 from groundwire.domains import gold_answer
+from groundwire.tools.terminal import format_duration
 from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
@@ -115,13 +116,7 @@ def _tiles(
     yield f"{total:,}", "rollouts, with validation"
     yield f"{sum(sum(line.get('failures', {}).values()) for line in metrics):,}", "failed in training"
     if metrics and "wall_time_s" in metrics[-1]:
-        yield _format_duration(metrics[-1]["wall_time_s"]), "wall time"
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+        yield format_duration(metrics[-1]["wall_time_s"]), "wall time"
 
 
 class Note(NamedTuple):

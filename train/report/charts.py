@@ -7,9 +7,11 @@ HTML, which wraps on a phone; its texts are numbers, and in tooltips the escaped
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -144,6 +146,14 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
     _save_png(accuracy_chart(metrics), path)
 
 
+def curve_html(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """The same picture as an element of a page, or an empty text if nothing is there to be drawn."""
+    if not (chart := accuracy_chart(metrics)).series:
+        return ""
+    _save_png(chart, file := BytesIO())
+    return f'<img width="560" alt="{chart.title}" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">'
+
+
 def draw_pngs(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write ``folder/<key>.png`` for each chart; creates the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,8 +165,6 @@ def draw_pngs(charts: Sequence[Chart], folder: Path) -> list[Path]:
 
 def svg(chart: Chart) -> str:
     """The chart as an ``<svg>`` element, without title and legend. Each point has a tooltip."""
-    from io import StringIO
-
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
@@ -183,7 +191,7 @@ def css_class(chart: Chart, number: int) -> str:
     return "faint" if chart.series[number].faint else f"c{number % len(_COLORS)}"
 
 
-def _save_png(chart: Chart, path: Path) -> None:
+def _save_png(chart: Chart, path: Path | BytesIO) -> None:
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
