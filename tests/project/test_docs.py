@@ -21,7 +21,13 @@ from groundwire.train import evaluate, fit, serve
 from groundwire.train.config.run_config import RunConfig
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "llms.txt"))]
+PAGES = [
+    *DOCS,
+    *(
+        ROOT / name
+        for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "llms.txt")
+    ),
+]
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
 
 TUTORIALS = [f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")]
