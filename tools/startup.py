@@ -103,5 +103,5 @@ def read_env_file(file: Path = Path(".env")) -> None:
 def set_variables(variables: Mapping[str, str | None]) -> None:
     """Set the variables that the environment lacks; a placeholder for a key is none."""
     for name, value in variables.items():
-        if value is not None and "\0" not in value and os.environ.get(name, "none") == "none":
+        if value is not None and "\0" not in value and os.environ.get(name) in (None, "", "none"):
             os.environ[name] = value

@@ -65,8 +65,10 @@ _OF_AWS = (
 def missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """What an app with this environment does not have: keys, and what keeps libraries quiet.
 
-    None hides what it has elsewhere: credentials of AWS in a file, with which its tools read other services.
+    None hides what it has elsewhere: credentials of AWS in a file, with which its tools read other services. An empty
+    value is none.
     """
+    environment = {name: value for name, value in environment.items() if value}
     aliases = [{f"{name}_API_KEY" for name in names} for names in _ALIASES]
     own = {name for names in aliases if names & environment.keys() for name in names}
     if any(name in environment for name in _OF_AWS) or Path.home().joinpath(".aws").is_dir():
@@ -101,7 +103,9 @@ def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:
 def set_environment(agent: str | None = None) -> None:
     """Set what is missing for ``agent``, a name, before it is imported; None: for an object."""
     _keep_urls()
-    values = {} if agent is None else {name: value for name, value in _dotenv(agent).items() if name not in os.environ}
+    values = (
+        {} if agent is None else {name: value for name, value in _dotenv(agent).items() if not os.environ.get(name)}
+    )
     missing = missing_variables({**os.environ, **values})
     missing.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
     for name, value in {**missing, **without_proxy("127.0.0.1", os.environ), **values}.items():

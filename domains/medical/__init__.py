@@ -3,7 +3,7 @@
 The data is a folder with one SQLite database and questions: the bundled one, or your own.
 
 The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in
-two, ``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``; an answer may be missing.
+two, ``train.parquet`` and ``val.parquet``, which go before the ``qa_dataset.jsonl`` that they were made of, with the columns ``question`` and ``answer``; an answer may be missing.
 Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
 fifth of the questions is for validation, chosen by a hash of their text, so a question that repeats is on one side, and
 the split does not depend on the order or on questions added later.
@@ -26,7 +26,8 @@ from groundwire.tools.types import TEXT
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
 
 BUNDLED = Path(__file__).parent / "bundled"
-_QUESTIONS = ("questions.parquet", "questions.csv", "questions.jsonl", "questions.json", "qa_dataset.jsonl")
+_WHOLE = "qa_dataset.jsonl"
+_QUESTIONS = ("questions.parquet", "questions.csv", "questions.jsonl", "questions.json", _WHOLE)
 _PARTS = {"train.parquet": "train", "val.parquet": "validation"}
 _SPLITS = ("train", "validation")
 
@@ -55,6 +56,8 @@ class MedicalDomain(Domain):
             if not tasks_of_split:
                 raise DataError(f"{folder} has no {split} questions; add some, or leave out the column split.")
         sizes = ", ".join(f"{split} {len(tasks_of_split):,} questions" for split, tasks_of_split in parts.items())
+        if (folder / _WHOLE).is_file() and (folder / min(_PARTS)).is_file():
+            sizes += f" ({' and '.join(_PARTS)}; {_WHOLE} is not read)"
         missing = sum(not task["answer"] for task in tasks)
         sizes += f", {missing:,} without an answer" if missing else ""
         return TaskData(train=parts["train"], validation=parts["validation"], source=f"{origin}: {sizes}")
@@ -71,6 +74,8 @@ def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]
     """The questions with their splits: of the two parts, or of one file."""
     parts = [file for file in files if file.name in _PARTS]
     candidates = [file for file in files if file.name in _QUESTIONS]
+    if len(parts) == len(_PARTS) and [file.name for file in candidates] == [_WHOLE]:
+        candidates = []
     if candidates or len(parts) < len(_PARTS):
         choices = [*_QUESTIONS, " with ".join(_PARTS)]
         parts = [_only_one([*candidates, *parts], folder, "file of questions", choices)]

@@ -1,5 +1,25 @@
-"""``python -m groundwire`` is the command ``groundwire``."""
+"""The command ``groundwire``, also as ``python -m groundwire``."""
 
-from groundwire.train.cli.app import app
+import os
+import sys
 
-app(prog_name="groundwire")
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command. A Ctrl-C before it has begun ends with a word, too."""
+    try:
+        from groundwire.train.cli.app import app
+
+        app(prog_name="groundwire")
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer's end after a Ctrl-C is silent
+        if getattr(ended, "code", _INTERRUPTED) != _INTERRUPTED:
+            raise
+        print("stopped", file=sys.stderr, flush=True)
+        os._exit(_INTERRUPTED)  # without what half-imported modules would do
+
+
+if __name__ == "__main__":
+    main()

@@ -243,6 +243,11 @@ def test_the_published_files_are_read(tmp_path: Path) -> None:
         )
     data = medical.load(str(folder))
     assert (ids(data.train), ids(data.validation)) == (["train-0", "train-1"], ["val-0"])
+    (folder / "qa_dataset.jsonl").write_text(json.dumps(QUESTIONS[0]))  # of which the two were made
+    with_whole = medical.load(str(folder))
+    assert (ids(with_whole.train), ids(with_whole.validation)) == (ids(data.train), ids(data.validation))
+    assert "qa_dataset.jsonl is not read" in with_whole.source
+    (folder / "qa_dataset.jsonl").unlink()
     (folder / "val.parquet").unlink()
     assert "has train.parquet without val.parquet; add it" in refusal(folder)
     one = folder_of(tmp_path / "one")

@@ -136,14 +136,17 @@ def test_the_mcp_inspector_calls_a_tool(database, network):
     assert json.loads(ended.stdout)["structuredContent"] == {"columns": ["max(age)"], "rows": [[319]]}, ended.stderr
 
 
-@pytest.mark.usefixtures("forked_python")
-async def test_the_desktop_configuration_starts_the_server(database):
+@pytest.mark.parametrize(("file", "key"), [("mcp_desktop.json", "mcpServers"), ("mcp_vscode.json", "servers")])
+async def test_the_entry_of_an_application_starts_the_server(file, key, database, network):
     from mcp import Client, StdioServerParameters
 
-    server = json.loads((EXAMPLES / "mcp_desktop.json").read_text())["mcpServers"]["sql"]
-    assert server["command"] == "python"
-    arguments = [argument.replace("/path/to/database.sqlite", str(database)) for argument in server["args"]]
-    assert str(database) in arguments
-    async with Client(StdioServerParameters(command=sys.executable, args=arguments)) as client:
+    if (uvx := shutil.which("uvx")) is None:
+        pytest.skip("uvx is not installed")
+    server = json.loads((EXAMPLES / file).read_text())[key]["sql"]
+    assert server["command"] == "uvx"
+    places = {"/path/to/database.sqlite": str(database), "/path/to/groundwire[mcp]": f"{ROOT}[mcp]"}
+    arguments = [places.get(argument, argument) for argument in server["args"]]
+    assert set(places.values()) <= set(arguments)
+    async with Client(StdioServerParameters(command=uvx, args=arguments, env=network)) as client:
         result = await client.call_tool("list_tables", {})
     assert result.structured_content == {"tables": ["singer", "old"]}

@@ -20,7 +20,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
-from groundwire.train.job.prepare import prepare, with_resolved_paths
+from groundwire.train.job.prepare import check_store_settings, prepare, with_resolved_paths
 from groundwire.train.job.trained_model import with_settings_of_run
 from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy.pretrained.locate import NAMES, find_model
@@ -126,6 +126,7 @@ def run_dev(job: Job, output: Console) -> bool:
     """Run ten tasks without training, with the run's own model or at its endpoint, and print each, and a verdict;
     returns whether training can work.
     """
+    check_store_settings(job.config.external_store_address, job.config.token_file)
     with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import ProgressDisplay, RolloutDisplay
         from groundwire.train.evaluation import evaluator

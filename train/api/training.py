@@ -32,8 +32,6 @@ from groundwire.train.job.trainer import default_trainer, trainer_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STORE_WAIT_S = 120.0
-"""Seconds to wait for an external store to start."""
 _STARTER_NOTES = {
     "sql": "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
     "room. It was made for English questions, SQL, and prompts of up to 2,000 tokens. The bundled validation databases "
@@ -66,7 +64,6 @@ def make_job(
         config = _config(given, objects, dev=dev, endpoint=endpoint)
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
-    check_store_settings(config.external_store_address, config.token_file, _STORE_WAIT_S)
     job = prepare(config, endpoint=endpoint, objects=objects)
     if config.gold_trust is not None:
         data, note = with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)
@@ -106,6 +103,7 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
                 _conclude(job, resumed)
         output.print(message)
         return resumed
+    check_store_settings(config.external_store_address, config.token_file)
     trainer.check(job)  # before the run directory is made
     run = resumed or RunDir.create(
         config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job)

@@ -186,7 +186,7 @@ def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.
         )
 
 
-def check_store_settings(address: str | None, token_file: str | None = None, wait_s: float = 3.0) -> None:
+def check_store_settings(address: str | None, token_file: str | None = None, wait_s: float = 120.0) -> None:
     """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store.
 
     The store may start within ``wait_s`` seconds.

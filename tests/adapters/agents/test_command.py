@@ -214,6 +214,7 @@ async def test_a_program_has_the_urls_and_keys_of_all_providers(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MISTRAL_API_KEY", "of-the-user")
     monkeypatch.setenv("GEMINI_API_KEY", "of-the-user")
+    monkeypatch.setenv("GROQ_API_KEY", "")
     monkeypatch.delenv("OPENAI_AGENTS_DISABLE_TRACING", raising=False)
     endpoint = Endpoint(base_url="http://10.0.0.1:9/r/1/v1", model="m", api_key="of-the-run")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -229,7 +230,7 @@ async def test_a_program_has_the_urls_and_keys_of_all_providers(
     (tmp_path / ".aws").mkdir()
     environment = json.loads((await _run(program, endpoint=endpoint)).text)
     assert "AWS_ACCESS_KEY_ID" not in environment
-    assert "GROQ_API_KEY" not in os.environ
+    assert not os.environ["GROQ_API_KEY"]
 
 
 async def _nothing(base_url: str) -> None:

@@ -248,6 +248,7 @@ def test_the_printed_settings_are_json_and_options_override_short_forms(
     monkeypatch.chdir(tmp_path)
     os.symlink(BUNDLED, "data")
     arguments = ["--trainer", "local", "--ci-fast", "--steps", "3", "--data-dir", "data", "--print-config"]
+    arguments += ["--external-store-address", "http://127.0.0.1:1"]  # nobody waits for a store to show settings
     printed = CliRunner().invoke(app, arguments)
     settings = json.loads(printed.stdout)
     assert (settings["steps"], settings["data_dir"]) == (3, str(BUNDLED.resolve()))

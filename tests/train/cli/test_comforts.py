@@ -116,6 +116,22 @@ def test_the_commands_are_the_modules_that_python_runs() -> None:
     assert "Invalid value for '--port'" in done.stderr
 
 
+@pytest.mark.parametrize("where", ["groundwire.train.cli.app", "typer.core", "groundwire.train.runs"])
+def test_a_ctrl_c_while_a_command_is_imported_ends_with_a_word(where: str, tmp_path: Path) -> None:
+    """It comes in the middle of the import of ``where``."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {where!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    environment = _environment(PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT / "src"))))
+    command = [sys.executable, "-m", "groundwire", "runs", "nothing"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
 def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("async def answer(question, endpoint): ...")
     # The path as a console script has it.

@@ -375,7 +375,7 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     assert "10 rollouts" in done.stdout
     client = LightningStoreClient(pieces.address.replace("://", f"://x:{access_token()}@"))
     rollouts = await client.query_rollouts()
-    assert [rollout.status for rollout in rollouts] == ["succeeded"] * 10
+    assert [rollout.status for rollout in rollouts] == ["succeeded"] * 50  # four more of each task, for its pass rate
     assert [span.name for span in await client.query_spans(rollouts[0].rollout_id)][-1] == "agentlightning.annotation"
     await client.close()
 
