@@ -103,9 +103,8 @@ def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:
 def set_environment(agent: str | None = None) -> None:
     """Set what is missing for ``agent``, a name, before it is imported; None: for an object."""
     _keep_urls()
-    values = (
-        {} if agent is None else {name: value for name, value in _dotenv(agent).items() if not os.environ.get(name)}
-    )
+    dotenv = {} if agent is None else _dotenv(agent)
+    values = {name: value for name, value in dotenv.items() if not os.environ.get(name)}
     missing = missing_variables({**os.environ, **values})
     missing.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
     for name, value in {**missing, **without_proxy("127.0.0.1", os.environ), **values}.items():

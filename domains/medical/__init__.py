@@ -3,10 +3,11 @@
 The data is a folder with one SQLite database and questions: the bundled one, or your own.
 
 The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in
-two, ``train.parquet`` and ``val.parquet``, which go before the ``qa_dataset.jsonl`` that they were made of, with the columns ``question`` and ``answer``; an answer may be missing.
-Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
-fifth of the questions is for validation, chosen by a hash of their text, so a question that repeats is on one side, and
-the split does not depend on the order or on questions added later.
+two, ``train.parquet`` and ``val.parquet``, of which a ``qa_dataset.jsonl`` beside them is the source and not read. The
+columns are ``question`` and ``answer``; an answer may be missing. Optional are ``id``, ``split`` (``train`` or
+``validation``) and any others, which the tasks keep. Without ``split`` a fifth of the questions is for validation,
+chosen by a hash of their text, so a question that repeats is on one side, and the split does not depend on the order or
+on questions added later.
 
 The database may have any tables: the agent reads its schema.
 """
