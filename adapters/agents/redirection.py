@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -43,6 +43,7 @@ from groundwire.tools.sql.answers import is_query
 from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")
+_sending: ContextVar[bool] = ContextVar("groundwire-sending", default=False)
 _of_program: AttemptCalls | None = None
 """The attempt that has started this process, if it is a program of its own."""
 _MAX_HOSTS = 20
@@ -175,12 +176,15 @@ class AttemptCalls:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """Record that a traced call has no answer."""
+        """Record that a traced call has no answer. What is sent meanwhile is this call: httpx may use aiohttp."""
+        token = _sending.set(True)
         try:
             yield
         except Exception as error:
             self.error = None, "", f"{type(error).__name__}: {error}"
             raise
+        finally:
+            _sending.reset(token)
 
     def failed(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Record that the policy refused a traced call."""
@@ -337,7 +341,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
     _end_if_making(method, str(url), body)
     sent = dict(kwargs.get("headers") or {})
-    if calls is None or not calls.redirects or CALL_HEADER in map(str.lower, sent):  # by httpx on top of it
+    if calls is None or not calls.redirects or _sending.get():  # by httpx on top of it
         return await wrapped(*args, **kwargs)
     if (target := calls.target(method, str(url), body)) is None:
         return await wrapped(*args, **kwargs)

@@ -241,7 +241,7 @@ class FailedSteps:
 
 def nothing_to_train(rollouts: Sequence[Rollout], *, agent_match: str | None = None) -> str:
     """Why no rollout (of whole steps, or a validation) gives a triplet; empty if one does."""
-    if silent := never_called(rollouts):
+    if all(rollout.made_no_call for rollout in rollouts) and (silent := never_called(rollouts)):
         return f"no rollout gave anything to train on: {silent}"
     reasons = [reason for rollout in rollouts if (reason := no_triplets(rollout, agent_match))]
     if not reasons or len(reasons) < len(rollouts):
