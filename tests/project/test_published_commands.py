@@ -22,13 +22,14 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.errors import CommandError
 from groundwire.tools.startup import read_env_file
 from groundwire.train import run
-from groundwire.train.api import training
 from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import differences, resolve
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.store.__main__ import app as store_app
+from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.verl.hydra_config import flat_config
 
 PAGE = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
@@ -198,10 +199,14 @@ def _llm_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _external_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    assert "AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address" in refused()
-    monkeypatch.setattr(training, "_STORE_WAIT_S", 0.0)
-    address = ("--external-store-address", "http://127.0.0.1:9")
-    assert "no store answers at http://127.0.0.1:9" in refused(*address)  # test_external.py has a run with one
+    with pytest.raises(
+        CommandError, match="AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address"
+    ):
+        check_store_settings(None)
+    address = "http://127.0.0.1:9"
+    assert settings_of("--external-store-address", address)["external_store_address"] == address
+    with pytest.raises(StoreAddressError, match=f"no store answers at {address}"):
+        check_store_settings(address, wait_s=0.0)  # test_external.py has a run with one
 
 
 def _store(monkeypatch: pytest.MonkeyPatch) -> None:
