@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     gains: dict[str, list[float]] = {arm: [] for arm in _ARMS}
     # Answers do not depend on golds, so one evaluation serves all seeds.
-    evaluated = ["--split", "train", "--samples", str(options.samples), "--tasks", str(options.tasks)]
+    evaluated = ["--split", "train", "--samples", str(options.samples), "--val-tasks", str(options.tasks)]
     evaluated += ["--temperature", "1", "--data-dir", str(BUNDLED)]
     answers = run_once("evaluate", options.out / "answers", evaluated)
     for seed in map(int, options.seeds.split(",")):

@@ -53,9 +53,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _SAME_NAMES = (
     *(name for name in AgentSettings.model_fields if name != "judge"),
     *("config", "model", "data_dir", "output_dir", "device", "seed", "prompts", "otlp", "n_runners"),
-    *("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries"),
+    *("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries", "val_tasks"),
 )
-_OPTIONS = {**{name: name for name in _SAME_NAMES}, "val_temperature": "temperature", "val_tasks": "tasks"}
+_OPTIONS = {**{name: name for name in _SAME_NAMES}, "val_temperature": "temperature"}
 """The settings of an evaluation, and the names of their options."""
 
 

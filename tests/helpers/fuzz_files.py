@@ -58,10 +58,10 @@ _READ_PREPARED = (
 )
 _MEDICAL = ("medical", "medical-csv", "medical-json", "medical-jsonl")
 _TRAIN = ("-m", "groundwire.train.run", "--config", "settings.toml", "--data-dir", "prepared", "--steps", "1")
-_EVALUATE = ("-m", "groundwire.train.evaluate", "--tasks", "1", "--data-dir", "prepared", "max_tokens=8")
+_EVALUATE = ("-m", "groundwire.train.evaluate", "--val-tasks", "1", "--data-dir", "prepared", "max_tokens=8")
 _READ_SETTINGS = (
     ("-m", "groundwire.train.run", "--print-config", "--config"),
-    ("-m", "groundwire.train.evaluate", "--tasks", "1", "--config"),
+    ("-m", "groundwire.train.evaluate", "--val-tasks", "1", "--config"),
 )
 _READ_DATABASE = (("-m", "groundwire.tools.mcp_sql", "--database", "prepared/database"), (*_AUDIT, "prepared"))
 

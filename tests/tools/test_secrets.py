@@ -219,7 +219,7 @@ def test_no_secret_of_an_evaluation_is_printed_or_stored(endpoint: str, tmp_path
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "leaky.py").write_text(AGENT)
     done = run_program(
-        *("-m", "train.evaluate", "--base-url", endpoint, "--model", "big", "--tasks", "9", "--domain", "medical"),
+        *("-m", "train.evaluate", "--base-url", endpoint, "--model", "big", "--val-tasks", "9", "--domain", "medical"),
         *("--backend", "custom", "--agent", "leaky:ask", "--output-dir", str(tmp_path / "out"), "retries=0"),
         *("--judge-model", "judge", "--judge-base-url", endpoint),
         *("--judge", f"cache={tmp_path / 'out' / 'judge.sqlite'}"),

@@ -257,7 +257,7 @@ def evaluated(shared_folder: Callable[..., Path]) -> tuple[Path, str]:
     """The starter on five questions, twice each, and what was printed."""
 
     def fill(folder: Path) -> None:
-        done = _evaluate("--tasks", "5", "-n", "2", "--temperature", "0.7", "--output-dir", str(folder))
+        done = _evaluate("--val-tasks", "5", "-n", "2", "--temperature", "0.7", "--output-dir", str(folder))
         assert done.returncode == 0, done.stderr
         (folder / "printed.txt").write_text(done.stdout)
 
@@ -355,7 +355,7 @@ def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> Non
         (["--model", str(tmp_path)], "out", 2, f"the model in {tmp_path} cannot be loaded"),
         ([], "file", 1, "Not a directory"),
     ):
-        done = _evaluate("--tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
+        done = _evaluate("--val-tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
         *before, last = done.stderr.strip().splitlines()
         assert (done.returncode, message in last) == (status, True)
         assert all(line.startswith(("data: ", "the agent sees: ", "run: ")) or not line for line in before)
@@ -365,7 +365,7 @@ def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> Non
 def test_a_model_is_stored_by_its_resolved_path(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(STARTER)
     out = tmp_path / "out"
-    done = _evaluate("--tasks", "1", "--model", str(tmp_path / "latest"), "--output-dir", str(out))
+    done = _evaluate("--val-tasks", "1", "--model", str(tmp_path / "latest"), "--output-dir", str(out))
     assert done.returncode == 0, done.stderr
     assert RunDir.open(out / "latest").config()["model"] == str(STARTER)
 
@@ -526,7 +526,7 @@ def test_ten_tasks_run_against_any_endpoint_without_training(
 
 
 def test_an_endpoint_without_token_ids_is_evaluated_with_its_token_counts(endpoint: str, tmp_path: Path) -> None:
-    arguments = ("--base-url", endpoint, "--model", "big-1", "--tasks", "2", "--output-dir", str(tmp_path))
+    arguments = ("--base-url", endpoint, "--model", "big-1", "--val-tasks", "2", "--output-dir", str(tmp_path))
     done = _evaluate(*arguments, OPENAI_API_KEY="sesame")
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())

@@ -244,7 +244,7 @@ def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, en
     asked = (
         "-m",
         "train.evaluate",
-        "--tasks",
+        "--val-tasks",
         "6",
         "--n-runners",
         "6",
