@@ -5,19 +5,25 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
+import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
+from dev.commands_page import commands
 from dev.settings_page import tables
 from programs import ROOT
 
 from groundwire.adapters import agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
 from groundwire.train import evaluate, fit, serve
+from groundwire.train.cli.app import app
 from groundwire.train.config.run_config import RunConfig
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -30,7 +36,16 @@ PAGES = [
 ]
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
 
-TUTORIALS = [f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")]
+TUTORIALS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorials.md").read_text(), re.DOTALL)
+FIRST = [ROOT / name for name in ("README.md", "README.zh.md")] + [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("README", "install", "first-run", "zh/first-hour", "tutorials", "serve", "troubleshooting")
+]
+BLOCKS = [
+    pytest.param(page, block, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.DOTALL))
+]
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -60,15 +75,15 @@ def test_the_index_and_the_navigation_have_every_page(index: str, link: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("page", "example"),
-    [("your-domain.md", "library/your_domain.py"), ("tutorials/own-task.md", "own_task/own_task.py")],
+    ("page", "place", "example"),
+    [("your-domain.md", 0, "library/your_domain.py"), ("tutorials.md", 3, "own_task/own_task.py")],
 )
-def test_what_is_shown_first_is_the_example(page: str, example: str) -> None:
-    [shown, *_] = _python(ROOT / "docs" / page)
+def test_what_is_shown_is_the_example(page: str, place: int, example: str) -> None:
+    shown = _python(ROOT / "docs" / page)[place]
     assert shown in (ROOT / "examples" / example).read_text()
 
 
-@pytest.mark.parametrize(("place", "calls"), [(3, 1), (5, 2)])
+@pytest.mark.parametrize(("place", "calls"), [(2, 1), (4, 2)])
 async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
     exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
@@ -90,13 +105,43 @@ def test_commands_are_shown_by_their_name(page: Path) -> None:
     assert len(shown) <= (page.name in ("README.md", "CONTRIBUTING.md") and page.parent == ROOT), shown
 
 
+def test_the_commands_are_described_as_their_help_does() -> None:
+    """After a change: ``python -m dev.commands_page``."""
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").endswith(commands())
+
+
+@pytest.mark.parametrize("shell", ["sh", "zsh"])
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_commands_can_be_pasted_into_a_shell(page: Path, block: str, shell: str) -> None:
+    """Where a user pastes, zsh takes a comment for arguments, and brackets outside of quotes for the names of files."""
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    subprocess.run([shell, "-n"], input=block, text=True, check=True)
+    commands = re.sub(r"(?:^|\s)#.*", "", block, flags=re.MULTILINE)
+    assert commands == block or page not in FIRST
+    assert not re.findall(r"\S*\[.*", re.sub(r"'[^']*'|\"[^\"]*\"", "", commands))
+    used = re.findall(r"\$\{?([A-Za-z_]\w*)", re.sub(r"'[^']*'", "", commands))
+    assert set(used) <= set(re.findall(r"\b(\w+)=", commands)) | {"HOME"}
+
+
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_commands_have_the_options_that_are_shown(page: Path, block: str) -> None:
+    group: Any = typer.main.get_command(app)
+    lines = re.findall(r"(?:^|&& |/)groundwire ([a-z].*)", block.replace("\\\n", " "), re.MULTILINE)
+    for words in (shlex.split(line, comments=True) for line in lines):
+        name, command, arguments = group.resolve_command(None, words)
+        ends = [place for place, word in enumerate(arguments) if word in ("&", "&&", "|", ">")]
+        context = command.context_class(command, info_name=name)
+        command.make_parser(context).parse_args(arguments[: min(ends, default=None)])
+
+
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
     """After a change: ``python -m dev.settings_page``."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
 
 
 @pytest.mark.parametrize(
-    "page", ["python-api.md", "serve.md", "your-agent.md", "README.md", "../README.md", *TUTORIALS]
+    "page", ["python-api.md", "serve.md", "your-agent.md", "tutorials.md", "../README.md", "../README.zh.md"]
 )
 def test_the_calls_of_the_python_api_that_are_shown_have_its_arguments(page: str) -> None:
     functions = {"fit": fit, "evaluate": evaluate, "serve": serve}
@@ -119,12 +164,11 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
 
 
 @pytest.mark.parametrize(
-    ("page", "name", "agent"),
-    [("langgraph", "graph", "write"), ("agents-sdk", "analyst", "Analyst"), ("own-task", "agent", "")],
+    ("place", "name", "agent"),
+    [(0, "graph", "write"), (1, "analyst", "Analyst"), (3, "agent", "")],
 )
-async def test_the_agents_of_the_tutorials_lose_nothing(page: str, name: str, agent: str, tmp_path: Path) -> None:
-    [code, *_] = _python(ROOT / "docs" / "tutorials" / f"{page}.md")
-    (tmp_path / "agent.py").write_text(code)
-    result = await check(Agent(title=page, folder=str(tmp_path), packages=(), name=name, names=(agent,)))
+async def test_the_agents_of_the_tutorials_lose_nothing(place: int, name: str, agent: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(TUTORIALS[place])
+    result = await check(Agent(title=name, folder=str(tmp_path), packages=(), name=name, names=(agent,)))
     assert result["problems"] == []
     assert result["traced"] == result["served"] > 0
