@@ -60,7 +60,7 @@ def test_with_verl_minus_one_means_never() -> None:
     [
         ("--n-runners=0", "n_runners is 0"),
         ("--temperature=nan", "error: --temperature is nan"),
-        ("--val-tasks=-1", "error: --val-tasks is -1; it must be at least 0"),
+        ("--val-tasks=-1", "error: val_tasks is -1; it must be at least 0"),
         ("temperature=-1", "error: temperature is -1; it must be at least 0"),
         ("val_tasks=x", "val_tasks is 'x'; it must be a whole number"),
         ("learning_rate=1", "unknown setting learning_rate"),
