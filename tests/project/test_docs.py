@@ -105,6 +105,15 @@ def test_commands_are_shown_by_their_name(page: Path) -> None:
     assert len(shown) <= (page.name in ("README.md", "CONTRIBUTING.md") and page.parent == ROOT), shown
 
 
+def test_chinese_pages_have_the_commands_of_the_english_ones() -> None:
+    chinese = {ROOT / "README.zh.md", *(ROOT / "docs" / "zh").glob("*.md")}
+    english = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page not in chinese)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in chinese)
+    shown = {line.strip() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()}
+    assert len(shown) > 10
+    assert not [command for command in shown if command not in english]
+
+
 def test_the_commands_are_described_as_their_help_does() -> None:
     """After a change: ``python -m dev.commands_page``."""
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").endswith(commands())
