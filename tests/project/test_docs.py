@@ -41,10 +41,11 @@ FIRST = [ROOT / name for name in ("README.md", "README.zh.md")] + [
     ROOT / "docs" / f"{name}.md"
     for name in ("README", "install", "first-run", "zh/first-hour", "tutorials", "serve", "troubleshooting")
 ]
+_SHELL = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
 BLOCKS = [
     pytest.param(page, block, id=f"{page.name}-{number}")
     for page in PAGES
-    for number, block in enumerate(re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.DOTALL))
+    for number, block in enumerate(_SHELL.findall(page.read_text()))
 ]
 _QUOTED = re.compile(r"`([^`]+)`")
 
@@ -133,10 +134,16 @@ def test_commands_can_be_pasted_into_a_shell(page: Path, block: str, shell: str)
     assert set(used) <= set(re.findall(r"\b(\w+)=", commands)) | {"HOME"}
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_commands_have_the_options_that_are_shown(page: Path, block: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_the_options_that_are_shown(page: Path) -> None:
     group: Any = typer.main.get_command(app)
-    lines = re.findall(r"(?:^|&& |/)groundwire ([a-z].*)", block.replace("\\\n", " "), re.MULTILINE)
+    text = page.read_text().replace("\\\n", " ")
+    lines = [
+        line for block in _SHELL.findall(text) for line in re.findall(r"(?:^|&& |/)groundwire ([a-z].*)", block, re.M)
+    ]
+    lines += re.findall(
+        r"(?<!`)`groundwire\s([a-z][^`]*)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.DOTALL)
+    )
     for words in (shlex.split(line, comments=True) for line in lines):
         name, command, arguments = group.resolve_command(None, words)
         ends = [place for place, word in enumerate(arguments) if word in ("&", "&&", "|", ">")]
