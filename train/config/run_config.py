@@ -82,6 +82,12 @@ def _check_port(host: str) -> str:
     return host
 
 
+def _no_number(domain: str) -> str:
+    if domain.isdecimal():
+        raise ConfigError(f"domain is {domain}: --tasks takes a file of tasks; how many are validated is --val-tasks")
+    return domain
+
+
 def split_names(value: Any) -> Any:
     """The different names in a text with commas, or in a list."""
     names = (name.strip() for name in value.split(",")) if isinstance(value, str) else value
@@ -127,7 +133,7 @@ class AgentSettings(Settings):
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
         None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
     )
-    domain: str = _agent(
+    domain: Annotated[str, AfterValidator(_no_number)] = _agent(
         "spider",
         "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .csv)",
         flags=("--tasks",),

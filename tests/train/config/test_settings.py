@@ -190,6 +190,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
         (["--config", "nope.toml"], "nope.toml cannot be read: No such file"),
         (["data.seed=3"], "data.seed=… is a setting of verl's: it needs --trainer verl"),
         (["verl={}"], "unknown setting verl"),
+        (["--tasks", "50"], "domain is 50: --tasks takes a file of tasks; how many are validated is --val-tasks"),
     ],
 )
 def test_a_wrong_setting_is_a_one_line_error(arguments: list[str], message: str) -> None:
