@@ -23,11 +23,11 @@ _STEPS = 3
 """Steps in a row in which a figure must be bad: a single one may be chance."""
 _MAX_DIFFERENCE = 0.02
 """Of token probabilities. 0.001 to 0.01 is usual for bfloat16 servers, and 0 with the local trainer."""
-_MAX_SAMPLER_KL = 0.05
-_MIN_ENTROPY_SHARE = 0.1
+MAX_SAMPLER_KL = 0.05
+MIN_ENTROPY_SHARE = 0.1
 """Of the entropy in the first steps."""
-_MIN_GRADIENT_SHARE = 0.1
-_MAX_TRUNCATED = 0.2
+MIN_GRADIENT_SHARE = 0.1
+MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
 _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
@@ -119,7 +119,7 @@ def _last(lines: Sequence[Line], name: str, count: int = _STEPS) -> list[float]:
 def _sampler_disagrees(lines: Sequence[Line]) -> str:
     limits = (
         ("probability_difference", _MAX_DIFFERENCE, "token probabilities differ by"),
-        ("sampler_kl", _MAX_SAMPLER_KL, "the KL divergence is"),
+        ("sampler_kl", MAX_SAMPLER_KL, "the KL divergence is"),
     )
     found = [(text, limit, _last(lines, name)) for name, limit, text in limits]
     wrong = [f"{text} {fmean(values):.2g}" for text, limit, values in found if values and min(values) > limit]
@@ -135,7 +135,7 @@ def _sampler_disagrees(lines: Sequence[Line]) -> str:
 def _entropy_collapsed(lines: Sequence[Line]) -> str:
     measured = [line["entropy"] for line in lines if line.get("entropy") is not None]
     last = _last(lines, "entropy")
-    if len(measured) < 2 * _STEPS or not last or max(last) >= _MIN_ENTROPY_SHARE * fmean(measured[:_STEPS]):
+    if len(measured) < 2 * _STEPS or not last or max(last) >= MIN_ENTROPY_SHARE * fmean(measured[:_STEPS]):
         return ""
     return (
         f"the entropy fell from {fmean(measured[:_STEPS]):.2g} to {last[-1]:.2g} nats per token: the policy has almost "
@@ -145,7 +145,7 @@ def _entropy_collapsed(lines: Sequence[Line]) -> str:
 
 def _groups_equal(lines: Sequence[Line]) -> str:
     shares, rewards = _last(lines, "gradient_share"), _last(lines, "reward")
-    if not shares or fmean(shares) >= _MIN_GRADIENT_SHARE:
+    if not shares or fmean(shares) >= MIN_GRADIENT_SHARE:
         return ""
     if rewards and min(rewards) == max(rewards):
         advice = f"Every reward was {rewards[0]:g}. If it stays so, check the reward (groundwire audit) or the tasks"
@@ -159,7 +159,7 @@ def _groups_equal(lines: Sequence[Line]) -> str:
 
 def _replies_truncated(lines: Sequence[Line]) -> str:
     shares = _last(lines, "truncated_share")
-    if not shares or fmean(shares) <= _MAX_TRUNCATED:
+    if not shares or fmean(shares) <= MAX_TRUNCATED:
         return ""
     return (
         f"{fmean(shares):.0%} of the replies in the last {_STEPS} steps ended at max_tokens, before the policy ended "

@@ -10,24 +10,56 @@ import re
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from groundwire.train.algorithms.health import MAX_SAMPLER_KL, MAX_TRUNCATED, MIN_ENTROPY_SHARE, MIN_GRADIENT_SHARE
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.step_timer import PHASES
 
 Metrics = Sequence[Mapping[str, Any]]
 _HEALTH = (
-    ("shares", "Health: shares", "share", ("gradient_share", "clip_fraction", "truncated_share", "unchecked_share")),
-    ("entropy", "Health: entropy", "nats per token", ("entropy",)),
-    ("divergence", "Health: KL divergence from the sampler", "nats per token", ("sampler_kl", "kl")),
-    ("gradient", "Health: gradient norm", "norm", ("grad_norm",)),
-    ("tokens", "Tokens of a step", "tokens", ("tokens_generated", "tokens_trained")),
+    (
+        *("shares", "Health: shares", "share"),
+        ("gradient_share", "clip_fraction", "truncated_share", "unchecked_share"),
+        f"Good: groups with a gradient above {MIN_GRADIENT_SHARE}. Bad: more than {MAX_TRUNCATED} of replies are cut.",
+    ),
+    (
+        *("entropy", "Health: entropy", "nats per token", ("entropy",)),
+        f"Good: falls slowly. Bad: below {MIN_ENTROPY_SHARE:.0%} of its first values, where all replies are alike.",
+    ),
+    (
+        *("divergence", "Health: KL divergence", "nats per token", ("sampler_kl", "kl")),
+        f"Good: near 0. Bad: more than {MAX_SAMPLER_KL} from the sampler, whose replies are then not the policy's.",
+    ),
+    (
+        *("gradient", "Health: gradient norm", "norm", ("grad_norm",)),
+        "Good: steady. Bad: 0 for steps on end (nothing to learn from), or ever larger.",
+    ),
+    (
+        *("tokens", "Tokens of a step", "tokens", ("tokens_generated", "tokens_trained")),
+        "Good: close together. Bad: few are trained, as groups had equal rewards or rollouts failed.",
+    ),
 )
-"""Key, title and unit of a chart, and its figures, which :mod:`groundwire.train.algorithms.health` describes."""
+"""Key, title and unit of a chart, its figures, which :mod:`groundwire.train.algorithms.health` describes, and what is
+good or bad."""
+_WORDS = {
+    "gradient_share": "groups with a gradient",
+    "clip_fraction": "clipped tokens",
+    "truncated_share": "replies cut at max_tokens",
+    "unchecked_share": "right answers that no variant checked",
+    "sampler_kl": "from the sampler, before the update",
+    "kl": "from the policy before the update",
+    "grad_norm": "gradient norm before clipping",
+    "tokens_generated": "sampled tokens",
+    "tokens_trained": "trained tokens",
+    "sql": "SQL queries",
+    "agent": "the agent's own code",
+}
+"""Of figures, in legends; without one a figure's name is its words."""
 _OTHER_KEYS = ("accuracy", "reward_components", "length", "failures", "time", *(key for key, *_ in _HEALTH))
 
 _COLORS = ("#2f6fde", "#d9730d", "#16915a", "#c23a7a", "#7a52cc", "#0f8f9c", "#9a7b12", "#7c8088")
@@ -56,7 +88,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Several series over the steps: lines, or ``stacked`` bars. ``top`` is a fixed upper end of the value axis."""
+    """Several series over the steps: lines, or ``stacked`` bars.
+
+    ``top`` is a fixed upper end of the value axis; ``reading`` says what is good or bad.
+    """
 
     key: str
     title: str
@@ -64,6 +99,7 @@ class Chart:
     series: Sequence[Series]
     stacked: bool = False
     top: float | None = None
+    reading: str = ""
 
 
 def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
@@ -74,11 +110,40 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
     made = [
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
-        Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
-        Chart(key="length", title="Length of replies and prompts", unit="tokens per call", series=_lines(lengths)),
-        *(Chart(key=key, title=title, unit=unit, series=_lines(by_step, names)) for key, title, unit, names in _HEALTH),
-        Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
-        Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
+        Chart(
+            key="reward_components",
+            title="Reward components",
+            unit="mean",
+            series=_lines(components),
+            reading="Good: the part that the task is about rises. Bad: only an easy part does, such as a format.",
+        ),
+        Chart(
+            key="length",
+            title="Length of replies and prompts",
+            unit="tokens per call",
+            series=_lines(lengths),
+            reading="Bad: replies grow to max_tokens, or shrink to nothing, while accuracy does not rise.",
+        ),
+        *(
+            Chart(key=key, title=title, unit=unit, series=_in_words(_lines(by_step, names)), reading=reading)
+            for key, title, unit, names, reading in _HEALTH
+        ),
+        Chart(
+            key="failures",
+            title="Failures by type",
+            unit="rollouts",
+            stacked=True,
+            series=_in_words(_bars(steps, "failures")),
+            reading="Good: none, or fewer and fewer.",
+        ),
+        Chart(
+            key="time",
+            title="Time of a step",
+            unit="seconds",
+            stacked=True,
+            series=_in_words(_bars(steps, "seconds", PHASES)),
+            reading="Good: sampling and update take most of it. Bad: waiting does, for slow tools or servers.",
+        ),
     ]
     return [chart for chart in made if chart.series]
 
@@ -99,6 +164,7 @@ def accuracy_chart(metrics: Metrics) -> Chart:
         title="Reward and accuracy",
         unit="mean reward" if graded else "share of questions",
         top=None if graded or any(not 0 <= value <= 1 for value in values) else 1.0,
+        reading="Good: validation rises, its last interval above the first. Training has other tasks at each step.",
         series=[one for one in series if one.points],
     )
 
@@ -117,6 +183,7 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
             unit="share of questions (greedy)",
             top=None if any((value or 0) > 1 for of_step in by_step.values() for value in of_step.values()) else 1.0,
             series=_lines(by_step),
+            reading="Good: rises. A line of few questions moves by chance.",
         )
         for key, by_step in columns.items()
     ]
@@ -132,6 +199,10 @@ def _lines(values: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()) -
         for name in names or dict.fromkeys(name for line in values.values() for name in line)
     ]
     return [one for one in series if one.points]
+
+
+def _in_words(series: Iterable[Series]) -> list[Series]:
+    return [replace(one, name=_WORDS.get(one.name, one.name.replace("_", " "))) for one in series]
 
 
 def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
@@ -169,7 +240,7 @@ def svg(chart: Chart) -> str:
 
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = _draw(chart, size=(6.4, 3.4))
-        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.1, top=0.97)
+        figure.subplots_adjust(left=0.15, right=0.96, bottom=0.13, top=0.95)
         for artist in axes.get_children():
             artist.set_clip_on(False)  # else each refers to a clip path by url(), and the page has no addresses
         for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
@@ -196,7 +267,7 @@ def _save_png(chart: Chart, path: Path | BytesIO) -> None:
 
     with matplotlib.rc_context(_SETTINGS):
         figure, axes = _draw(chart, size=(7, 4))
-        figure.subplots_adjust(left=0.12, right=0.98, bottom=0.12, top=0.92)
+        figure.subplots_adjust(left=0.14, right=0.97, bottom=0.12, top=0.92)
         axes.set_title(chart.title)
         axes.set(xlabel="step", ylabel=chart.unit)
         if chart.series:
@@ -215,10 +286,22 @@ def _draw(chart: Chart, *, size: tuple[float, float]) -> Any:
     axes.grid(color=_GRID, linewidth=0.8, axis="y")
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelcolor=_TEXT)
+    axes.tick_params(length=0, pad=7, labelcolor=_TEXT)  # below a line of zeros
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(_tick)
+    axes.yaxis.set_major_formatter(_tick)
+    if len(steps := {x for series in chart.series for x, _ in series.points}) == 1:
+        axes.set(xlim=(min(steps) - 1, min(steps) + 1), xticks=list(steps))
     axes.set_ylim(bottom=None if axes.dataLim.y0 < 0 else 0, top=chart.top)
     return figure, axes
+
+
+def _tick(value: float, _place: object = None) -> str:
+    """A number in few characters, which fit beside the axis."""
+    for least, size, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / size:,.4g}{unit}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _draw_lines(chart: Chart, axes: Any) -> None:
@@ -227,7 +310,7 @@ def _draw_lines(chart: Chart, axes: Any) -> None:
         color = _TEXT if series.faint else _COLORS[number % len(_COLORS)]
         if series.bands:
             axes.vlines(xs, *zip(*series.bands, strict=True), color=color, alpha=0.55, linewidth=1.5)
-        style = {"linewidth": 1, "alpha": 0.6} if series.faint else {"linewidth": 2, "marker": "o"}
+        style = {"linewidth": 1, "alpha": 0.6} if series.faint and len(xs) > 1 else {"linewidth": 2, "marker": "o"}
         size = 5 if len(xs) < _LARGE_MARKERS else 2.5
         axes.plot(xs, ys, color=color, markersize=size, label=series.name, gid=f"series-{number}", **style)
 

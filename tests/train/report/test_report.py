@@ -14,6 +14,7 @@ import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,10 @@ def test_a_page_has_the_health_figures_and_the_warnings_of_the_run(tmp_path: Pat
         run.append_metrics(line(step, **figures, grad_norm=1.5, tokens_generated=4000, tokens_trained=1500))
     report = build(run)
     health = {chart.key: [series.name for series in chart.series] for chart in report.charts}
-    assert health["shares"] == ["gradient_share", "clip_fraction", "truncated_share"]
-    assert health["tokens"] == ["tokens_generated", "tokens_trained"]
+    assert health["shares"] == ["groups with a gradient", "clipped tokens", "replies cut at max_tokens"]
+    assert health["tokens"] == ["sampled tokens", "trained tokens"]
+    assert all("Good" in chart.reading or "Bad" in chart.reading for chart in report.charts)
+    assert all(chart.reading in unescape(report.html) for chart in report.charts)
     assert health.keys() >= {"entropy", "divergence", "gradient"}
     assert report.html.count("step 3: 40% of the replies in the last 3 steps ended at max_tokens") == 1
 
@@ -345,6 +348,15 @@ def test_a_chart_stays_within_its_frame(points: list[tuple[float, float]], stack
         assert 0 <= float(x) <= float(width)
         assert 0 <= float(y) <= float(height)
     assert "nan" not in drawing
+
+
+@pytest.mark.parametrize("value", [1e-5, 0.123456, 12_345.0, 1_234_567.0, 5e12])
+def test_the_numbers_of_the_axes_are_short_and_one_step_has_one_tick(value: float) -> None:
+    drawing = svg(Chart(key="k", title="t", unit="u", series=[Series(name="s", points=[(7, value)])]))
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+    assert texts[0] == "7"  # no step between two
+    assert all(len(text) <= 7 for text in texts[1:])
+    assert len(set(texts[1:])) == len(texts[1:]) > 1
 
 
 def test_each_point_has_a_tooltip_whose_text_is_escaped() -> None:
