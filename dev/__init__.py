@@ -1,5 +1,6 @@
 """How the starter policy and the bundled data were made, and the benchmarks on GPUs: for a clone, not in the wheel.
 
 ``python -m dev.pretrain``, ``python -m dev.spider_data``, ``python -m dev.medical_data``, ``python -m dev.gpu``, and
-``python -m dev.settings_page``, which writes the tables of docs/settings.md.
+``python -m dev.settings_page`` and ``python -m dev.commands_page``, which write docs/settings.md and docs/commands.md;
+``python -m dev.site_check``, which looks at the site of ``make docs`` in Chromium.
 """
