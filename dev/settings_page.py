@@ -1,7 +1,10 @@
-"""``python -m dev.settings_page``: writes the tables of ``docs/settings.md`` anew, from the settings' declarations."""
+"""``python -m dev.settings_page``: writes what the settings' declarations make: the tables of ``docs/settings.md``, and
+the types of the functions' settings, from which editors complete.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +12,7 @@ from groundwire.rewards import JudgeSettings
 from groundwire.tools.settings import Settings
 from groundwire.train.config.overrides import TABLES
 from groundwire.train.config.resolve import PRESETS
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
@@ -27,6 +30,38 @@ def tables() -> str:
     rows["Judge"] = [_row(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
     head = "| name | values | default | presets | meaning |\n|---|---|---|---|---|\n"
     return "\n\n".join(f"## {panel}\n\n{head}" + "\n".join(lines) for panel, lines in rows.items()) + "\n"
+
+
+TYPES = Path("train/api/typed_settings.pyi")
+_POSITIONAL = ("agent", "reward")
+_PATHS = ("DIR", "FILE", "NAME|FILE", "RUN_DIR", "PYTHON")
+
+
+def types() -> str:
+    """The stub file :data:`TYPES`."""
+    lines = [
+        f"# Made by python -m dev.settings_page from {RunConfig.__module__} and {SFTSettings.__module__}.",
+        "from collections.abc import Callable, Mapping",
+        "from pathlib import Path",
+        "from typing import Any, Literal, TypedDict",
+    ]
+    for name, record in (("Settings", RunConfig), ("SFT", SFTSettings)):
+        lines += ["", f"class {name}(TypedDict, total=False):"]
+        lines += [f"    {field}: {_type(record, field)}" for field in record.model_fields if field not in _POSITIONAL]
+    return "\n".join(lines) + "\n"
+
+
+def _type(record: type[Settings], name: str) -> str:
+    kind, more = record.model_fields[name].annotation, ""
+    if name == "model" or record.option(name)["metavar"] in _PATHS:
+        more = " | Path" + (" | str" if name == "prompts" else "")
+    elif name in AGENT_FUNCTIONS:
+        more = " | Callable[..., Any]"
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return "Mapping[str, Any] | None"
+    text = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    text = re.sub(r"\b(typing|collections\.abc)\.", "", text).replace("'", '"')
+    return f"{text.removesuffix(' | None')}{more} | None"
 
 
 def _row(settings: type[Settings], name: str, presets: str) -> str:
@@ -69,3 +104,4 @@ if __name__ == "__main__":
     page = Path("docs/settings.md")
     introduction = page.read_text(encoding="utf-8").partition("## ")[0]
     page.write_text(introduction + tables(), encoding="utf-8")
+    TYPES.write_text(types(), encoding="utf-8")

@@ -100,6 +100,10 @@ class UserError(Exception):
     is_said = False
     """Whether it has been printed, by another process."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback."""
+        return [mask_secrets(f"error: {self}")]
+
 
 class BrokenResourceError(Exception):
     """What a tool works on cannot be used (a database, an index): a failure of the infrastructure, of no agent."""

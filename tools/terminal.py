@@ -77,10 +77,10 @@ TokenFile = Annotated[
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A rich console; a ``quiet`` one prints nothing. With ``NO_COLOR`` it never counts as a terminal."""
+    """A rich console; a ``quiet`` one prints nothing. A notebook is no terminal, and with ``NO_COLOR`` nothing is."""
     from rich.console import Console
 
-    force = False if os.environ.get("NO_COLOR") else None
+    force = False if os.environ.get("NO_COLOR") or in_notebook() else None
     return Console(
         stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force, force_jupyter=False
     )

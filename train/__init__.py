@@ -1,8 +1,9 @@
-"""Training: the functions :func:`fit`, :func:`evaluate` and :func:`serve`, the commands, and the embedded trainer."""
+"""Training: the functions that do what the commands do, the commands, and the embedded trainer."""
 
-from groundwire.train.api.functions import evaluate, fit, keep_functions
+from groundwire.train.api.functions import evaluate, fit, keep_functions, look
 from groundwire.train.api.serving import serve
+from groundwire.train.notebook import report, sft, why
 
-__all__ = ["evaluate", "fit", "serve"]
+__all__ = ["evaluate", "fit", "look", "report", "serve", "sft", "why"]
 
 keep_functions(__name__)

@@ -136,7 +136,7 @@ def train_here(
 def _fine_tuned(given: dict[str, Any], source: str) -> str:
     """The folder of the model after a supervised run on chats, or on the accepted rollouts of a run."""
     from groundwire.train.config.sft_settings import SFTSettings
-    from groundwire.train.sft.run import run
+    from groundwire.train.sft.run import train_and_print
 
     if not Path(source).exists():
         raise CommandError(f"--warm-start {source} does not exist: give a file of chats, or the folder of a run")
@@ -144,14 +144,8 @@ def _fine_tuned(given: dict[str, Any], source: str) -> str:
     names = SFTSettings.model_fields.keys() & {"model", "device", "seed", "max_model_len"}
     own = {kind: source, "output_dir": f"{given.get('output_dir', 'runs')}/warm-start"}
     settings = {name: given[name] for name in names if name in given} | own
-    output = console()
-    output.print(f"warm start: fine-tunes {settings.get('model', 'smollm2')} on the {kind} of {source}", markup=False)
-    lines = run(SFTSettings(**settings), resume=None, given=settings)
-    while True:
-        try:
-            output.print(next(lines), markup=False)
-        except StopIteration as end:
-            return str(end.value)
+    print(f"warm start: fine-tunes {settings.get('model', 'smollm2')} on the {kind} of {source}", flush=True)
+    return str(train_and_print(SFTSettings(**settings), given=settings))
 
 
 def _of_this_folder(given: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +183,9 @@ def _run(
         output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
         return
     setup_logging(debug)
-    worked = run_dev(job, output) if dev else not untrained(train(job, run, output, watch=watch).metrics())
+    worked = (
+        not run_dev(job, output)[1].problems if dev else not untrained(train(job, run, output, watch=watch).metrics())
+    )
     if not worked:
         raise typer.Exit(1)
 

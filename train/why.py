@@ -69,23 +69,25 @@ def main(
 
     Without a rollout, count the reasons in the whole run, and repeat what the run has warned of.
     """
-    with exit_on_user_error():
-        run = RunDir.open(run_dir)
-        damaged: list[str] = []
-        batches = run.rollout_batches(_COLUMNS, damaged)
-        decoder = token_decoder(run)
-        with spinner("reading the run"):
-            if rollout_id is None:
-                lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
-                try:
-                    lines += warnings_by_step(run.metrics())
-                except RunDamagedError as error:
-                    damaged.append(str(error))
-            else:
-                lines = list(_explain(batches, rollout_id, run.config, decoder))
+    with exit_on_user_error(), spinner("reading the run"):
+        lines, damaged = explain(RunDir.open(run_dir), rollout_id)
     typer.echo("\n".join(lines))
     for message in damaged:
         typer.echo(f"warning: {message}", err=True)
+
+
+def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list[str]]:
+    """The explanation, and messages about files that cannot be read."""
+    damaged: list[str] = []
+    batches, decoder = run.rollout_batches(_COLUMNS, damaged), token_decoder(run)
+    if rollout_id is not None:
+        return list(_explain(batches, rollout_id, run.config, decoder)), damaged
+    lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
+    try:
+        lines += warnings_by_step(run.metrics())
+    except RunDamagedError as error:
+        damaged.append(str(error))
+    return lines, damaged
 
 
 def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: TokenDecoder) -> Iterator[str]:

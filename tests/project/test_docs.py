@@ -17,7 +17,7 @@ import typer
 from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
 from dev.commands_page import commands
-from dev.settings_page import tables
+from dev.settings_page import TYPES, tables, types
 from programs import ROOT
 
 from groundwire.adapters import agent_backend
@@ -154,6 +154,7 @@ def test_commands_have_the_options_that_are_shown(page: Path) -> None:
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
     """After a change: ``python -m dev.settings_page``."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
+    assert (ROOT / TYPES).read_text(encoding="utf-8") == types()
 
 
 @pytest.mark.parametrize(

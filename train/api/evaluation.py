@@ -28,6 +28,9 @@ from groundwire.train.policy.pretrained.locate import NAMES, find_model
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from groundwire.train.evaluation.verdict import AgentVerdict
+    from groundwire.train.store.rollout import Rollout
+
 DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16
@@ -122,9 +125,10 @@ def check_endpoint(job: Job, *, dev: bool = True) -> None:
         raise ConfigError(f"the endpoint {job.endpoint.base_url} needs the name of its model: --model NAME")
 
 
-def run_dev(job: Job, output: Console) -> bool:
-    """Run ten tasks without training, with the run's own model or at its endpoint, and print each, and a verdict;
-    returns whether training can work.
+def run_dev(job: Job, output: Console, *, details: bool = True) -> tuple[list[Rollout], AgentVerdict]:
+    """Run ten tasks without training, with the run's own model or at its endpoint, and return them with a verdict.
+
+    With ``details`` it prints each as it ends, and the verdict.
     """
     check_store_settings(job.config.external_store_address, job.config.token_file)
     with spinner("starting"), fast_import():
@@ -137,9 +141,11 @@ def run_dev(job: Job, output: Console) -> bool:
         job = replace(job, config=config.model_copy(update=here))
     with TemporaryDirectory() as folder, ProgressDisplay(output, 0) as display:
         rollouts = RolloutDisplay(output, agent_match=job.config.agent_match, trained=job.endpoint is None)
+        shown = {"show": rollouts.show} if details else {}
         run = RunDir(Path(folder))
         ended, verdict = evaluator.try_tasks(
-            job, run=run, callback=display, count=_DEV_TASKS, samples=_DEV_SAMPLES, show=rollouts.show
+            job, run=run, callback=display, count=_DEV_TASKS, samples=_DEV_SAMPLES, **shown
         )
-    rollouts.show_verdict(ended, verdict)
-    return not verdict.problems
+    if details:
+        rollouts.show_verdict(ended, verdict)
+    return ended, verdict

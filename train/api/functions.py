@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate``: the commands ``run`` and ``evaluate`` for a script or a notebook.
+"""``fit``, ``look`` and ``evaluate``: the commands of these names for a script or a notebook.
 
 They block until they are done. They can be called while an event loop runs, as in a notebook: agents, rewards
 and servers run on the event loop of another thread.
@@ -6,8 +6,9 @@ and servers run on the event loop of another thread.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from groundwire.tools.errors import named_layer
 
 if TYPE_CHECKING:
-    from groundwire.train.api.results import EvaluationResult, TrainingResult
+    from pydantic import BaseModel
+    from typing_extensions import Unpack
+
+    from groundwire.train.api.results import EvaluationResult, LookResult, TrainingResult
+    from groundwire.train.api.typed_settings import Settings
+    from groundwire.train.job.job import Job
 
 
 @named_layer("train")
@@ -27,7 +33,7 @@ def fit(
     validation: Any = None,
     resume: str | Path | None = None,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> TrainingResult:
     """Train the model behind ``agent``, as ``groundwire run`` does.
 
@@ -63,6 +69,8 @@ def fit(
     run = RunDir.open(resume) if resume is not None else None
     with given_back():
         job = make_job(given, resumed=run, objects=objects)
+        if run is None:
+            _check_model(job, given)
         output = console(quiet=quiet)
         for note in job.notes:
             output.print(note, markup=False)
@@ -73,17 +81,61 @@ def fit(
 
 
 @named_layer("train")
+def look(
+    agent: Any = None,
+    tasks: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    *,
+    base_url: str | None = None,
+    quiet: bool = False,
+    **settings: Unpack[Settings],
+) -> LookResult:
+    """Run ten tasks without training, and say whether training can work, as ``groundwire look`` does.
+
+    The arguments are those of :func:`fit`; ``base_url`` is an OpenAI-compatible endpoint that has the model, whose key
+    is OPENAI_API_KEY. Raises as :func:`fit` does. A notebook shows the result, and no call.
+    """
+    from groundwire.adapters.agents.changes import given_back
+    from groundwire.tools.terminal import console, in_notebook
+    from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
+    from groundwire.train.api.results import LookResult
+    from groundwire.train.api.training import make_job
+    from groundwire.train.job.job import parse_arguments
+
+    given, objects = parse_arguments(agent, tasks, reward, settings)
+    with given_back():
+        job = make_job(given, objects=objects, dev=True, endpoint=find_endpoint(base_url, given))
+        check_endpoint(job)
+        if job.endpoint is None:
+            _check_model(job, given)
+        rollouts, verdict = run_dev(job, console(quiet=quiet), details=not in_notebook())
+    return LookResult(rollouts=rollouts, verdict=verdict)
+
+
+def _check_model(job: Job, given: dict[str, Any]) -> None:
+    """Raise :class:`ConfigError` if no model is named, and the usual one cannot do the tasks."""
+    from groundwire.train.config.errors import ConfigError
+    from groundwire.train.config.resolve import with_file
+
+    if job.config.model == "starter" and job.view.answers.name != "sql" and not with_file(dict(given)).get("model"):
+        raise ConfigError(
+            "these tasks need a model: the starter, the usual one, writes SQL only. Give model='smollm2' (135 million "
+            "parameters, for a laptop), a model of the hub ('Qwen/Qwen2.5-0.5B-Instruct'), a GGUF file, or a folder "
+            "saved by transformers; model='starter' only shows that everything works"
+        )
+
+
+@named_layer("train")
 def evaluate(
     agent: Any = None,
     tasks: Any = None,
     reward: str | Callable[..., Any] | None = None,
     *,
-    model: str | Path | None = None,
     base_url: str | None = None,
     api_key: str | None = None,
     samples: int = 1,
     quiet: bool = False,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> EvaluationResult:
     """Evaluate a model under ``agent``, as ``groundwire evaluate`` does.
 
@@ -91,13 +143,13 @@ def evaluate(
         agent: as in :func:`fit`.
         tasks: the questions, as in :func:`fit`. All of them are asked; of a domain, its validation questions.
         reward: as in :func:`fit`.
-        model: a run directory (its newest checkpoint), a folder in Hugging Face's format, or the endpoint's name of it.
-            A run's model has the settings of its run. Without it, the starter.
         base_url: an OpenAI-compatible endpoint that has the model.
         api_key: the endpoint's key.
         samples: rollouts per question.
         quiet: print no progress.
-        **settings: every setting of docs/settings.md that an evaluation has.
+        **settings: every setting of docs/settings.md that an evaluation has. ``model`` is a run directory (its newest
+            checkpoint), a folder in Hugging Face's format, or the endpoint's name of it; by default the starter. A
+            run's model has the settings of its run.
 
     Raises:
         groundwire.tools.errors.UserError: an argument is wrong, or no rollout could be judged.
@@ -108,7 +160,7 @@ def evaluate(
     from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
     from groundwire.train.job.job import ModelEndpoint, parse_arguments
 
-    given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
+    given, objects = parse_arguments(agent, tasks, reward, settings, train=False)
     endpoint = ModelEndpoint(base_url, api_key) if base_url else None
     with given_back():
         job = make_evaluation_job(given, endpoint, objects=objects)
@@ -128,3 +180,21 @@ class _Package(ModuleType):
 def keep_functions(package: str) -> None:
     """Let no submodule of ``package`` replace a name in its ``__all__``."""
     sys.modules[package].__class__ = _Package
+
+
+def complete_settings(functions: Iterable[Any], record: type[BaseModel]) -> None:
+    """Name the settings of ``record`` in the signatures, from which notebooks complete; editors read annotations."""
+    for function in functions:
+        own = inspect.signature(function).parameters
+        shown = [parameter for parameter in own.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+        shown += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in record.model_fields.keys() - own.keys()
+        ]
+        function.__signature__ = inspect.Signature(shown)
+
+
+if "IPython" in sys.modules:
+    from groundwire.train.config.run_config import RunConfig
+
+    complete_settings([fit, look, evaluate], RunConfig)

@@ -1,14 +1,16 @@
-"""What ``fit`` and ``evaluate`` return: the files of a run, read as Python objects."""
+"""What ``fit``, ``look`` and ``evaluate`` return: the files of a run, read as Python objects."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.cli.progress import verdict_lines
 from groundwire.train.evaluation.metrics import (
     baseline,
     compare,
@@ -19,7 +21,10 @@ from groundwire.train.evaluation.metrics import (
     scores_by_question,
 )
 from groundwire.train.evaluation.run_reader import final_rollouts, first_and_last, summarize_change, untrained
+from groundwire.train.evaluation.verdict import AgentVerdict
 from groundwire.train.job.trained_model import newest_model
+from groundwire.train.report.charts import curve_html
+from groundwire.train.store.rollout import Rollout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +96,9 @@ class _Result:
         """The metrics of each step; those of step 0 are the validation before training."""
         return RunDir(self.run_dir).metrics()
 
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self))}</p>"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(_Result):
@@ -120,6 +128,30 @@ class TrainingResult(_Result):
             return f"{self.untrained}; {self.run_dir}"
         change = f" ({self.change})" if self.change else ""
         return f"{self.before} before, {self.after} after training{change}; {self.checkpoint or self.run_dir}"
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + curve_html(self.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookResult:
+    """What an agent did with a few tasks before any training, and whether training can work."""
+
+    rollouts: list[Rollout]
+    verdict: AgentVerdict
+
+    def __str__(self) -> str:
+        return "\n".join(verdict_lines(self.rollouts, self.verdict))
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (one.task["id"], one.outcome.input or one.task.get("question"), one.outcome.answer, one.outcome.reward)
+            for one in self.rollouts
+        )
+        cells = ("".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows)
+        head = "<tr><th>task</th><th>input</th><th>answer</th><th>reward</th></tr>"
+        table = f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return table + "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,14 +222,19 @@ class RolloutDisplay:
 
     def show_verdict(self, results: Sequence[Rollout], verdict: AgentVerdict) -> None:
         """Print the figures of all, the notes, and the verdict."""
-        rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
-        calls = sum(len(result.calls) for result in results)
         self._console.rule()
-        self._console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
-        end = "training cannot work" if verdict.problems else "nothing is in the way of training"
-        for line in (*(f"note: {note}" for note in verdict.notes), f"verdict: {end}", *verdict.problems):
+        for line in verdict_lines(results, verdict):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def verdict_lines(results: Sequence[Rollout], verdict: AgentVerdict) -> list[str]:
+    """The figures of all rollouts, the notes, and the verdict."""
+    rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    calls = sum(len(result.calls) for result in results)
+    figures = f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}"
+    end = "training cannot work" if verdict.problems else "nothing is in the way of training"
+    return [figures, *(f"note: {note}" for note in verdict.notes), f"verdict: {end}", *verdict.problems]
 
 
 def _show_call(show: Any, call: LLMCall, printed: list[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
-from groundwire.tools.terminal import Version, console, spinner
+from groundwire.tools.terminal import Version, spinner
 from groundwire.train.cli.options import SettingsCommand, takes_settings
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.sft_settings import SFTSettings
@@ -48,10 +48,8 @@ def main(
         # Before torch: threads that wait for each other busily take most of the CPU time if the cores are shared.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with spinner("starting"), fast_import():
-            from groundwire.train.sft.run import run
-        shown = console()
-        for line in run(checked, resume=resume, given=given):
-            shown.print(line, markup=False)
+            from groundwire.train.sft.run import train_and_print
+        train_and_print(checked, resume=resume, given=given)
 
 
 if __name__ == "__main__":

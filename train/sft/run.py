@@ -16,7 +16,7 @@ import torch
 from groundwire.adapters.sql_agents.prompts import extract_sql
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.files import parse_json, read_json
-from groundwire.tools.terminal import counted, progress, spinner
+from groundwire.tools.terminal import console, counted, progress, spinner
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
@@ -99,6 +99,18 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         return folder / "model"
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; continue with groundwire sft --resume {folder}") from None
+
+
+def train_and_print(
+    settings: SFTSettings, *, resume: Path | None = None, given: Mapping[str, Any], quiet: bool = False
+) -> Path:
+    """As :func:`run`, and print its lines."""
+    output, lines = console(quiet=quiet), run(settings, resume=resume, given=given)
+    while True:
+        try:
+            output.print(next(lines), markup=False)
+        except StopIteration as end:
+            return Path(end.value)
 
 
 def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:

@@ -327,7 +327,7 @@ def test_a_rollout_without_a_call_is_judged_and_counted_apart(tmp_path: Path) ->
 
 
 def test_training_leaves_out_and_counts_rollouts_without_a_call(tmp_path: Path) -> None:
-    steps = {"steps": 1, "tasks_per_step": 3, "group_size": 2, "max_tokens": 4, "val_tasks": 1}
+    steps = {"model": "starter", "steps": 1, "tasks_per_step": 3, "group_size": 2, "max_tokens": 4, "val_tasks": 1}
     trained = fit(
         by_rule, TASKS, reward, validation=[{**TASKS[1], "question": "?"}], output_dir=tmp_path, quiet=True, **steps
     )

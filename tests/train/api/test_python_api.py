@@ -60,7 +60,7 @@ async def graded(task, answer, steps):
 
 async def notebook():
     data = {"tasks": "tasks.jsonl", "validation": "held_out.jsonl", "quiet": True}
-    settings = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "n_runners": 8, "max_tokens": 12}
+    settings = {"model": "starter", "steps": 1, "tasks_per_step": 2, "group_size": 2, "n_runners": 8, "max_tokens": 12}
     result = fit(agent, reward=reward, **data, **settings)
     print(result)
     again = fit(agent, reward=reward, **data, resume=result.run_dir)
@@ -158,7 +158,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_that_says_how_to_continue(tmp_path: Path
         time.sleep(60)
         return ""
 
-    settings: dict[str, Any] = {"quiet": True, "output_dir": tmp_path, "n_runners": 1}
+    settings: dict[str, Any] = {"model": "starter", "quiet": True, "output_dir": tmp_path, "n_runners": 1}
     with pytest.raises(KeyboardInterrupt, match="stopped; no step is complete, so nothing was written"):
         fit(stops, TASKS, always, **settings)
     with pytest.raises(KeyboardInterrupt, match="stopped"):
@@ -290,10 +290,12 @@ def test_a_reward_may_be_sync_or_async_with_two_or_three_parameters() -> None:
 
 def test_the_functions_are_imported_at_once_and_keep_their_names() -> None:
     code = (
-        "import sys, groundwire.train; from groundwire.train import evaluate, fit\n"
+        "import sys, groundwire.train; from groundwire.train import evaluate, fit, look, report, serve, sft, why\n"
         "heavy = {'torch', 'typer', 'pydantic', 'agentlightning', 'pandas'} & sys.modules.keys()\n"
         "import groundwire.train.evaluate\n"
-        "print(heavy, groundwire.train.evaluate is evaluate, sys.modules['groundwire.train.evaluate'].app is not None)"
+        "import groundwire.train.report.build, groundwire.train.sft.run, groundwire.train.why\n"
+        "functions = [groundwire.train.evaluate, groundwire.train.report, groundwire.train.sft, groundwire.train.why]\n"
+        "print(heavy, functions == [evaluate, report, sft, why], sys.modules['groundwire.train.why'].app is not None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "set() True True\n", done.stderr

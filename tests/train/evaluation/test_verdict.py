@@ -161,7 +161,7 @@ def dev(agent: Any, replies: Any = echo, reward: Any = length, **settings: Any) 
     with policy(replies) as url:
         given, objects = parse_arguments(agent, TASKS, reward, {"model": "big", **settings}, validation=HELD_OUT)
         job = make_job(given, objects=objects, dev=True, endpoint=ModelEndpoint(url, None))
-        return run_dev(job, Console(file=out, width=200)), out.getvalue()
+        return not run_dev(job, Console(file=out, width=200))[1].problems, out.getvalue()
 
 
 def test_nothing_is_in_the_way_of_an_agent_that_asks_its_question(agent_named: Any) -> None:
@@ -285,7 +285,15 @@ def test_the_exit_code_is_the_verdict(name: str, code: int, tmp_path: Path) -> N
     assert "verdict: " in done.output
 
 
-SMALL = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "max_tokens": 4, "val_tasks": 6, "quiet": True}
+SMALL = {
+    "model": "starter",
+    "steps": 1,
+    "tasks_per_step": 2,
+    "group_size": 2,
+    "max_tokens": 4,
+    "val_tasks": 6,
+    "quiet": True,
+}
 
 
 @pytest.mark.parametrize(
