@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint wheel docs lock bench chaos environments wild frameworks clean
+.PHONY: train test lint wheel docs pages lock bench chaos environments wild frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -32,6 +32,10 @@ wheel: $(VENV)/.dev
 # The documentation site, in build/site; a warning is an error. The code is read, not imported.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+# Contrast and width of the site's pages, light and dark, on a desktop and a phone. Needs Chromium.
+pages: docs $(VENV)/.dev
+	$(BIN)/python -m dev.pages build/site/*.html
 
 # The versions of everything that [train] installs, for Python 3.10 to 3.13 and any system.
 lock: $(VENV)/.dev
