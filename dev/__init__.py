@@ -2,5 +2,5 @@
 
 ``python -m dev.pretrain``, ``python -m dev.spider_data``, ``python -m dev.medical_data``, ``python -m dev.gpu``, and
 ``python -m dev.settings_page`` and ``python -m dev.commands_page``, which write docs/settings.md and docs/commands.md;
-``python -m dev.site_check``, which looks at the site of ``make docs`` in Chromium.
+``python -m dev.pages``, which looks at HTML pages in Chromium.
 """
