@@ -137,7 +137,7 @@ class TrainingResult(_Result):
 class LookResult:
     """What an agent did with a few tasks before any training, and whether training can work."""
 
-    rollouts: list[Rollout]
+    rollouts: list[Rollout] = field(repr=False)
     verdict: AgentVerdict
 
     def __str__(self) -> str:
@@ -145,11 +145,10 @@ class LookResult:
 
     def _repr_html_(self) -> str:
         rows = (
-            (one.task["id"], one.outcome.input or one.task.get("question"), one.outcome.answer, one.outcome.reward)
-            for one in self.rollouts
+            (one.task["id"], one.task.get("question"), one.outcome.answer, one.outcome.reward) for one in self.rollouts
         )
         cells = ("".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows)
-        head = "<tr><th>task</th><th>input</th><th>answer</th><th>reward</th></tr>"
+        head = "<tr><th>task</th><th>question</th><th>answer</th><th>reward</th></tr>"
         table = f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
         return table + "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 

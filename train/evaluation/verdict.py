@@ -124,7 +124,7 @@ def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
         "rollouts, of which the best are taken",
         "take a larger model, easier tasks, or a reward that also scores parts of an answer",
     ]
-    return [text, f"the model gets nothing right, so it would learn nothing. {'; or '.join(filter(None, advice))}"]
+    return [text, f"the model got nothing right here, so it learns late or never. {'; or '.join(filter(None, advice))}"]
 
 
 def failed_before_calls(rollouts: Sequence[Rollout]) -> str:
