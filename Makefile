@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint wheel docs pages lock bench chaos environments wild frameworks clean
+.PHONY: train test lint wheel docs pages release lock bench chaos environments wild frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -28,6 +28,10 @@ wheel: $(VENV)/.dev
 	cd build/wheel && ../../$(BIN)/python ../../tests/helpers/own_environment.py base/bin/python
 	build/wheel/base/bin/python -m pip install --quiet "$$(echo build/wheel/*.whl)[mcp]"
 	cd build/wheel && base/bin/python ../../tests/helpers/installed_base.py mcp
+
+# Tag, checked wheel, archive and notes of the version in pyproject.toml, in dist/. Uploads nothing.
+release: wheel
+	$(BIN)/python -m dev.release
 
 # The documentation site, in build/site; a warning is an error. The code is read, not imported.
 docs: $(VENV)/.docs

@@ -162,3 +162,25 @@ finally:
         names = [ast.unparse(node.targets[0]) for node in defined if isinstance(node, ast.Assign)]
         assert names in ([], ["__all__"]), f"{file} defines {names}"
         assert not [node for node in defined if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+def test_the_base_and_the_runner_are_imported_without_modules_of_unix() -> None:
+    """As on Windows, which lacks these, and in an agent's environment, which lacks the trainer's packages."""
+    program = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys("fcntl resource termios pwd grp pty torch transformers litellm".split()))
+import groundwire.train.runner, groundwire.train.cli.app, groundwire.train.init
+from groundwire import adapters, domains, rewards, tools
+for package in (adapters, domains, rewards, tools):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__") and "python_programs" not in module.name:
+            importlib.import_module(module.name)
+"""
+    done = run("-c", program, environment={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_workflows_pin_their_actions_to_commits() -> None:
+    used = re.findall(r"uses: (.*)", "".join(file.read_text() for file in (ROOT / ".github" / "workflows").iterdir()))
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
