@@ -84,7 +84,7 @@ class ProgressDisplay(ProgressCallback):
         if not self._trained_s or self._step >= self._steps:
             return text
         left_s = (self._steps - self._step) * fmean(self._trained_s) - (self._clock() - self._began)
-        return f"{text}; about {format_duration(max(0.0, left_s))} left"
+        return f"{text}; about {format_duration(left_s)} left" if left_s > 0 else text
 
     def tell(self) -> None:
         """Say where the run is: in a notebook with a bar and the curve so far."""
