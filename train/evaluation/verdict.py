@@ -31,7 +31,7 @@ from groundwire.train.store.rollout import Rollout
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
 _MIN_RESULTS = 3
-"""Of a tool or of the agent: fewer errors may be chance."""
+"""Of a tool: fewer errors may be chance."""
 _SHOWN = 300
 _EXCERPT = 8
 """Words of a question that are looked for: an agent may wrap or shorten it."""
@@ -81,7 +81,6 @@ def verdict(
         return AgentVerdict([reason], [])
     findings = [
         (failed_before_calls(rollouts), True),
-        (failed_alike(rollouts), True),
         (mostly_silent(rollouts), True),
         (leaked_state(rollouts), True),
         refused_calls(rollouts),
@@ -133,18 +132,6 @@ def failed_before_calls(rollouts: Sequence[Rollout]) -> str:
     if 2 * len(failed) <= len(rollouts):
         return ""
     return f"{share(failed, rollouts)} failed before any result of the policy; {first_failure(failed)}"
-
-
-def failed_alike(rollouts: Sequence[Rollout]) -> str:
-    """That the agent raised the same error in all rollouts, whatever the policy replied; else empty."""
-    errors = {re.sub(r"\d+", "0", rollout.outcome.message) for rollout in rollouts}
-    if (
-        len(rollouts) < _MIN_RESULTS
-        or len(errors) > 1
-        or any(rollout.outcome.failure != "agent" for rollout in rollouts)
-    ):
-        return ""
-    return f"the agent raised the same error in {share(rollouts, rollouts)}; {first_failure(rollouts)}"
 
 
 def mostly_silent(rollouts: Sequence[Rollout]) -> str:

@@ -96,10 +96,6 @@ def loops(question: str):
     call(asked(question))
     raise UsageLimitExceeded("the next request would exceed the request_limit of 50")
 
-def fails_after(question: str):
-    call(asked(question))
-    raise KeyError(f"state of {len(question)}")
-
 def by_number(task, answer):
     return float("2" in task["question"])
 """
@@ -179,11 +175,6 @@ def test_nothing_is_in_the_way_of_an_agent_that_asks_its_question(agent_named: A
         ("mostly_silent", echo, "5 of 6 validation rollouts made no LLM call: they are judged, and train nothing. "),
         ("silent_or_fails", echo, "none of 6 validation rollouts made an LLM call: "),
         ("fails_first", echo, "none of 6 validation rollouts could be judged; the first failed of setup: KeyError: "),
-        (
-            "fails_after",
-            echo,
-            "the agent raised the same error in 6 of 6 validation rollouts; the first failed of agent",
-        ),
         ("own_question", echo, "is in no prompt of 6 of 6 validation rollouts, and all begin with the same prompt: "),
         (
             "searches",
