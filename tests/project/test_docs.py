@@ -84,7 +84,7 @@ def test_what_is_shown_is_the_example(page: str, place: int, example: str) -> No
     assert shown in (ROOT / "examples" / example).read_text()
 
 
-@pytest.mark.parametrize(("place", "calls"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("place", "calls"), [(3, 1), (5, 2)])
 async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
     exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
