@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.complete import RunDirectory
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.metrics import RIGHT
 from groundwire.train.store.rollout import Rollout
@@ -132,7 +132,7 @@ def _differ(rewards: Sequence[float]) -> bool:
 
 @app.command()
 def main(
-    run_dir: Annotated[Path, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR")],
+    run_dir: RunDirectory,
     reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum like 0.9*a+0.1*b")],
     judge_model: JudgeModel = None,
     judge_base_url: JudgeBaseUrl = None,

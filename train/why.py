@@ -22,6 +22,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import LAST_RUN, RunDamagedError, RunDir
+from groundwire.train.cli.complete import RunDirectory
 from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
 from groundwire.train.evaluation.run_reader import settings_changes
@@ -56,7 +57,7 @@ _COLUMNS = (
 
 @app.command()
 def main(
-    run_dir: Annotated[str, typer.Argument(help="Run directory", metavar="RUN_DIR")] = LAST_RUN,
+    run_dir: RunDirectory = LAST_RUN,
     rollout_id: Annotated[
         str | None,
         typer.Argument(

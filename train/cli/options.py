@@ -19,6 +19,7 @@ from groundwire import rewards
 from groundwire.rewards import JudgeSettings, JudgeSettingsError
 from groundwire.tools.errors import CommandError
 from groundwire.tools.settings import Settings, suggestion_for
+from groundwire.train.cli.complete import values_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import TABLES, WITHOUT_EFFECT, flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.resolve import PRESETS
@@ -174,6 +175,7 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
         *declared["flags"],
         help=field.description,
         metavar=declared["metavar"],
+        autocompletion=values_of(name),
         rich_help_panel=declared["panel"],
         hidden=record is RunConfig and name not in _USUAL and not _COMPLETES,
         show_default=str(default) if default not in (None, False, "") else False,

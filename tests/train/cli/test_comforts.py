@@ -70,6 +70,27 @@ def test_a_shell_completes_commands_and_their_options() -> None:
     assert "--max-rows" in _complete("groundwire mcp-sql --ma")
 
 
+def test_a_shell_completes_values(tmp_path: Path) -> None:
+    for name in ("20260101-a", "20260102-b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    (tmp_path / "runs" / "latest").symlink_to("20260102-b")
+    runs = ["runs/latest", "runs/20260102-b", "runs/20260101-a"]
+
+    def complete(words: str) -> list[str]:
+        asked = {"_GROUNDWIRE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        environment = _environment(PYTHONPATH=str(ROOT / "src"), **asked)
+        return run("-m", "groundwire", folder=tmp_path, environment=environment).stdout.split()
+
+    assert complete("groundwire why ") == runs == complete("groundwire report runs/")
+    assert complete("groundwire run --resume runs/2026010") == runs[1:]
+    assert complete("groundwire train --backend lang") == ["langgraph"]
+    assert complete("groundwire train --model s") == ["starter", "smollm2"]
+    assert "spider" in complete("groundwire look --domain ")
+    assert "spider_exec_match" in complete("groundwire audit --reward sp") + complete("groundwire run --reward sp")
+    assert {"fast", "hf"} <= set(complete("groundwire evaluate --config "))
+
+
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     named = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the shell is named here
     done = _run("-m", "train.cli.app", "--install-completion", "bash", **named)
