@@ -6,12 +6,14 @@ to replace, ``reward.py`` a reward to replace. Nothing that exists is overwritte
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -187,11 +189,24 @@ def _ensure_base(folder: Path, python: str, install: bool | None, output: Any) -
 def _install_command(interpreter: str) -> Sequence[str]:
     """What installs this version into another environment: with uv where there is no pip."""
     clone = PACKAGE.parents[1]
-    source = str(clone) if (clone / "pyproject.toml").is_file() else "groundwire"
+    source = str(clone) if (clone / "pyproject.toml").is_file() else _installed_from()
     has_pip = subprocess.run([interpreter, "-c", "import pip"], check=False, capture_output=True).returncode == 0  # noqa: S603
     if has_pip or not shutil.which("uv"):
         return [interpreter, "-m", "pip", "install", source]
     return ["uv", "pip", "install", "--python", interpreter, source]
+
+
+def _installed_from() -> str:
+    """What this version was installed from: the address of a clone or a wheel (PEP 610), else its name and version."""
+    try:
+        installed = distribution("groundwire")
+    except PackageNotFoundError:
+        return "groundwire"
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    address = str(origin.get("url", ""))
+    if "vcs_info" in origin:
+        address = f"{origin['vcs_info']['vcs']}+{address}@{origin['vcs_info']['commit_id']}"
+    return f"groundwire @ {address}" if address else f"groundwire=={installed.version}"
 
 
 def _settings(agent: str, python: str | None, model: str) -> str:

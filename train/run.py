@@ -15,8 +15,7 @@ from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, train
-from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.complete import run_dirs
+from groundwire.train.artifacts.run_dir import RunDir, run_dirs
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings, with_preset
 from groundwire.train.config.overrides import SETTINGS_FILE, SUFFIXES
 from groundwire.train.config.resolve import with_file

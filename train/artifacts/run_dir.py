@@ -57,6 +57,13 @@ class RunDamagedError(RunDirError):
     exit_code = 1
 
 
+def run_dirs(incomplete: str) -> list[str]:
+    """The runs in ``runs``, the newest first."""
+    folder = Path(LAST_RUN).parent
+    found = sorted((str(file.parent) for file in folder.glob("*/config.json")), reverse=True)
+    return [name for name in found if name.startswith(incomplete)]
+
+
 class RunDir:
     """The files of the run in ``path``."""
 
@@ -79,7 +86,9 @@ class RunDir:
         folder = Path(os.path.realpath(path))  # Path.resolve() has its own error for a link to itself
         if not (folder / "config.json").is_file():
             reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
-            raise RunDirError(f"{path} is not a run: {reason}. Give the folder of a run, which it printed at its end")
+            remedy = "Give the folder of a run, which it printed at its end"
+            remedy += ", or begin with groundwire train" if str(path) == LAST_RUN else ""
+            raise RunDirError(f"{path} is not a run: {reason}. {remedy}")
         run = cls(folder)
         run.config()
         return run

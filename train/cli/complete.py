@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from groundwire import adapters, domains, rewards
-from groundwire.train.artifacts.run_dir import LAST_RUN
+from groundwire.train.artifacts.run_dir import run_dirs
 from groundwire.train.config.resolve import PRESETS
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-__all__ = ["RunDirectory", "run_dirs", "values_of"]
-
-
-def run_dirs(incomplete: str) -> list[str]:
-    """The runs in ``runs``, the newest first."""
-    folder = Path(LAST_RUN).parent
-    found = sorted((str(file.parent) for file in folder.glob("*/config.json")), reverse=True)
-    return [name for name in found if name.startswith(incomplete)]
+__all__ = ["RunDirectory", "values_of"]
 
 
 RunDirectory = Annotated[

@@ -11,15 +11,16 @@ import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
-from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir
-from groundwire.train.cli.complete import RunDirectory
+from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir, run_dirs
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    run_dir: RunDirectory = LAST_RUN,
+    run_dir: Annotated[
+        str, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs)
+    ] = LAST_RUN,
     output: Annotated[
         Path | None, typer.Option(help="The page. Default: report.html in the run directory", metavar="FILE")
     ] = None,
