@@ -84,7 +84,8 @@ def test_a_shell_completes_values(tmp_path: Path) -> None:
 
     elsewhere = _environment(PYTHONPATH=str(ROOT / "src"))
     assert complete("groundwire why ") == runs == complete("groundwire report runs/")
-    assert "or begin with groundwire train" in run("-m", "groundwire", "why", folder=tmp_path / "runs", environment=elsewhere).stderr
+    none = run("-m", "groundwire", "why", folder=tmp_path / "runs", environment=elsewhere)
+    assert "or begin with groundwire train" in none.stderr
     assert complete("groundwire run --resume runs/2026010") == runs[1:]
     assert complete("groundwire train --backend lang") == ["langgraph"]
     assert complete("groundwire train --model s") == ["starter", "smollm2"]
