@@ -184,3 +184,10 @@ def test_workflows_pin_their_actions_to_commits() -> None:
     used = re.findall(r"uses: (.*)", "".join(file.read_text() for file in (ROOT / ".github" / "workflows").iterdir()))
     assert used
     assert [line for line in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+
+
+def test_init_installs_the_base_from_where_the_program_was_installed_from(python: Path, tmp_path: Path) -> None:
+    program = "from groundwire.train.init import _installed_from; print(_installed_from())"
+    command = [str(python), "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env={}, text=True, capture_output=True, check=True)
+    assert done.stdout.startswith("groundwire @ file://")
