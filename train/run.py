@@ -155,6 +155,9 @@ def _of_this_folder(given: dict[str, Any]) -> dict[str, Any]:
     """``given`` with the settings of this folder's file, unless another file is named; a preset that is named wins."""
     file, config = Path(SETTINGS_FILE), given.get("config")
     if not file.is_file() or Path(config or "").suffix in SUFFIXES:
+        if not given.keys() & {"agent", "backend", "domain", "config"}:
+            note = f"note: this folder has no {SETTINGS_FILE}, so the bundled text-to-SQL agent and its tasks are taken"
+            console(stderr=True).print(f"{note}; for your own agent: groundwire init", markup=False)
         return given
     with_own = with_file({**given, "config": str(file)})
     return with_own if config is None else {**with_own, "config": config}

@@ -65,6 +65,15 @@ def test_a_warm_start_fine_tunes_first_and_trains_that_model(app: Path) -> None:
     assert "exclude each other" in both.stderr
 
 
+def test_a_folder_without_settings_is_told_what_is_taken(app: Path) -> None:
+    shown = _groundwire(app, "train", "--print-config", "--trainer", "local")
+    assert (
+        "this folder has no groundwire.toml, so the bundled text-to-SQL agent and its tasks are taken" in shown.stderr
+    )
+    named = _groundwire(app, "train", "--print-config", "--trainer", "local", "--agent", "my_app:answer")
+    assert "no groundwire.toml" not in named.stderr
+
+
 def test_what_exists_is_kept(app: Path) -> None:
     (app / "reward.py").write_text("mine = 1\n")
     done = _groundwire(app, "init")
