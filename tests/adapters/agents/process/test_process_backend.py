@@ -161,6 +161,14 @@ async def test_what_the_first_rollout_leaves_ends_although_the_template_is_learn
     assert not _sleeping()
 
 
+def _begin_of(pid: str) -> str:
+    """When a process began, which tells it from a later one of the same number; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Path) -> None:
     source = """
         import os, pathlib, signal, time
@@ -173,11 +181,13 @@ async def test_a_rollout_that_is_cancelled_is_killed(agent: Agents, tmp_path: Pa
     """
     file = tmp_path / "pid"
     run = asyncio.create_task(agent(source, "slow", folder="shared"))
-    await until_true(lambda: file.exists() and file.read_text())
+    await until_true(lambda: run.done() or (file.exists() and file.read_text()))
+    assert not run.done(), run.exception()
+    began = _begin_of(file.read_text())
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    await until_true(lambda: not Path(f"/proc/{file.read_text()}").exists())
+    await until_true(lambda: _begin_of(file.read_text()) != began)
     assert texts(await agent(source, "fast", folder="shared")) == ["fast"]
 
 
