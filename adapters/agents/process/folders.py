@@ -35,8 +35,11 @@ _MODELS = {
     "UV_PYTHON_INSTALL_DIR": ".local/share/uv/python",
     "DENO_DIR": ".cache/deno",
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
+    **{"PYENV_ROOT": ".pyenv", "NVM_DIR": ".nvm", "CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup"},
 }
-"""Files of models and programs, which each rollout would fetch again: they stay where they are."""
+"""Files of models and programs, which each rollout would fetch again, and those of version managers, which write their
+own path into them: they stay where they are.
+"""
 NEW_MOUNTS, NEW_NETWORK = 0x20000, 0x40000000
 _NEW_USER = 0x10000000
 _PRIVATE, _RECURSIVE = 0x40000, 0x4000

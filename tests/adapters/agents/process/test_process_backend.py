@@ -356,3 +356,14 @@ def test_a_result_is_json(tmp_path: Path) -> None:
     )
     assert isinstance(read, EndpointError)
     assert read.status == 400
+
+
+def test_version_managers_stay_in_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write the path of their folder into their files, and that of an attempt's home ends with the attempt."""
+    (tmp_path / "home" / ".pyenv").mkdir(parents=True)
+    (tmp_path / "attempt").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PYENV_ROOT", raising=False)
+    variables = folders.own_folders(tmp_path / "attempt")
+    assert variables["PYENV_ROOT"] == str(tmp_path / "home" / ".pyenv")
+    assert variables["HOME"] == str(tmp_path / "attempt" / "home")
