@@ -140,7 +140,7 @@ async def test_whatever_an_agent_starts_ends_with_it(agent: Agents, tmp_path: Pa
     """
     answers = await agent(source, "a", "b")
     assert all(isinstance(answer, Answer) for answer in answers)
-    assert not _sleeping()
+    await until_true(lambda: not _sleeping())
 
 
 async def test_what_the_first_rollout_leaves_ends_although_the_template_is_learning_from_it(
@@ -158,7 +158,7 @@ async def test_what_the_first_rollout_leaves_ends_although_the_template_is_learn
             return question
     """
     assert texts(await agent(source, "a", folder="shared")) == ["a"]
-    assert not _sleeping()
+    await until_true(lambda: not _sleeping())
 
 
 def _begin_of(pid: str) -> str:
