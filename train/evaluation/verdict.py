@@ -106,16 +106,17 @@ def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
     if not scores:
         return []
     differ = sum(len(set(group)) > 1 for group in rewards.values())
-    mean = sum(scores) / len(scores)
+    mean, unjudged = sum(scores) / len(scores), len(rollouts) - len(scores)
+    more = f" ({unjudged} more could not be judged)" if unjudged else ""
     text = (
-        f"sampled {len(scores)} answers to {len(rewards)} tasks: mean reward {mean:.3f}; the rewards of {differ} of "
-        f"{len(rewards)} tasks differ, and only such tasks teach"
+        f"sampled {len(scores)} answers{more} to {len(rewards)} tasks: mean reward {mean:.3f}; the rewards of {differ} "
+        f"of {len(rewards)} tasks differ, and only such tasks teach"
     )
     if differ:
         return [text]
     calls = [call for rollout in rollouts for call in rollout.trainable_calls]
     cut = [call for call in calls if call.truncated]
-    if len(set(scores)) > 1 or (max(scores) > 0 and min(scores) == max(scores)):
+    if max(scores) > 0 or len(set(scores)) > 1:
         return [text, "every answer to a task gets the same reward: take harder or other tasks, or a finer reward"]
     advice = [
         f"{len(cut)} of {len(calls)} replies were cut off at max_tokens ({max_tokens}): give more" if cut else "",

@@ -17,6 +17,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.evaluation.notes import nothing_to_train
+from groundwire.train.evaluation.verdict import pass_rate
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row
 from groundwire.train.why import app
@@ -168,6 +169,24 @@ def test_rollouts_without_triplets_are_counted_by_reason() -> None:
     )
     assert "2 of 3: no LLM call reached the proxy" in why
     assert "1 of 3: not finished in time" in why
+
+
+@pytest.mark.parametrize(
+    ("rewards", "mean", "differ", "advice"),
+    [
+        ([[0.0, 1.0], [0.0, 0.0]], "0.250", 1, ""),
+        ([[0.0, 0.0], [0.0, None]], "0.000", 0, "the model got nothing right here"),
+        ([[-1.0, -1.0], [-1.0, -1.0]], "-1.000", 0, "the model got nothing right here"),
+        ([[1.0, 1.0], [1.0, 1.0]], "1.000", 0, "every answer to a task gets the same reward"),
+        ([[1.0, 1.0], [0.0, 0.0]], "0.500", 0, "every answer to a task gets the same reward"),
+    ],
+)
+def test_the_pass_rate_and_what_helps(rewards: Any, mean: str, differ: int, advice: str) -> None:
+    rollouts = [rollout(reward, group=str(group)) for group, of_task in enumerate(rewards) for reward in of_task]
+    said, *more = pass_rate(rollouts, max_tokens=64)
+    assert f"mean reward {mean}; the rewards of {differ} of 2 tasks differ" in said
+    assert ("(1 more could not be judged)" in said) == any(None in of_task for of_task in rewards)
+    assert [text.startswith(advice) for text in more] == ([True] if advice else [])
 
 
 def _run(tmp_path: Path, *rollouts: Rollout, **settings: Any) -> str:
