@@ -134,7 +134,7 @@ def _choose_agent(folder: Path, output: Any) -> str:
             "agent of a framework, a function of the task, or a function that makes the agent)"
         )
     if len(found) == 1:
-        output.print(f"agent   {found[0].name}, {found[0].what}", markup=False)
+        output.print(f"agent   {found[0].name}, {found[0].what} (another one: --agent)", markup=False)
         return found[0].name
     for number, agent in enumerate(found, 1):
         output.print(f"  {number}  {agent.name}, {agent.what} ({agent.place})", markup=False)

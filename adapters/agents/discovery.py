@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from groundwire.adapters.agents.drivers import TEXT_NAMES
+
+_log = logging.getLogger(__name__)
 
 _FRAMEWORKS = {
     **dict.fromkeys(("langgraph", "langchain.agents", "langgraph_supervisor", "langgraph_swarm"), "LangGraph"),
@@ -62,7 +65,8 @@ def find_agents(folder: Path) -> list[FoundAgent]:
     for path in _python_files(folder):
         try:
             tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError):
+        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            _log.warning("%s cannot be read, so no agent is looked for there: %s", path, error)
             continue
         for kind, name, what, node in _agents_of(tree, parts):
             place = f"{path.relative_to(folder)}"

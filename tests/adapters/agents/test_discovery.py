@@ -58,7 +58,9 @@ class Research:
         pytest.param("from mine import Agent\na = Agent()", [], id="a class of another package"),
     ],
 )
-def test_the_likeliest_agents_of_a_folder(tmp_path: Path, text: str, found: list[tuple[str, str]]) -> None:
+def test_the_likeliest_agents_of_a_folder(
+    tmp_path: Path, text: str, found: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "agent.py").write_text(text)
     (tmp_path / "test_agent.py").write_text(ASKS)
     for name in (".venv", "node_modules", "tests", "installed"):
@@ -66,6 +68,7 @@ def test_the_likeliest_agents_of_a_folder(tmp_path: Path, text: str, found: list
         (tmp_path / name / "other.py").write_text(TRIAGE)
     (tmp_path / "installed" / "pyvenv.cfg").touch()
     assert [(agent.name, agent.what) for agent in agents_of(tmp_path)] == found
+    assert ("agent.py cannot be read" in caplog.text) == text.endswith("(:")
 
 
 def test_each_example_of_a_framework_has_one() -> None:
