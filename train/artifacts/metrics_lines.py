@@ -52,7 +52,7 @@ def _key(meaning: str, default: Any = None) -> Any:
 class MetricsLine(BaseModel):
     """A line of ``metrics.jsonl``: a training step, or at step 0 the validation before it. Only ``step`` must be there.
 
-    docs/why.md has these keys and sentences.
+    docs/why.md has these keys, in groups.
     """
 
     step: Count = Field(description="the training step; 0 is before training")

@@ -12,11 +12,10 @@ from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 
 
-def test_the_table_of_the_docs_is_the_declaration() -> None:
-    table = (ROOT / "docs" / "why.md").read_text().partition("## Keys of a line")[2].partition("## Warnings")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
-    assert len(rows) == len(MetricsLine.model_fields)
-    assert dict(rows) == {name: field.description for name, field in MetricsLine.model_fields.items()}
+def test_the_docs_have_every_key() -> None:
+    section = (ROOT / "docs" / "why.md").read_text().partition("## Keys of a line")[2].partition("\n\nverl's")[0]
+    keys = re.findall(r"`(\w+)`", re.sub(r"\([^()]*\)", "", section.partition("\n- ")[2]))
+    assert sorted(keys) == sorted(MetricsLine.model_fields)
 
 
 def test_a_key_that_is_not_declared_is_not_written(tmp_path: Path) -> None:
