@@ -57,7 +57,7 @@ _ON_A_LAPTOP = """\
 # A first run on a laptop's processor: a few minutes. Real runs have 100 steps and more.
 steps = 12
 tasks_per_step = 6
-max_tokens = 64
+max_tokens = 64  # of each reply; `groundwire look` says how many replies it cuts off
 learning_rate = 5e-5"""
 _ON_A_GPU = """\
 steps = 100

@@ -233,7 +233,9 @@ def verdict_lines(results: Sequence[Rollout], verdict: AgentVerdict) -> list[str
     mean = sum(rewards) / len(rewards) if rewards else None
     calls = sum(len(result.calls) for result in results)
     figures = f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}"
-    end = "training cannot work" if verdict.problems else "nothing is in the way of training"
+    end = "nothing is in the way of training"
+    if verdict.problems or verdict.advice:
+        end = "training cannot work" if verdict.problems else f"training can run, but {verdict.advice}"
     return [figures, *(f"note: {note}" for note in verdict.notes), f"verdict: {end}", *verdict.problems]
 
 

@@ -106,7 +106,8 @@ def try_tasks(
             ]
             callback.on_phase_start("samples", len(again))
             sampled = runtime.run(again, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
-            found.notes.extend(pass_rate(sampled, max_tokens=config.max_tokens))
+            said, advice = pass_rate(sampled, max_tokens=config.max_tokens)
+            found = AgentVerdict(found.problems, [*found.notes, *filter(None, [said])], advice)
     if not found.problems:  # which say it already
         RolloutNotes(found.notes.append).show(ended)
     return ended, found

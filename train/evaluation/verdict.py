@@ -53,6 +53,8 @@ class AgentVerdict(NamedTuple):
 
     problems: list[str]
     notes: list[str]
+    advice: str = ""
+    """What helps a model whose sampled rollouts teach nothing."""
 
 
 def cannot_begin(rollouts: Sequence[Rollout], *, ids: bool = True, agent_match: str | None = None) -> str:
@@ -94,9 +96,9 @@ def verdict(
     return AgentVerdict(problems, notes)
 
 
-def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
+def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> tuple[str, str]:
     """What sampled rollouts, several of each task, say of a training with this model: their mean reward, how many tasks
-    have rollouts that differ, and what helps where none has.
+    have rollouts that differ, and how many replies were cut off; and the advice where no task teaches, else empty.
     """
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
@@ -104,7 +106,7 @@ def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
             rewards[rollout.group].append(rollout.outcome.reward)
     scores = [reward for group in rewards.values() for reward in group]
     if not scores:
-        return []
+        return "", ""
     differ = sum(len(set(group)) > 1 for group in rewards.values())
     mean, unjudged = sum(scores) / len(scores), len(rollouts) - len(scores)
     more = f" ({unjudged} more could not be judged)" if unjudged else ""
@@ -112,19 +114,21 @@ def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> list[str]:
         f"sampled {len(scores)} answers{more} to {len(rewards)} tasks: mean reward {mean:.3f}; the rewards of {differ} "
         f"of {len(rewards)} tasks differ, and only such tasks teach"
     )
-    if differ:
-        return [text]
     calls = [call for rollout in rollouts for call in rollout.trainable_calls]
     cut = [call for call in calls if call.truncated]
+    if cut:
+        text += f"; {len(cut)} of {len(calls)} replies were cut off at max_tokens ({max_tokens})"
+    if differ:
+        return text, ""
     if max(scores) > 0 or len(set(scores)) > 1:
-        return [text, "every answer to a task gets the same reward: take harder or other tasks, or a finer reward"]
+        return text, "every answer to a task gets the same reward: take harder or other tasks, or a finer reward"
     advice = [
-        f"{len(cut)} of {len(calls)} replies were cut off at max_tokens ({max_tokens}): give more" if cut else "",
+        "give more max_tokens" if cut else "",
         "show the model right answers first: --warm-start FILE of chats, or --warm-start RUN of a better model's "
         "rollouts, of which the best are taken",
         "take a larger model, easier tasks, or a reward that also scores parts of an answer",
     ]
-    return [text, f"the model got nothing right here, so it learns late or never. {'; or '.join(filter(None, advice))}"]
+    return text, f"the model got nothing right here, so it learns late or never. {'; or '.join(filter(None, advice))}"
 
 
 def failed_before_calls(rollouts: Sequence[Rollout]) -> str:

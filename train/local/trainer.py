@@ -270,10 +270,10 @@ class LocalTrainer:
 
     def _advise(self, sampled: Sequence[Rollout]) -> None:
         """Say once, before time is spent, what helps a model whose first sampled rollouts teach nothing."""
-        advice = pass_rate(sampled, max_tokens=self.config.max_tokens)[1:]
+        _, advice = pass_rate(sampled, max_tokens=self.config.max_tokens)
         if advice and not self._is_advised:
             self._is_advised = True
-            self.callback.on_note(advice[0])
+            self.callback.on_note(advice)
 
     def _check_trainable(self, results: Sequence[Rollout]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from groundwire.adapters.tracing import CallCredit
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.progress import verdict_lines
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.evaluation.notes import nothing_to_train
-from groundwire.train.evaluation.verdict import pass_rate
+from groundwire.train.evaluation.verdict import AgentVerdict, pass_rate
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row
 from groundwire.train.why import app
@@ -183,10 +184,13 @@ def test_rollouts_without_triplets_are_counted_by_reason() -> None:
 )
 def test_the_pass_rate_and_what_helps(rewards: Any, mean: str, differ: int, advice: str) -> None:
     rollouts = [rollout(reward, group=str(group)) for group, of_task in enumerate(rewards) for reward in of_task]
-    said, *more = pass_rate(rollouts, max_tokens=64)
+    said, more = pass_rate(rollouts, max_tokens=64)
     assert f"mean reward {mean}; the rewards of {differ} of 2 tasks differ" in said
     assert ("(1 more could not be judged)" in said) == any(None in of_task for of_task in rewards)
-    assert [text.startswith(advice) for text in more] == ([True] if advice else [])
+    assert more.startswith(advice)
+    assert bool(more) == bool(advice)
+    lines = verdict_lines(rollouts, AgentVerdict([], [said], more))
+    assert (lines[-1] == "verdict: nothing is in the way of training") == (not advice)
 
 
 def _run(tmp_path: Path, *rollouts: Rollout, **settings: Any) -> str:
