@@ -16,7 +16,7 @@ from groundwire.train.config.run_config import AGENT_FUNCTIONS, RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-_KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+_KINDS = {str: "text", bool: "boolean", int: "integer", float: "number"}
 
 
 def tables() -> str:
@@ -28,7 +28,7 @@ def tables() -> str:
     sft = [_row(SFTSettings, name, "") for name in SFTSettings.model_fields]
     rows["Supervised fine-tuning: groundwire sft"] = sft
     rows["Judge"] = [_row(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
-    head = "| name | values | default | presets | meaning |\n|---|---|---|---|---|\n"
+    head = "| name | values: default (of presets) | meaning |\n|---|---|---|\n"
     return "\n\n".join(f"## {panel}\n\n{head}" + "\n".join(lines) for panel, lines in rows.items()) + "\n"
 
 
@@ -67,16 +67,20 @@ def _type(record: type[Settings], name: str) -> str:
 def _row(settings: type[Settings], name: str, presets: str) -> str:
     field, old = settings.model_fields[name], {new: old for old, new in settings.renamed.items()}.get(name)
     default = field.get_default(call_default_factory=True)
-    shown = "" if default in (None, [], {}, "") else f"`{_text(default)}`"
+    shown = [] if default in (None, [], {}, "") else [f"`{_text(default)}`"]
+    shown += [f"({presets})"] if presets else []
     named = f"`{name}`" + (f" (was `{old}`)" if old else "")
-    return f"| {named} | {_values(field)} | {shown} | {presets} | {field.description} |"
+    values = _values(field, settings.option(name)["metavar"]) + ": " * bool(shown) + " ".join(shown)
+    return f"| {named} | {values} | {field.description} |"
 
 
-def _values(field: Any) -> str:
-    """The allowed values, e.g. ``whole number ≥ 1``."""
+def _values(field: Any, metavar: str | None) -> str:
+    """The allowed values, e.g. ``integer ≥ 1``."""
     kinds = get_args(field.annotation) or (field.annotation,)
     if choices := get_args(kinds[0]) or [kind for kind in kinds if isinstance(kind, str)]:
         return ", ".join(f"`{choice}`" for choice in choices)
+    if metavar:
+        return "`{}`".format(metavar.replace("|", "\\|"))
     signs = {"ge": "≥", "gt": ">", "le": "≤"}
     bounds = [f"{signs[key]} {getattr(bound, key)}" for bound in field.metadata for key in signs if hasattr(bound, key)]
     return " ".join([_KINDS[kinds[0]], *bounds])
@@ -85,11 +89,17 @@ def _values(field: Any) -> str:
 def _presets(name: str) -> str:
     """The presets that change a setting, by its value."""
     by_value: dict[str, list[str]] = {}
-    for trainer, presets in (("", PRESETS), ("verl ", VERL_PRESETS)):
-        for preset, changes in presets.items():
-            if name in changes and "-" not in preset:  # a variant of the preset before its hyphen
-                by_value.setdefault(_text(changes[name]), []).append(f"{trainer}{preset}")
-    return "; ".join(f"`{value}`: {', '.join(presets)}" for value, presets in by_value.items())
+    for trainer, presets in (("", PRESETS), ("verl/", VERL_PRESETS)):
+        known = [preset for preset in presets if "-" not in preset]  # else a variant of the preset before its hyphen
+        values = {preset: _text(presets[preset][name]) for preset in known if name in presets[preset]}
+        for value in dict.fromkeys(values.values()):
+            these = [preset for preset in known if values.get(preset) == value]
+            others = [preset for preset in known if preset not in these]
+            texts = [f"{trainer}{preset}" for preset in these]
+            if len(others) + 2 < len(these):
+                texts = ["all verl" + f" but {', '.join(others)}" * bool(others)]
+            by_value.setdefault(value, []).extend(texts)
+    return "; ".join(f"`{value}`: {', '.join(texts)}" for value, texts in by_value.items())
 
 
 def _text(value: object) -> str:

@@ -22,8 +22,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    source: Annotated[Path, typer.Option(help="The folder with the data; for Spider also the zip it comes in")],
-    out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it")],
+    source: Annotated[Path, typer.Option(help="Folder with the data; for Spider also its zip")],
+    out: Annotated[Path, typer.Option(help="Folder to write; replaced only if this command wrote it")],
     domain: Annotated[str, typer.Option(help="Domain of the data: spider, sqlite, bird or a plugin's")] = "spider",
     version: Version = False,
 ) -> None:

@@ -32,24 +32,24 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
-    reward: Annotated[str | None, typer.Option(help="A name, or a sum: 0.9*a+0.1*b. Default: the domain's own")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="A name, or a sum such as 0.9*a+0.1*b; default: the domain's")
+    ] = None,
     judge_model: JudgeModel = None,
     judge_base_url: JudgeBaseUrl = None,
     judge: JudgePairs = None,
-    data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: the bundled data")] = None,
-    limit: Annotated[
-        int, typer.Option(min=0, help="Audit this many tasks, spread over training and validation; 0 is all")
-    ] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="The domain's data; default: bundled")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Audit this many tasks of training and validation; 0: all")] = 0,
     allow: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="The share of tasks that may have a finding before the exit is 1")
+        float, typer.Option(min=0.0, max=1.0, help="Share of tasks that may have a finding before the exit is 1")
     ] = 0.05,
     suspects_file: Annotated[
         Path | None,
-        typer.Option("--suspects", help="Write the golds that are probably wrong to this file", metavar="FILE"),
+        typer.Option("--suspects", help="Write probably wrong golds to this file", metavar="FILE"),
     ] = None,
     rollouts: Annotated[
         str | None,
-        typer.Option(help="With --suspects: a run or evaluation; its answers may contradict golds", metavar="RUN_DIR"),
+        typer.Option(help="With --suspects: a run or evaluation whose answers may contradict golds", metavar="RUN_DIR"),
     ] = None,
     json_file: JsonFile = None,
     version: Version = False,

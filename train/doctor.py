@@ -48,12 +48,12 @@ def main(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With --plan: the run's preset and settings, e.g. hf n_runners=64", metavar="[PRESET] [KEY=VALUE]..."
+            help="With --plan: preset and settings, e.g. hf n_runners=64", metavar="[PRESET] [KEY=VALUE]..."
         ),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(help="With --plan: the run's preset, or a file of settings", show_default="hf", metavar="CONFIG"),
+        typer.Option(help="With --plan: preset or file of settings", show_default="hf", metavar="CONFIG"),
     ] = None,
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model: check its chat template")] = None,
@@ -62,21 +62,19 @@ def main(
         typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="FORMAT"),
     ] = "hermes",
     external_store_address: Annotated[
-        str | None, typer.Option(help="Address of a store: check that it answers", metavar="URL")
+        str | None, typer.Option(help="A store's address: check that it answers", metavar="URL")
     ] = None,
     token_file: TokenFile = None,
     endpoint: Annotated[
-        str | None, typer.Option(help="An OpenAI base URL that ends in /v1: check that it sends token ids")
+        str | None, typer.Option(help="An OpenAI base URL (/v1): check that it sends token ids")
     ] = None,
     proxy_port: Annotated[
         int, typer.Option(help="A port: check that it is free", metavar="PORT", min=0, max=65535)
     ] = 0,
     output_dir: Annotated[str, typer.Option(help="The folder for runs: check its disk")] = "runs",
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Predict the GPU memory of a run with --model, --trainer and the settings")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Predict a run's GPU memory")] = False,
     gpu_memory: Annotated[
-        float | None, typer.Option(help="With --plan: GB of the GPU. Without it, this machine's", metavar="GB", min=0)
+        float | None, typer.Option(help="With --plan: GB of the GPU; default: this machine's", metavar="GB", min=0)
     ] = None,
     version: Version = False,
 ) -> None:

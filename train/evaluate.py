@@ -66,7 +66,7 @@ def main(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Show these runs, of training or of evaluation, as a table; or a setting of an evaluation by its name",
+            help="Runs to show as a table, or settings of an evaluation",
             metavar="[RUN_DIR|KEY=VALUE]...",
         ),
     ] = None,
@@ -74,14 +74,14 @@ def main(
         bool, typer.Option("--compare", help="With two runs: question by question, with McNemar's exact test")
     ] = False,
     base_url: Annotated[
-        str | None, typer.Option(help="Any OpenAI-compatible endpoint that has --model, e.g. http://127.0.0.1:8000/v1")
+        str | None, typer.Option(help="OpenAI-compatible endpoint with --model, e.g. http://127.0.0.1:8000/v1")
     ] = None,
     api_key_env: Annotated[
-        str, typer.Option(help="With --base-url: the environment variable that has its key", metavar="NAME")
+        str, typer.Option(help="With --base-url: the environment variable with its key", metavar="NAME")
     ] = "OPENAI_API_KEY",
     split: Annotated[
         str | None,
-        typer.Option(help="Part of the data with the questions: train, or a domain's own such as test_dev_500 or test"),
+        typer.Option(help="Part of the data: train, or a domain's own, e.g. test"),
     ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", help="Rollouts per question", min=1)] = 1,
     form: Annotated[

@@ -68,21 +68,18 @@ max_tokens = 512"""
 def main(
     folder: Annotated[Path, typer.Argument(help="The folder of your app", show_default="the present one")] = Path(),
     agent: Annotated[
-        str | None, typer.Option(help="The agent, module:name or file.py:name. Without it, it is looked for")
+        str | None, typer.Option(help="The agent, module:name or file.py:name; default: the one that is found")
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(
-            help="The interpreter of your app's environment. Without it, that of .venv or venv, if there is one"
-        ),
+        typer.Option(help="Your app's interpreter; default: that of .venv or venv"),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model to train. Without it, SmolLM2-135M")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to train; default: SmolLM2-135M")] = None,
     install: Annotated[
         bool | None,
         typer.Option(
             "--install/--no-install",
-            help="Whether to install groundwire's base into your app's environment, if it is not there. Without it, "
-            "you are asked",
+            help="Whether to install groundwire's base beside your app; default: you are asked",
         ),
     ] = None,
     version: Version = False,

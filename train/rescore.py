@@ -133,7 +133,7 @@ def _differ(rewards: Sequence[float]) -> bool:
 @app.command()
 def main(
     run_dir: RunDirectory,
-    reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum like 0.9*a+0.1*b")],
+    reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum")],
     judge_model: JudgeModel = None,
     judge_base_url: JudgeBaseUrl = None,
     judge: JudgePairs = None,

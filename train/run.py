@@ -27,35 +27,28 @@ app, look, train_app = (typer.Typer(**_options) for _ in range(3))
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="A preset, and settings by their names, e.g. learning_rate=1e-5; with verl any of its own, too",
+        help="A preset, and settings, e.g. learning_rate=1e-5; with verl also its own",
         metavar="[PRESET] [KEY=VALUE]...",
     ),
 ]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(
-        help="An OpenAI-compatible endpoint that has --model, to look at the agent or for --trainer gepa. Its key is "
-        "OPENAI_API_KEY"
-    ),
+    typer.Option(help="OpenAI-compatible endpoint with --model, for look or --trainer gepa; key: OPENAI_API_KEY"),
 ]
 ResumedRun = Annotated[
     str | None,
-    typer.Option(
-        help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs
-    ),
+    typer.Option(help="Continue this run, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs),
 ]
 WarmStart = Annotated[
     str | None,
     typer.Option(
-        help="Fine-tune the model first, on the chats in this file or on the best rollouts of this run",
+        help="Fine-tune first, on this file's chats or this run's best rollouts",
         metavar="FILE|RUN_DIR",
     ),
 ]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Serve the report while it trains, on this machine: a page that reloads itself")
-]
+Watch = Annotated[bool, typer.Option("--watch", help="Serve the report while it trains")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")]
-Diff = Annotated[bool, typer.Option("--diff", help="With --print-config: show what differs from the published recipe")]
+Diff = Annotated[bool, typer.Option("--diff", help="With --print-config: differences from the published recipe")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")]
 _TRAINER = "verl where CUDA and verl are, else local"
 
@@ -69,7 +62,7 @@ def main(
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
     dev: Annotated[
         bool,
-        typer.Option("--dev", help="No training: run ten tasks, print every call and triplet, and a verdict"),
+        typer.Option("--dev", help="As look: ten tasks, every call, a verdict"),
     ] = False,
     base_url: BaseUrl = None,
     resume: ResumedRun = None,

@@ -57,8 +57,7 @@ def main(
     policy_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host that LLM calls may go to besides this machine and the store's: the trainer's --proxy-host. "
-            "May be repeated",
+            help="Another host that LLM calls may go to: the trainer's --proxy-host; may be repeated",
             metavar="HOST",
         ),
     ] = None,
@@ -71,7 +70,7 @@ def main(
         bool,
         typer.Option(
             "--until-eof",
-            help="Look for rollouts at each line on standard input; stop at its end, as when the parent process ends",
+            help="Look for rollouts at each line of standard input; stop at its end",
         ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,

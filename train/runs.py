@@ -19,10 +19,8 @@ _COLUMNS = ("Run", "Agent", "Tasks", "Model", "Step", "Reward", "Accuracy", "Sta
 
 @app.command()
 def main(
-    folder: Annotated[Path, typer.Argument(help="The folder of the run directories", metavar="DIR")] = Path("runs"),
-    name: Annotated[
-        str, typer.Option("--name", help="Show only runs whose name, agent or model contains this text")
-    ] = "",
+    folder: Annotated[Path, typer.Argument(help="Folder of run directories", metavar="DIR")] = Path("runs"),
+    name: Annotated[str, typer.Option("--name", help="Only runs with this text in name, agent or model")] = "",
     form: Annotated[Literal["text", "markdown"], typer.Option("--format", help="Format of the table")] = "text",
     version: Version = False,
 ) -> None:

@@ -22,22 +22,19 @@ def main(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A run directory (its newest checkpoint), a checkpoint, or a model: starter, smollm2, a folder in "
-            "Hugging Face's format, a GGUF file or OWNER/MODEL",
+            help="A run (its newest checkpoint), a checkpoint, or any --model of a run",
             metavar="RUN_DIR|CHECKPOINT|MODEL",
         ),
     ],
-    port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port", min=0, max=65535)] = 8000,
-    host: Annotated[str, typer.Option(help="Address of the server; any but this machine's own needs a token")] = (
-        "127.0.0.1"
-    ),
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address; any but this machine's own needs a token")] = ("127.0.0.1"),
     served_model_name: Annotated[
         str | None,
-        typer.Option(help="Accept requests for this model only. Without it, for any name", metavar="NAME"),
+        typer.Option(help="Accept requests for this model only; default: for any", metavar="NAME"),
     ] = None,
     max_model_len: Annotated[
         int | None,
-        typer.Option(help="Tokens of prompt and reply together. Default: that of the run, else 4096", min=1),
+        typer.Option(help="Tokens of prompt and reply together; default: the run's, else 4096", min=1),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     tool_format: Annotated[

@@ -60,9 +60,7 @@ def main(
     run_dir: RunDirectory = LAST_RUN,
     rollout_id: Annotated[
         str | None,
-        typer.Argument(
-            help="Id of a rollout, or its first characters. Default: count all rollouts", metavar="ROLLOUT_ID"
-        ),
+        typer.Argument(help="A rollout's id, or its beginning; default: count all rollouts", metavar="ROLLOUT_ID"),
     ] = None,
     version: Version = False,
 ) -> None:

@@ -40,39 +40,35 @@ class JudgeSettings(Settings):
         "concurrency": "each process sends up to 32 requests at once",
     }
 
-    model: str | None = setting(None, "Model: with base_url its name there, else a LiteLLM name (openai/gpt-5-mini)")
-    base_url: str | None = setting(None, "An OpenAI-compatible endpoint, up to and including /v1")
+    model: str | None = setting(None, "Its name at base_url, else LiteLLM's (openai/gpt-5-mini)")
+    base_url: str | None = setting(None, "OpenAI-compatible endpoint, up to and including /v1")
 
     weights: str = setting(
         "0.4,0.3,0.15,0.15",
-        "Weights of the scores for accuracy, completeness, clarity and professionalism; they are divided by their sum",
+        "Of accuracy, completeness, clarity and professionalism; divided by their sum",
     )
 
-    teacher: str | None = setting(
-        None, "Model that writes the reference answer of a task that has none, named as model"
-    )
+    teacher: str | None = setting(None, "Model that writes missing reference answers, named as model")
     teacher_base_url: str | None = setting(None, "As base_url, for the teacher")
-    without_reference: bool = setting(False, "Judge the answer to a task that has no reference without one")
+    without_reference: bool = setting(False, "Also judge answers to tasks without a reference")
 
-    temperature: float = setting(0.0, "Sampling temperature of the judge", ge=0)
-    max_tokens: int = setting(512, "Tokens of one verdict, reasoning included", ge=1)
+    temperature: float = setting(0.0, "Sampling temperature", ge=0)
+    max_tokens: int = setting(512, "Tokens of a verdict, reasoning included", ge=1)
     samples: int = setting(1, "Verdicts per answer; their mean counts", ge=1)
-    swap_order: bool = setting(False, "Ask again with reference and answer in the other order, and take the mean")
+    swap_order: bool = setting(False, "Ask again with reference and answer swapped; take the mean")
 
     deadline_s: float = setting(
         30.0,
-        "Seconds for all requests of one rollout, waiting and retries included; then the judge abstains. One request "
-        "may take two thirds of them",
+        "Seconds for all requests of a rollout, with waiting and retries, two thirds for one at most; then "
+        "the judge abstains",
         gt=0,
     )
 
-    max_calls: int | None = setting(None, "Most requests in all, counted in cache; then the judge abstains", ge=0)
-    max_usd: float | None = setting(None, "Most USD in all, counted in cache; then the judge abstains", ge=0)
-    prices: str | None = setting(
-        None, "USD per million tokens read and written, such as 0.25,2. Without it, LiteLLM's price list"
-    )
+    max_calls: int | None = setting(None, "Most requests, counted in cache; then the judge abstains", ge=0)
+    max_usd: float | None = setting(None, "Most USD, likewise", ge=0)
+    prices: str | None = setting(None, "USD per million tokens read and written, e.g. 0.25,2; default: LiteLLM's list")
     cache: str = setting(
-        "~/.cache/groundwire/judge.sqlite", "File with all verdicts and costs, shared by all processes of a machine"
+        "~/.cache/groundwire/judge.sqlite", "File with verdicts and costs, shared by a machine's processes"
     )
 
     @model_validator(mode="after")

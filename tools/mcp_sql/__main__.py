@@ -57,11 +57,11 @@ def main(
     max_chars: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of an answer")] = 2000,
     transport: Annotated[_Transport, typer.Option(help="How clients connect")] = _Transport.STDIO,
     host: Annotated[str, typer.Option(help="For http; any but this machine's own needs a token")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 takes any free one")] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the bearer token that http clients must send. Without it: {_TOKEN}")
+        Path | None, typer.Option(help=f"File with the bearer token of http clients; default: {_TOKEN}")
     ] = None,
-    token: Annotated[str | None, typer.Option(help="The token itself, for all to see in the process list")] = None,
+    token: Annotated[str | None, typer.Option(help="The token, visible in the process list")] = None,
     version: Version = False,
 ) -> None:
     """Serve read-only SQL over MCP until the client disconnects (stdio) or Ctrl-C."""

@@ -28,17 +28,13 @@ from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
 _COMPLETES = "_GROUNDWIRE_COMPLETE" in os.environ  # the shell asks for completions, which leave out what is hidden
 _judge_option = partial(typer.Option, rich_help_panel="Judge")
-JudgeModel = Annotated[
-    str | None, _judge_option(help="For rewards with a judge: its model. Without it, the local grader")
-]
-JudgeBaseUrl = Annotated[
-    str | None, _judge_option(help="The OpenAI-compatible endpoint of the judge's model", metavar="URL")
-]
+JudgeModel = Annotated[str | None, _judge_option(help="The judge's model; default: the local grader")]
+JudgeBaseUrl = Annotated[str | None, _judge_option(help="The judge's OpenAI-compatible endpoint", metavar="URL")]
 JudgePairs = Annotated[
     list[str] | None,
-    _judge_option(help="A setting of the judge, e.g. max_usd=5; docs/settings.md lists them", metavar="NAME=VALUE"),
+    _judge_option(help="Setting of the judge, e.g. max_usd=5 (docs/settings.md)", metavar="NAME=VALUE"),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the whole result to this file")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file")]
 
 
 def parse_judge(

@@ -110,67 +110,60 @@ class AgentSettings(Settings):
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
         None,
-        "Your agent, MODULE:NAME, FILE.py:NAME or . for the one in this folder: an agent of a framework, a function of "
-        "the task, or a function that makes the agent",
+        "Agent, function of the task, or function that makes the agent: MODULE:NAME, FILE.py:NAME, or . for "
+        "this folder's",
         metavar="AGENT",
     )
-    agent_input: str | None = _agent(
-        None, "Function MODULE:NAME that makes your agent's input from the task", metavar="FUNCTION"
-    )
-    agent_output: str | None = _agent(
-        None, "Function MODULE:NAME that makes the answer from your agent's result", metavar="FUNCTION"
-    )
+    agent_input: str | None = _agent(None, "Makes the agent's input from the task", metavar="MODULE:NAME")
+    agent_output: str | None = _agent(None, "Makes the answer from the agent's result", metavar="MODULE:NAME")
     agent_context: str | None = _agent(
         None,
-        "Function MODULE:NAME, of nothing or of the task, that makes the context (dependencies) of your agent's run",
-        metavar="FUNCTION",
+        "Makes the context (dependencies) of the agent's run, from the task or nothing",
+        metavar="MODULE:NAME",
     )
     agent_config: str | None = _agent(
         None,
-        "Function MODULE:NAME, of nothing or of the task, that makes more arguments of your agent's run, as a dict",
-        metavar="FUNCTION",
+        "Makes more arguments of the agent's run, as a dict, from the task or nothing",
+        metavar="MODULE:NAME",
     )
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
-        None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
+        None, "Train only the agent's models whose names match; others keep their provider", metavar="REGEX"
     )
     domain: Annotated[str, AfterValidator(_no_number)] = _agent(
         "spider",
-        "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .csv)",
+        "Domain (spider, sqlite, bird, medical or a plugin's), or a file of your tasks (.jsonl, .csv)",
         flags=("--tasks",),
     )
     reward: str | None = _agent(
         None,
-        "Name of the reward, a function of yours (module:function), or a sum such as 0.9*a+0.1*b. Without it, the "
-        "domain's own reward",
+        "Its name, a function of yours, or a sum such as 0.9*a+0.1*b; default: the domain's",
     )
     judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
     agent_columns: Annotated[str, BeforeValidator(_join_names)] = _agent(
         "",
-        "Columns that your agent needs although the reward reads them, or although they are named like a gold answer",
+        "Columns for the agent although the reward reads them or they are named like a gold answer",
         metavar="NAME,NAME",
     )
     agent_options: Mapping[str, Any] = _agent(
         dict,
-        "A keyword argument of the function that makes the agent, e.g. max_turns=3 of the SQL agents",
+        "Keyword argument of the function that makes the agent, e.g. max_turns=3 of the SQL agents",
         metavar="NAME=VALUE",
     )
     rollout_process: Literal["fork", "spawn", "off"] = _rollouts(
         "fork" if sys.platform == "linux" else "spawn",
-        "Whether each rollout of an agent that is given by name has a process of its own: forked from one that has "
-        "imported the agent, or a fresh one that imports it; off is for agents that keep no state",
+        "Own process for each rollout of an agent given by name: forked after its import, or fresh (spawn); "
+        "off is for agents without state",
     )
     agent_folder: Literal["copy", "empty", "shared"] = _rollouts(
-        "copy", "The working folder of a rollout in a process: a copy of the present one (on write), empty, or shared"
+        "copy", "Working folder of a rollout's process: a copy of this one (on write), empty, or shared"
     )
-    sealed: bool = _rollouts(False, "Whether a rollout in a forked process has no network but the model")
-    rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take, without its reward", gt=0)
-    reward_timeout_s: float = _rollouts(
-        120.0, "Seconds that the reward of one rollout may take; then the rollout fails of it", gt=0
-    )
+    sealed: bool = _rollouts(False, "Leave rollouts in forked processes no network but the model")
+    rollout_timeout_s: float = _rollouts(60.0, "Seconds for one rollout, without its reward", gt=0)
+    reward_timeout_s: float = _rollouts(120.0, "Seconds for the reward of a rollout, which fails after them", gt=0)
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
-        "What failed rollouts score, where it is not the default: the least reward of the run (zero), a number, or "
-        "nothing (drop), e.g. agent=drop; several with commas",
+        "Scores of failed rollouts that differ from the default: zero (the run's least reward), a number, or "
+        "drop (none), e.g. agent=drop,timeout=zero",
         metavar="TYPE=drop",
     )
 
@@ -190,156 +183,144 @@ class RunConfig(AgentSettings):
     gone = OF_SQL_AGENTS | OF_RUN
 
     config: str = _data(
-        "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
+        "fast", "Preset, or a .toml or .yaml file of settings, whose config names a preset", metavar="NAME|FILE"
     )
     trainer: Literal["local", "verl", "gepa"] = _training(
-        "local", "local (in this process), verl (on GPUs), or gepa, which optimises the agent's prompts"
+        "local", "local (this process), verl (GPUs), or gepa (optimises prompts)"
     )
     model: str = _data(
         "starter",
-        "'starter' (ships with the project), 'smollm2', a folder in Hugging Face's format, a GGUF file, or OWNER/MODEL "
-        "on the model hub",
+        "starter (bundled), smollm2, a folder in Hugging Face's format, a GGUF file, or OWNER/MODEL of the hub",
     )
-    data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
+    data_dir: str | None = _data(None, "Folder with the domain's data; default: bundled", metavar="DIR")
     group_column: str | None = _data(
         None,
-        "Column of your tasks whose values are held out whole, with the question. Without it, the columns named like "
-        "db_id, document or group",
+        "Column whose values are held out whole, with the question; default: those named like db_id, document, group",
         metavar="NAME",
     )
     allow_shared: bool = _data(False, "Accept validation tasks that have questions of training tasks")
     gold_trust: str | None = _data(
         None,
-        "File such as suspects.json: a training task stays with the probability of its gold's trust, and has its "
+        "File such as suspects.json: training tasks stay with their gold's trust as probability, and "
         "corrected_query as gold",
         metavar="FILE",
     )
-    output_dir: str = _data("runs", "Folder for the run directories", metavar="DIR")
+    output_dir: str = _data("runs", "Folder for run directories", metavar="DIR")
     prompts: Annotated[Mapping[str, str], BeforeValidator(read_prompts)] = _data(
-        dict, "JSON file with named prompts of the agent, such as the prompts.json of --trainer gepa", metavar="FILE"
+        dict, "JSON file with the agent's named prompts, such as gepa's prompts.json", metavar="FILE"
     )
     device: str = _data("cpu", "cpu or cuda")
-    seed: int = _data(0, "Seed of sampling and of the order of tasks")
+    seed: int = _data(0, "Seed of sampling and task order")
     track: Annotated[list[_Tracker], BeforeValidator(split_names)] = _data(
-        list, "Also send the metrics of each step to tensorboard, wandb or swanlab", metavar="NAME,NAME"
+        list, "Also send each step's metrics to tensorboard, wandb or swanlab", metavar="NAME,NAME"
     )
 
     otlp: str | None = _data(
         None,
-        "Also send every rollout as a trace to this OpenTelemetry collector or viewer (OTLP over HTTP)",
+        "Also send rollouts as traces to this OpenTelemetry collector (OTLP over HTTP)",
         metavar="URL",
     )
 
-    steps: int = _training(36, "Training steps. With verl 0 means as many as its epochs have", ge=0)
-    tasks_per_step: int = _sampling(12, "Tasks in one training step", ge=1)
-    group_size: int = _sampling(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
+    steps: int = _training(36, "Training steps. 0, with verl: those of its epochs", ge=0)
+    tasks_per_step: int = _sampling(12, "Tasks per training step", ge=1)
+    group_size: int = _sampling(8, "Rollouts per task and step, whose rewards are compared", ge=2)
     sampling_budget: float = _sampling(
         1.0,
-        "Above 1: replace groups with equal rewards by other tasks (dynamic sampling), until tasks_per_step groups "
-        "differ or a step has this many times its rollouts",
+        "Above 1: replace groups with equal rewards (dynamic sampling) until tasks_per_step groups differ or "
+        "a step has this many times its rollouts",
         ge=1,
     )
-    curriculum: bool = _sampling(
-        False, "Sample tasks by their recent pass rate, most often those that pass half the time"
-    )
+    curriculum: bool = _sampling(False, "Prefer tasks with a recent pass rate near one half")
     temperature: float = _sampling(1.0, "Sampling temperature in training", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
     credit: Literal["broadcast", "last", "discount", "turns"] = _training(
         "broadcast",
-        "Credit of calls: the rollout's reward for all (broadcast), for the last, less for earlier ones (discount); "
-        "or each call's own return (turns)",
+        "Who gets the reward: all calls (broadcast), the last, earlier ones less (discount); turns: each call"
+        " its own return",
     )
     credit_discount: float = _training(
         1.0,
-        "Factor from a call to the one before: of its return with credit turns, of its weight with discount (without "
-        "it 0.9)",
+        "Factor from a call to the one before, of its return (turns) or weight (discount: 0.9)",
         gt=0,
         le=1,
     )
     call_cost: float = _training(
         0.0,
-        "Cost of each trained LLM call, subtracted from its rollout's reward in the update alone: prefers fewer calls",
+        "Subtracted from the reward for each trained LLM call, in the update alone",
         ge=0,
     )
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
-        None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
+        None, "Train only agents whose names match", flags=("--active-agent",), metavar="REGEX"
     )
     truncated: Literal["train", "mask", "zero"] = _training(
         "train",
-        "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout the least reward "
-        "of the run (zero)",
+        "Replies that max_tokens cut off: train, leave out of the loss (mask), or give the rollout the run's "
+        "least reward (zero)",
     )
-    checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
+    checkpoint_every: int = _training(1, "Steps between checkpoints. -1, with verl: never", ge=-1)
 
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(
         "token-mean",
-        "Clipped loss: mean over tokens or over sequences; Dr. GRPO's constant divisor, with advantages that are not "
-        "divided by the standard deviation of the group; or GSPO's ratio of sequences",
+        "Clipped loss, mean over tokens or sequences; dr-grpo: constant divisor, advantages not divided by "
+        "the group's standard deviation; gspo: ratio of sequences",
     )
-    clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio; the lower one is 0.2", ge=0)
-    kl_coef: float = _loss(0.0, "Factor of the KL divergence to the model at the start, in the loss", ge=0)
-    entropy_coef: float = _loss(0.0, "Factor of the entropy that is subtracted from the loss", ge=0)
-    learning_rate: float | None = _loss(2e-4, "Learning rate of the optimizer", gt=0)
+    clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio; the lower is 0.2", ge=0)
+    kl_coef: float = _loss(0.0, "Weight of the KL divergence to the model at the start", ge=0)
+    entropy_coef: float = _loss(0.0, "Weight of the entropy that is subtracted from the loss", ge=0)
+    learning_rate: float | None = _loss(2e-4, "Learning rate", gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = _loss(
-        "constant", "Learning rate after the warm-up; linear (local trainer) and cosine fall to 0 at the last step"
+        "constant", "Learning rate after the warm-up; linear (local trainer) and cosine fall to 0 at the end"
     )
-    warmup_steps: int = _loss(5, "Steps in which the learning rate rises to its value", ge=0)
-    lora_rank: int = _loss(0, "Train LoRA adapters of this rank and freeze the weights; 0 trains the weights", ge=0)
+    warmup_steps: int = _loss(5, "Steps in which the learning rate rises", ge=0)
+    lora_rank: int = _loss(0, "Rank of LoRA adapters beside frozen weights; 0: train the weights", ge=0)
 
-    prompt_budget: int = _gepa(600, "Rollouts on training tasks, in all, to optimise prompts with", ge=1)
+    prompt_budget: int = _gepa(600, "Rollouts on training tasks, in all", ge=1)
     reflection_model: str | None = _gepa(
         None,
-        "Model that writes new prompts: a name of LiteLLM, or NAME@URL of an OpenAI-compatible endpoint, whose key is "
-        "OPENAI_API_KEY",
+        "Model that writes prompts: LiteLLM's name, or NAME@URL of an OpenAI-compatible endpoint (key: OPENAI_API_KEY)",
         metavar="NAME[@URL]",
     )
 
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto",
-        "Matrix products of sampling and update; weights and optimizer are fp32. auto: bf16 on CUDA, and on a CPU with "
-        "instructions for it from 20 M parameters; else fp32",
+        "Of matrix products; weights and optimizer are fp32. auto: bf16 on CUDA, and on CPUs with "
+        "instructions for it from 20 M parameters",
         panel="Memory of the local trainer",
     )
 
     val_temperature: float = _validation(
         0.0,
-        "Temperature in validation; 0 is greedy (training then also validates with sampling, before and after)",
+        "0: greedy, before and after training also sampled",
         ge=0,
     )
-    val_tasks: int = _validation(200, "Validation questions (in training: before and after it); 0 means all", ge=0)
+    val_tasks: int = _validation(200, "Validation questions, before and after training; 0: all", ge=0)
     val_every: int = _validation(
-        9, "Steps between the shorter validations, of 64 questions; 0 means never, with verl also -1", ge=-1
+        9, "Steps between the shorter validations, of 64 questions. 0, with verl also -1: never", ge=-1
     )
 
     max_calls: int = _rollouts(
         0,
-        "Most LLM calls of a rollout: a further one is refused, and the rollout fails of turn_limit. 0: no limit",
+        "Most LLM calls of a rollout, which a further one fails (turn_limit). 0: no limit",
         ge=0,
     )
-    n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
-    runner_processes: int = _rollouts(
-        0, "Processes for the agents; 0 keeps them in the trainer's process, with verl in some of its own", ge=0
-    )
+    n_runners: int = _rollouts(96, "Rollouts that run at once. 0: only in runners of an external store", ge=0)
+    runner_processes: int = _rollouts(0, "Processes for agents. 0: the trainer's, with verl some of its own", ge=0)
     runner_python: str | None = _rollouts(
         None,
-        "Python of your agent's own environment, with groundwire's base install: agents and rewards run there, in "
-        "runner_processes",
+        "Python of the agent's environment, which has groundwire's base: agents and rewards run there",
         metavar="PYTHON",
     )
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
     max_model_len: int = _rollouts(2048, "Tokens of prompt and reply together", ge=1)
-    retries: int = _rollouts(1, "Further attempts after a rollout failed for no fault of the policy", ge=0)
+    retries: int = _rollouts(1, "Further attempts after a failure without fault of the policy", ge=0)
 
-    external_store_address: str | None = _store(
-        None, "Train through the Lightning store at this address, http://HOST:PORT", metavar="URL"
-    )
+    external_store_address: str | None = _store(None, "Train through the store at http://HOST:PORT", metavar="URL")
     token_file: str | None = _store(
-        None, "File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
+        None, "File with the store's token; default: GROUNDWIRE_TOKEN, else the user's own", metavar="FILE"
     )
     proxy_host: Annotated[str, AfterValidator(_check_port)] = _store(
         "127.0.0.1",
-        "Address of this machine at which remote runners reach the LLM proxy; with HOST:PORT at this port, else at a "
-        "free one",
+        "Address of this machine's LLM proxy for remote runners; without :PORT at a free port",
         metavar="HOST[:PORT]",
     )
 

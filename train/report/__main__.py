@@ -22,12 +22,12 @@ def main(
         str, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs)
     ] = LAST_RUN,
     output: Annotated[
-        Path | None, typer.Option(help="The page. Default: report.html in the run directory", metavar="FILE")
+        Path | None, typer.Option(help="The page; default: report.html in the run directory", metavar="FILE")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine; it reloads when the run has new results")
+        bool, typer.Option("--watch", help="Serve the page, which reloads when the run has new results")
     ] = False,
-    port: Annotated[int, typer.Option(help="With --watch: the port; 0 is any free one", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes any free one", min=0, max=65535)] = 0,
     version: Version = False,
 ) -> None:
     """Write a run's report: one self-contained page, and a folder of PNG files beside it."""

@@ -24,7 +24,7 @@ def main(
     settings: dict[str, Any],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="A setting by its name, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]..."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run of this folder", metavar="DIR")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,

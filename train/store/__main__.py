@@ -31,19 +31,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    path: Annotated[Path | None, typer.Option(help="Keep the store in this SQLite file")] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Keep the store in memory; it is lost at the end")] = False,
+    path: Annotated[Path | None, typer.Option(help="Keep it in this SQLite file")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Keep it in memory; lost at the end")] = False,
     mongo: Annotated[
         str | None,
-        typer.Option(envvar=_MONGO, help="Use Agent Lightning's MongoDB store at this URI, of a replica set"),
+        typer.Option(envvar=_MONGO, help="Agent Lightning's MongoDB store at this URI of a replica set"),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port")] = 4747,
-    host: Annotated[str, typer.Option(help="Address of the server; any but this machine's own needs a token")] = (
-        "127.0.0.1"
-    ),
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one")] = 4747,
+    host: Annotated[str, typer.Option(help="Address; any but this machine's own needs a token")] = ("127.0.0.1"),
     token_file: TokenFile = None,
     keep: Annotated[
-        float | None, typer.Option(metavar="HOURS", help="Delete rollouts that ended this many hours ago, or earlier")
+        float | None, typer.Option(metavar="HOURS", help="Delete rollouts that ended this many hours ago")
     ] = None,
     version: Version = False,
 ) -> None:
