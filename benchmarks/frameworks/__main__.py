@@ -1,5 +1,5 @@
 """Runs the agents of examples/frameworks as their authors wrote them, and writes the tables in docs/frameworks.md
-and docs/capabilities.md.
+and README.md.
 
 Each agent gets an environment of its own, is checked against a scripted policy (see conformance.py), and is trained
 for a few steps. The results are in docs/frameworks.json; those of agents that are not named stay as they are.

@@ -1,4 +1,4 @@
-"""The tables in README.md, docs/frameworks.md and docs/capabilities.md, made from the results."""
+"""The tables in README.md and docs/frameworks.md, made from the results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _API_NAMES = {
     "ollama": "Ollama's chat",
 }
 _HEAD = (
-    "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
-    "Structured output", "Agent names", "Prefix breaks", "Rollouts", "Greedy accuracy", "Sampled accuracy",
+    "Framework", "Version", "Wire API", "Exact calls", "Tools; structured output", "Agent names", "Prefix breaks, %",
+    "Greedy accuracy", "Sampled accuracy",
 )  # fmt: skip
 _README_HEAD = ("Framework", "API", "Greedy accuracy", "Gain, 95 % interval")
-_SHORT_HEAD = ("Framework", *_API_NAMES.values(), "Tools", "Structured output", "Stream", "Agent names", "Exact tokens")
 
 
 def write_pages(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -41,7 +40,6 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {
         "../README.md": _table(_README_HEAD, [_readme_row(agent, result) for agent, result in agents]),
         "frameworks.md": _table(_HEAD, [_row(agent, result) for agent, result in agents]),
-        "capabilities.md": _table(_SHORT_HEAD, [_short_row(agent, result) for agent, result in agents]),
     }
 
 
@@ -66,21 +64,6 @@ def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     return [*row, f"{trained['before']:.3f} → {trained['after']:.3f} of {trained['n']}", f"{verdict}: {points}"]
 
 
-def _short_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
-    """Which parts of the APIs the agent used, and whether its tokens are those that were sampled."""
-    check = result.get("check")
-    if check is None:
-        return [agent.title, *[""] * (len(_SHORT_HEAD) - 2), str(result.get("reason", ""))]
-    used = (
-        *(api in check["wire_apis"] for api in _API_NAMES),
-        check["tools_offered"],
-        check["structured"],
-        check["stream"],
-        any(check["agents"]),
-    )
-    return [agent.title, *("yes" if each else "" for each in used), "no" if check["problems"] else "yes"]
-
-
 def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     packages = result.get("versions", {})
     version = ", ".join(f"{name} {packages[name]}" for name in packages)
@@ -90,18 +73,15 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     check = result.get("check")
     if check is None:
         return [link, version, *[""] * (len(_HEAD) - 3), str(result.get("reason", ""))]
-    same = "not the same: " + check["problems"][0] if check["problems"] else "identical"
+    apis = ", ".join(_API_NAMES.get(name, name) for name in check["wire_apis"])
+    differs = f" of {check['served']}: {check['problems'][0]}" if check["problems"] else ""
     return [
         link,
         version,
-        ", ".join(_API_NAMES.get(name, name) for name in check["wire_apis"]),
-        "0",
-        f"{check['traced']} of {check['served']}",
-        same,
-        "yes" if check["stream"] else "",
-        _tools(check),
-        ", ".join(check["structured"]),
-        ", ".join(filter(None, check["agents"])) or "none",
+        apis + (", streamed" if check["stream"] else ""),
+        f"{check['traced']}{differs}",
+        "; ".join(filter(None, (_tools(check), ", ".join(check["structured"])))),
+        ", ".join(filter(None, check["agents"])),
         _breaks(result.get("training")),
         *_accuracies(agent, result),
     ]
@@ -114,18 +94,20 @@ def _tools(check: Mapping[str, Any]) -> str:
 
 
 def _breaks(training: Mapping[str, Any] | None) -> str:
+    """Percent of the later prompts, and why, the most frequent cause first."""
     if training is None:
         return ""
     if not training["later_prompts"]:
         return "one call only"
-    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(training["mismatches"].items()))
-    return f"{sum(training['mismatches'].values())} of {training['later_prompts']}" + (f": {causes}" if causes else "")
+    causes = sorted(training["mismatches"], key=training["mismatches"].get, reverse=True)
+    share = sum(training["mismatches"].values()) / training["later_prompts"]
+    return f"{100 * share:.1f} {', '.join(causes)}".rstrip()
 
 
 def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
-    """On how many rollouts it was trained; its greedy accuracy, then its sampled one."""
+    """The greedy accuracy, and of how many questions; then the sampled one, of the same questions."""
     if (training := result.get("training")) is None:
-        return ["", "", str(result.get("reason") or ("" if agent.trained else "not trained: prompts of 30,000 tokens"))]
+        return ["", str(result.get("reason") or ("" if agent.trained else "not trained"))]
     found = [training.get(name, {}) for name in ("validation", "validation_sampled")]
-    shown = [f"{each['before']:.3f} → {each['after']:.3f} of {each['n']}" if "after" in each else "" for each in found]
-    return [str(training["rollouts"]), *shown]
+    greedy, sampled = (f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "" for each in found)
+    return [f"{greedy} of {found[0]['n']}" if greedy else "", sampled]

@@ -84,10 +84,14 @@ def test_what_is_shown_is_the_example(page: str, place: int, example: str) -> No
     assert shown in (ROOT / "examples" / example).read_text()
 
 
-@pytest.mark.parametrize(("place", "calls"), [(3, 1), (5, 2)])
-async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
-    names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
-    exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
+@pytest.mark.parametrize(
+    ("shown", "calls"),
+    [(AGENTS[3], 1), ((ROOT / "examples" / "librarian.py").read_text(), 2)],
+    ids=["function", "backend"],
+)
+async def test_the_agents_that_are_shown_lose_nothing(shown: str, calls: int, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": f"agents_page_{calls}"}
+    exec(compile(shown, "docs/your-agent.md", "exec", dont_inherit=True), names)
     backend = agent_backend(names["answer"]) if "answer" in names else names["Librarian"]()
     with sqlite3.connect(tmp_path / "films.sqlite") as conn:
         conn.executescript("CREATE TABLE film (title TEXT, year INTEGER); INSERT INTO film VALUES ('Dusk', 1994);")

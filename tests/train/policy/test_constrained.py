@@ -459,7 +459,7 @@ def test_a_field_that_changes_the_form_of_the_reply_is_refused_by_name(name):
 
 
 def test_the_docs_list_the_fields():
-    text = (ROOT / "docs" / "your-agent.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "capabilities.md").read_text(encoding="utf-8")
     names = {name for name in chat_request.NO_EFFECT | chat_request.REFUSED.keys() if not name.startswith("guided_")}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
