@@ -1,4 +1,4 @@
-"""A third party's reward is one function and one entry point: the package of docs/rewards.md, installed."""
+"""A third party's reward is one function and one entry point: the package of CONTRIBUTING.md, installed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from programs import ROOT, run
 
-DOCS = ROOT / "docs" / "rewards.md"
+PAGE = ROOT / "CONTRIBUTING.md"
 
 
 def _shown() -> tuple[str, str]:
-    """The pyproject.toml and the module in docs/rewards.md."""
-    section = DOCS.read_text(encoding="utf-8").partition("### A name of its own")[2].partition("\n## ")[0]
+    """The entry point and the module in CONTRIBUTING.md."""
+    section = PAGE.read_text(encoding="utf-8").partition("## A backend, a reward or a domain")[2].partition("\n## ")[0]
     [project] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     [module] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return project, module
@@ -31,7 +31,7 @@ def _wheel(folder: Path) -> Path:
     [entry_points] = re.findall(r"\[project\.entry-points\.(\w+)\]\n(\w+) = \"([\w.:]+)\"", project)
     info = "concise-1.0.dist-info"
     files = {
-        "concise.py": module,
+        "my_package/plugin.py": module,
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: concise\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": "[{}]\n{} = {}\n".format(*entry_points),
@@ -59,7 +59,7 @@ def test_an_installed_reward_scores_by_its_name_alone_and_in_a_sum(environment: 
     code = """
 import asyncio
 from groundwire import rewards
-for name in ("concise", "0.5*executes+0.5*concise"):
+for name in ("short_answer", "0.5*executes+0.5*short_answer"):
     print([rewards.total(asyncio.run(rewards.get(name)({}, answer, []))) for answer in ("short", "long " * 20)])
 """
     done = run("-c", code, environment=environment)
@@ -67,11 +67,11 @@ for name in ("concise", "0.5*executes+0.5*concise"):
 
 
 def test_a_run_finds_the_reward_only_where_it_is_installed(environment: dict[str, str]) -> None:
-    command = ("-m", "train.run", "--reward", "0.9*spider_exec_match+0.1*concise", "--print-config")
+    command = ("-m", "train.run", "--reward", "0.9*spider_exec_match+0.1*short_answer", "--print-config")
     done = run(*command, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert '"reward": "0.9*spider_exec_match+0.1*concise"' in done.stdout
+    assert '"reward": "0.9*spider_exec_match+0.1*short_answer"' in done.stdout
     done = run(*command, environment=dict(os.environ))
     assert done.returncode == 2
-    assert "error: unknown reward 'concise'; known: bird_" in done.stderr
+    assert "error: unknown reward 'short_answer'; known: bird_" in done.stderr
     assert ", executes, " in done.stderr
