@@ -70,11 +70,7 @@ def main() -> int:
             _RESULTS.write_text(
                 json.dumps({name: results[name] for name in agents if name in results}, indent=2) + "\n"
             )
-    results = _results()
-    rows = [_row(agents[name], results[name]) for name in agents if name in results]
-    right = sum(results[name]["outcome"] == "works" for name in agents if name in results)
-    head = "| agent | options | version | calls: recorded / server | succeeded | outcome |\n|---|---|---|---|---|---|\n"
-    write_table(_PAGE, _START, _END, f"{right} of {len(rows)} work.\n\n{head}" + "\n".join(rows))
+    write_table(_PAGE, _START, _END, table(agents, _results()))
     return wrong
 
 
@@ -186,21 +182,33 @@ def _counts(result: dict[str, Any]) -> str:
     return f"{result['recorded']}{refused} / {result['server']}"
 
 
+def table(agents: dict[str, Any], results: dict[str, Any]) -> str:
+    """The agents that were run, and what is wrong with those that do not work."""
+    known = [(agents[name], results[name]) for name in agents if name in results]
+    works = [result for _, result in known if result["outcome"] == "works"]
+    rollouts = sum(int(result["rollouts"].split()[0]) for result in works)
+    lines = [
+        f"{len(works)} of {len(known)} work: their {rollouts} rollouts succeeded, and all of the "
+        f"{sum(result['server'] for result in works)} calls that the server got were recorded.\n",
+        *(_wrong(agent, result) for agent, result in known if result["outcome"] != "works"),
+        "| project | options | version |\n|---|---|---|",
+        *(_row(agent, result) for agent, result in known),
+    ]
+    return "\n".join(lines)
+
+
+def _wrong(agent: dict[str, Any], result: dict[str, Any]) -> str:
+    reason = ". ".join(filter(None, (result["outcome"].partition("; ")[0], agent.get("remark"))))
+    return f"**{agent['title']}** (calls recorded / of the server: {_counts(result)}): {' '.join(reason.split())}.\n"
+
+
 def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:
-    outcome = result["outcome"].replace("|", "\\|").replace("\n", " ")
-    remark = f". {agent['remark']}" if "remark" in agent else ""
-    folder = "/".join(agent[name] for name in ("project", "folder") if name in agent) or "dev/wild/own"
+    place = (
+        "/".join(agent[name] for name in ("project", "folder") if name in agent) or f"{agent['title']} (dev/wild/own)"
+    )
     variables = "".join(f"{name}={value} " for name, value in agent.get("variables", {}).items())
     options = variables + " ".join(agent["options"].split())
-    cells = [
-        f"{agent['title']} ({folder})",
-        f"`{options}`",
-        result.get("version", ""),
-        _counts(result),
-        result["rollouts"],
-        f"{outcome:.160}{remark}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return f"| {place} | `{options}` | {result.get('version', '')} |"
 
 
 if __name__ == "__main__":

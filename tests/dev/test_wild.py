@@ -1,4 +1,4 @@
-"""The scripted model of ``make wild``, and the lists of agents and environments."""
+"""The scripted model of ``make wild``, its lists of agents and environments, and its page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from dev.wild.__main__ import table
 from dev.wild.model import reply
 
 if sys.version_info >= (3, 11):
@@ -58,3 +59,12 @@ def test_an_agent_names_an_environment_and_tasks_that_exist() -> None:
         assert agent.get("environment", "langchain") in environments
         assert (DEV / "wild" / "tasks" / f"{agent['tasks']}.jsonl").is_file()
     assert len({agent["name"] for agent in agents}) == len(agents)
+
+
+def test_the_page_has_the_results() -> None:
+    """After a change: ``make wild``."""
+    agents = {agent["name"]: agent for agent in tomllib.loads((DEV / "wild" / "agents.toml").read_text())["agent"]}
+    results = json.loads((DEV.parent / "docs" / "wild.json").read_text())
+    page = (DEV.parent / "docs" / "wild.md").read_text(encoding="utf-8")
+    assert f"\n{table(agents, results)}\n" in page
+    assert "\n0 of 1 work" in f"\n{table(agents, {'routing': {**results['routing'], 'outcome': 'no call'}})}"
