@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help=f"only {', '.join(_SAMPLE)}, as in CI")
     parser.add_argument("--folder", type=Path, default=ROOT / ".environments", help="where they are made")
     parser.add_argument("--pip", action="store_true", help="install the base with pip; uv is faster")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write the result into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - known.keys()):
         parser.error(f"no environment {unknown[0]!r}; known: {', '.join(known)}")
@@ -75,14 +75,16 @@ def main() -> int:
         for result in threads.map(check, [_EMPTY, *names]):
             results.append(result)
             print(result.row(), flush=True)
-    failed = sum(bool(result.changed or result.broken) for result in results)
-    print(
-        f"{len(results) - failed} of {len(results)} environments are as they were, {time.monotonic() - started:.0f} s"
-    )
+    failed = [result for result in results if result.changed or result.broken]
+    same = [result.name for result in results if result not in failed]
+    print(f"{len(same)} of {len(results)} environments are as they were, {time.monotonic() - started:.0f} s")
     if options.write:
-        head = "| environment | packages before | after | changed | imports |\n|---|---|---|---|---|\n"
-        write_table(PAGE, _START, _END, head + "\n".join(result.row() for result in results))
-    return failed
+        text = f"No package changed, and all imports work, in {len(same)}: {', '.join(same)}."
+        if failed:
+            head = "\n\n| environment | packages before | after | changed | imports |\n|---|---|---|---|---|\n"
+            text += head + "\n".join(result.row() for result in failed)
+        write_table(PAGE, _START, _END, text)
+    return len(failed)
 
 
 class _Environment:

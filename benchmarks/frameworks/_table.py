@@ -24,7 +24,7 @@ _HEAD = (
     "Framework", "Version", "Wire API", "Exact calls", "Tools; structured output", "Agent names", "Prefix breaks, %",
     "Greedy accuracy", "Sampled accuracy",
 )  # fmt: skip
-_README_HEAD = ("Framework", "API", "Greedy accuracy", "Gain, 95 % interval")
+_README_HEAD = ("Framework", "Greedy accuracy", "Gain")
 
 
 def write_pages(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -50,18 +50,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     """Whether the agent gained by its training, in points."""
-    check = result.get("check")
-    apis = ", ".join(_API_NAMES[name] for name in check["wire_apis"]) if check else ""
-    row = [f"[{agent.title}]({agent.path})", apis]
+    link = f"[{agent.title}]({agent.path})"
     trained = (result.get("training") or {}).get("validation", {})
     if "after" not in trained:
-        return [*row, "", ""]
+        return [link, "", ""]
     low, high = trained["difference_ci95"]
-    verdict = "gained" if low > 0 else "lost" if high < 0 else "no clear gain"
-    points = f"{100 * trained['difference']:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}]"
+    verdict = "gained" if low > 0 else "lost" if high < 0 else "unclear"
+    points = f"{100 * trained['difference']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
     if trained.get("baseline") == "first query":  # it was right more often than the answers
-        points += f" from its first queries' {trained['before_first_query']:.3f}"
-    return [*row, f"{trained['before']:.3f} → {trained['after']:.3f} of {trained['n']}", f"{verdict}: {points}"]
+        points += f" from {trained['before_first_query']:.3f}"
+    return [link, f"{trained['before']:.3f} → {trained['after']:.3f}", f"{verdict}: {points}"]
 
 
 def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:

@@ -178,7 +178,8 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
     sources = [path for folder in ("adapters", "rewards", "tools", "train") for path in (ROOT / folder).rglob("*.py")]
     code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    messages = [message for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for message in _QUOTED.findall(row)]
+    rows = re.findall(r"^- ((?:`[^`]+`(?:,\s+)?)+)", page, re.MULTILINE)
+    messages = [message for row in rows for message in _QUOTED.findall(row)]
     assert len(messages) > 30
     missing = [part for message in messages for part in map(str.strip, message.split("…")) if part not in code]
     assert missing == []
