@@ -49,7 +49,11 @@ async def check(pages: Sequence[str], screenshots: Path | None = None) -> list[s
             await send("Emulation.setDeviceMetricsOverride", **size)
             await send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
             await send("Page.navigate", url=page)
-            await asyncio.sleep(_DRAW_S)
+            for _ in range(int(_START_S / _DRAW_S)):
+                await asyncio.sleep(_DRAW_S)
+                state = await send("Runtime.evaluate", expression="document.readyState", returnByValue=True)
+                if state["result"].get("value") == "complete":
+                    break
             result = await send("Runtime.evaluate", expression=_CHECK, returnByValue=True)
             if "value" not in result["result"]:
                 raise RuntimeError(f"{page}: {result}")

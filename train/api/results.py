@@ -144,12 +144,20 @@ class LookResult:
         return "\n".join(verdict_lines(self.rollouts, self.verdict))
 
     def _repr_html_(self) -> str:
-        rows = (
+        rows: list[tuple[Any, ...]] = [("task", "question", "answer", "reward")]
+        rows += (
             (one.task["id"], one.task.get("question"), one.outcome.answer, one.outcome.reward) for one in self.rollouts
         )
-        cells = ("".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows)
-        head = "<tr><th>task</th><th>question</th><th>answer</th><th>reward</th></tr>"
-        table = f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        wrapped = "white-space: normal; overflow-wrap: anywhere"  # notebooks break no line in a table
+        styles = ("", wrapped, wrapped, "")
+        lines = (
+            "".join(
+                f'<td style="text-align: left; {style}">{escape(str(value))}</td>'
+                for value, style in zip(row, styles, strict=True)
+            )
+            for row in rows
+        )
+        table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
         return table + "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 
 
