@@ -41,8 +41,14 @@ def calls_and_json(
 ) -> str:
     """The grammar of replies that are JSON of ``schema``, or calls of ``tools`` (OpenAI's definitions); "" for neither.
 
-    ``several`` allows more than one call.
+    ``several`` allows more than one call. Raises :class:`ChatRequestError` for a format that has no grammar.
     """
+    if tools and tool_format not in _CALL_TEXT:
+        raise ChatRequestError(
+            f"calls in the format {tool_format} cannot be constrained, only those in {' or '.join(_CALL_TEXT)}: use "
+            "tool_choice 'auto', and no response_format together with tools",
+            param="tool_choice",
+        )
     grammar: dict[str, Any] = {}
     if schema is not None:
         grammar["schema"] = schema

@@ -15,7 +15,7 @@ import openai  # noqa: E402
 
 from groundwire.adapters.tracing.wire.request import RefusedError  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.policy.chat.response import FORMATS, parse_tool_calls  # noqa: E402
+from groundwire.train.policy.chat.response import FORMATS  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402
@@ -30,6 +30,7 @@ TOOL = {
     },
 }
 IDS = {"return_token_ids": True}
+HERMES, LLAMA = FORMATS["hermes"].parse, FORMATS["llama3_json"].parse
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ async def test_a_tool_call_is_parsed_and_the_text_before_it_is_kept(scripted, ti
     assert json.loads(call.function.arguments) == arguments
 
     chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
-    assert streamed_text(chunks).strip() == "the query"
+    assert streamed_text(chunks) == "the query"
     (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert streamed.function == call.function or streamed.function.arguments == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
@@ -266,7 +267,7 @@ async def test_without_tools_a_call_is_text(scripted):
     ],
 )
 async def test_a_malformed_call_stays_in_the_content_and_is_streamed_completely(text, scripted):
-    assert parse_tool_calls(text, {"query"}) == (text, [])
+    assert HERMES(text, {"query"}) == (text, [])
     if len(text) < 1000:
         client, _ = await scripted(text)
         chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
@@ -276,13 +277,19 @@ async def test_a_malformed_call_stays_in_the_content_and_is_streamed_completely(
 def test_several_calls_keep_their_order_and_complete_json_needs_no_closing_tag():
     text = '<tool_call>{"name": "b"}</tool_call> x <tool_call>no</tool_call>'
     text += '<tool_call>{"name": "a", "arguments": {"k": 1}}'
-    content, calls = parse_tool_calls(text, {"a", "b"})
+    content, calls = HERMES(text, {"a", "b"})
     assert content == " x <tool_call>no</tool_call>"
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [("b", "{}"), ("a", '{"k": 1}')]
     assert len({call["id"] for call in calls}) == 2
 
 
-LLAMA = FORMATS["llama3_json"].parse
+def test_what_is_thought_is_no_call_and_an_argument_may_have_the_closing_tag():
+    draft = '<tool_call>{"name": "a", "arguments": {"k": "1"}}</tool_call>'
+    call = draft.replace('"1"', '"</tool_call>"')
+    content, calls = HERMES(f"<think>{draft}</think>{call}", {"a"})
+    assert content == f"<think>{draft}</think>"
+    assert [json.loads(c["function"]["arguments"]) for c in calls] == [{"k": "</tool_call>"}]
+    assert HERMES(f"<think>{call}", {"a"}) == (f"<think>{call}", [])
 
 
 @pytest.mark.parametrize(
@@ -290,6 +297,7 @@ LLAMA = FORMATS["llama3_json"].parse
     [
         ('{"name": "a", "parameters": {"sql": "SELECT 1"}}', [("a", {"sql": "SELECT 1"})]),
         ('{"name": "a", "arguments": {"sql": "SELECT 1"}}', [("a", {"sql": "SELECT 1"})]),
+        ('{"name": "a", "parameters": null}', [("a", {})]),
         ('{"name": "a", "parameters": "{\\"sql\\": \\"SELECT 1; --\\"}"}', [("a", {"sql": "SELECT 1; --"})]),
         ('<|python_tag|>{"name": "a"}; {"name": "b", "parameters": {"k": [1]}}', [("a", {}), ("b", {"k": [1]})]),
         ('  {"name": "b", "parameters": {}}\n{"name": "b", "parameters": {}} ', [("b", {}), ("b", {})]),
@@ -311,7 +319,6 @@ def test_a_reply_of_llama_is_its_calls(text, expected):
         '{"name": "a", "parameters": {"sql": "sel',
         '{"name": "a", "parameters": "sql"}',
         '{"name": "a", "parameters": ["sql"]}',
-        '{"name": "a", "parameters": null}',
         '{"name": "drop", "parameters": {}}',
         '{"name": "a"}; {"name": "drop"}',
         '{"name": "a"} and then I read the rows',

@@ -1,35 +1,30 @@
-"""Chat completion responses, whole or as the events of a stream, and the tool calls in their text.
+"""Chat completion responses, whole or as the events of a stream.
 
-Model families write tool calls in different formats. ``hermes``: ``<tool_call>{"name": ..., "arguments":
-{...}}</tool_call>`` (Qwen, and the starter). ``llama3_json``: the reply is ``{"name": ..., "parameters": {...}}``, or
-several of them separated by semicolons (Llama 3.1 and 3.2).
-
-A policy in training writes malformed calls. They stay in the content, where the agent and the trainer can see them, and
-are never an error of the server.
+:meth:`ChatResponse.parse` makes a message of what was sampled, for both: first its reasoning, then its content and tool
+calls (:mod:`groundwire.train.policy.chat.tool_formats`). A model has reasoning if its chat template has ``<think>``. It
+begins the reply, with ``<think>`` unless the prompt ends with that, and ends with ``</think>`` or with the reply.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.train.policy.chat.request import ChatRequest
+from groundwire.train.policy.chat.tool_formats import END_THINK, FORMATS, THINK, ToolFormat
 from groundwire.train.policy.types import Completion
+
+__all__ = ["FORMATS", "ChatResponse", "StreamedChoice", "versions"]
 
 HELD_TOKENS = 4
 """Tokens that a stream holds back: a later token can change the text of the last few."""
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_LLAMA_TAG = "<|python_tag|>"
-
-Parsed = tuple[str | None, list[dict[str, Any]]]
+_WINDOW = 16
+"""Tokens that a stream decodes again with each new one, at least."""
 
 
 class ChatResponse:
@@ -39,26 +34,57 @@ class ChatResponse:
         self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat
     ) -> None:
         self.request, self.prompt_ids, self.tool_format = request, prompt_ids, tool_format
-        self.tool_names = frozenset(tool["function"]["name"] for tool in request.callable_tools)
+        self.tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.callable_tools}
         self._tokenizer = tokenizer
+        self._shown, self.hidden = _special_tokens(tokenizer, tool_format.special if self.tools else ())
+        """The special tokens that are part of the text, and those that are not."""
+        self._thinks = request.raw_prompt is None and has_reasoning(tokenizer)
+        self._opened = self._thinks and tokenizer.decode(prompt_ids[-_WINDOW:]).rstrip().endswith(THINK)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
-    def text(self, token_ids: list[int]) -> str:
-        """The text of sampled ids, without special tokens."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of sampled ids. Of the special tokens it has those of tool calls, if tools may be called."""
+        return str(self._tokenizer.decode([token for token in token_ids if token not in self.hidden]))
+
+    def parse(self, text: str, *, ended: bool = True) -> tuple[str, str | None, list[dict[str, Any]]]:
+        """The reasoning, content and tool calls in the text of a reply.
+
+        If it has not ``ended``, only what no later text can change.
+        """
+        begun = text.lstrip()
+        if self._opened or (self._thinks and begun.startswith(THINK)):
+            reasoning, end, text = (text if self._opened else begun[len(THINK) :]).partition(END_THINK)
+            if not end:
+                return reasoning if ended else reasoning[: 1 - len(END_THINK)], None, []
+        elif self._thinks and not ended and THINK.startswith(begun):
+            return "", None, []
+        else:
+            reasoning = ""
+        return reasoning, *(self.tool_format.parse(text, self.tools, ended=ended) if self.tools else (text, []))
 
     def message(self, reply: Completion) -> tuple[dict[str, Any], str]:
-        """The assistant's message and its finish reason, ``length`` also if the limit came after a whole tool call."""
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
-        if not self.tool_names:
-            return message, reply.finish_reason
-        message["content"], calls = self.tool_format.parse(reply.text, self.tool_names)
+        """The assistant's message and its finish reason, ``length`` also if the limit came after a whole tool call.
+
+        Reasoning has two names: vLLM says ``reasoning``, before 0.16 ``reasoning_content``, as many clients still do.
+        """
+        reasoning, content, calls = self.parse(self._said(reply))
         if not self.request.parallel_tool_calls:
             calls = calls[:1]
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if reasoning or calls else "")}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         if calls:
             message["tool_calls"] = calls
         return message, "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
+
+    def _said(self, reply: Completion) -> str:
+        """The text before what ended the reply: the engine's, unless it lacks the special tokens of calls."""
+        ids, request = reply.token_ids, self.request
+        if self._shown.isdisjoint(ids):
+            return reply.text
+        text = self.text(ids[:-1] if ids[-1] in request.stop_token_ids else ids)
+        return text[: min((at for stop in request.stop_strings if (at := text.find(stop)) >= 0), default=len(text))]
 
     def sampled(self, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
         """The fields of the traced LLM call."""
@@ -92,7 +118,7 @@ class ChatResponse:
         """The stop string that ended a reply, in the field that vLLM has for it."""
         if not self.request.stop or reply.finish_reason != "stop":
             return {}
-        rest = self.text(reply.token_ids)[len(reply.text) :]
+        rest = self.text(reply.token_ids)[len(self._said(reply)) :]
         return next(({"stop_reason": stop} for stop in self.request.stop if rest.startswith(stop)), {})
 
     def grammar(self) -> dict[str, str]:
@@ -121,15 +147,50 @@ class ChatResponse:
         }
 
 
+class _FinalText:
+    """The text of a reply so far that no later token can change.
+
+    Only a window of tokens is decoded again with each new one. It begins before the tokens whose text is not settled,
+    because some tokenizers drop the space at the beginning of a text.
+    """
+
+    def __init__(self, response: ChatResponse) -> None:
+        self._response, self._window = response, list[int]()
+        self._decoded = deque([""] * (HELD_TOKENS + 1), HELD_TOKENS + 1)
+        """The text of the window before its last tokens, with one of them more, and so on."""
+        self._settled, self._skipped, self._text = "", 0, ""
+
+    def add(self, token: int) -> str:
+        """The final text, after one more token."""
+        if token in self._response.hidden:
+            return self._text
+        self._window.append(token)
+        self._decoded.append(text := self._response.text(self._window))
+        final = self._decoded[0]
+        if not text.startswith(final):
+            final = next((final[:i] for i, (a, b) in enumerate(zip(final, text, strict=False)) if a != b), text)
+        self._text = self._settled + final[self._skipped :]
+        if len(self._window) >= 2 * _WINDOW:
+            later = self._window[_WINDOW:]
+            decoded = [self._response.text(later[: len(later) - held]) for held in range(HELD_TOKENS, -1, -1)]
+            head, whole = decoded[0], decoded[-1]
+            end = len(text) - len(whole) + len(head)
+            if whole.startswith(head) and text[end:] == whole[len(head) :] and end <= len(final):
+                self._settled += text[self._skipped : end]
+                self._window, self._skipped = later, len(head)
+                self._decoded.extend(decoded)
+        return self._text
+
+
 class StreamedChoice:
     """One choice of a stream: sends text as soon as no later token can change it."""
 
     def __init__(self, index: int, response: ChatResponse) -> None:
         self._index, self._response, self._request = index, response, response.request
         self._tokens, self._logprobs = list[int](), list[float]()
-        self._sent = ""
-        opening = response.tool_format.opening if response.tool_names else " "
-        self._held_chars = max(map(len, (*self._request.stop_strings, opening))) - 1
+        self._text = _FinalText(response)
+        self._sent = Counter[tuple[str, ...]]()
+        self._held_chars = max(map(len, self._request.stop_strings), default=1) - 1
 
     def start(self) -> dict[str, Any]:
         """The choice of its first event."""
@@ -140,16 +201,10 @@ class StreamedChoice:
         """The choice after one more token. Text that may become part of a stop string or a tool call is held back."""
         self._tokens.append(token)
         self._logprobs.append(logprob)
-        final = self._response.text(self._tokens[:-HELD_TOKENS])
-        text = self._response.text(self._tokens)
-        differ = (i for i, (a, b) in enumerate(zip(final, text, strict=False)) if a != b)
-        end = min(next(differ, min(len(final), len(text))), len(text) - self._held_chars)
-        if self._response.tool_names and (at := text.find(self._response.tool_format.opening)) >= 0:
-            end = min(end, at)
-        delta = text[len(self._sent) : max(end, len(self._sent))]
-        self._sent += delta
+        text = self._text.add(token)
+        reasoning, content, _ = self._response.parse(text[: max(len(text) - self._held_chars, 0)], ended=False)
         logprobs = self._response.logprobs([token], [logprob])
-        return self._chunk({"content": delta} if delta else {}, token_ids=[token], logprobs=logprobs)
+        return self._chunk(self._delta(reasoning, content), token_ids=[token], logprobs=logprobs)
 
     def cut_short(self, weights_version: int) -> Completion:
         """The reply that ends with the last sent token, because nobody reads on."""
@@ -158,11 +213,19 @@ class StreamedChoice:
 
     def end(self, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
         """The choice of its last event, which completes ``message``."""
-        rest = (message["content"] or "")[len(self._sent) :]
-        delta: dict[str, Any] = {"content": rest} if rest else {}
+        delta = self._delta(message.get("reasoning", ""), message["content"])
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         return self._chunk(delta, finish_reason=finish_reason, token_ids=[])
+
+    def _delta(self, reasoning: str, content: str | None) -> dict[str, Any]:
+        """What was not sent yet."""
+        delta: dict[str, Any] = {}
+        for names, text in ((("reasoning_content", "reasoning"), reasoning), (("content",), content or "")):
+            if new := text[self._sent[names] :]:
+                delta |= dict.fromkeys(names, new)
+                self._sent[names] = len(text)
+        return delta
 
     def _chunk(self, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
         if not self._request.return_token_ids:
@@ -176,77 +239,19 @@ def _token_entry(tokenizer: Any, token: int) -> dict[str, Any]:
     return {"token": text, "bytes": list(text.encode()), "top_logprobs": []}
 
 
+@functools.lru_cache(maxsize=64)
+def _special_tokens(tokenizer: Any, shown: tuple[str, ...]) -> tuple[frozenset[int], frozenset[int]]:
+    special = {i: token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
+    found = frozenset(i for i, text in special.items() if text in shown)
+    return found, frozenset(special) - found
+
+
+def has_reasoning(tokenizer: Any) -> bool:
+    """Whether the model thinks before it answers: its chat template has ``<think>``."""
+    return THINK in str(tokenizer.chat_template)
+
+
 def versions(reply: Completion) -> dict[str, int]:
     """The fields that name the weights of a reply."""
     first = reply.first_weights_version
     return {"weights_version": reply.weights_version, **({} if first is None else {"first_weights_version": first})}
-
-
-@dataclass(frozen=True)
-class ToolFormat:
-    """``opening`` begins a call; ``parse(text, names)`` splits a text into its content and its calls of ``names``."""
-
-    name: str
-    opening: str
-    parse: Callable[[str, Collection[str]], Parsed]
-
-
-def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
-    """Split ``text`` into its content, None if it has only calls, and its Hermes calls in the OpenAI API's form.
-
-    A call with complete JSON needs no closing tag. A call with malformed JSON, a name that is not one of ``names``, or
-    arguments that are not an object stays in the content.
-    """
-    calls: list[dict[str, Any]] = []
-    content: list[str] = []
-    end = 0
-    for match in _CALL.finditer(text):
-        try:
-            call = _openai_call(json.loads(match.group(1)), names)
-        except (ValueError, RecursionError):
-            continue
-        if call is not None:
-            calls.append(call)
-            content.append(text[end : match.start()])
-            end = match.end()
-    if not calls:
-        return text, []
-    content.append(text[end:])
-    return "".join(content).rstrip() or None, calls
-
-
-def _parse_llama(text: str, names: Collection[str]) -> Parsed:
-    """The whole reply is calls, or it is content."""
-    decoder, calls = json.JSONDecoder(), []
-    rest = text.strip().removeprefix(_LLAMA_TAG).lstrip()
-    while rest:
-        try:
-            value, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError):
-            return text, []
-        call = _openai_call(value, names)
-        if call is None:
-            return text, []
-        calls.append(call)
-        rest = rest[end:].lstrip(" \n;")
-    return (None, calls) if calls else (text, [])
-
-
-def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # a model may write the object as text, as it is in the OpenAI API
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
-    if not isinstance(arguments, dict):
-        return None
-    function = {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-FORMATS = {
-    "hermes": ToolFormat("hermes", "<tool_call>", parse_tool_calls),
-    "llama3_json": ToolFormat("llama3_json", "{", _parse_llama),
-}
-"""By the names that vLLM and verl use."""
