@@ -109,9 +109,9 @@ class LLMCall:
     credit: CallCredit | None = None
     """What the call was trained with; None if it was not."""
     prompt_tokens: int = 0
-    """The server's count, if it sends no ids."""
+    """The server's count, if it is not the number of its ids."""
     response_tokens: int = 0
-    """The server's count, if it sends no ids."""
+    """The server's count, if it is not the number of its ids; of several choices, less the ids of the others."""
     messages_json: str = "[]"
     tools_json: str = ""
     reply_json: str = ""
@@ -157,7 +157,16 @@ class LLMCall:
                 "the server constrained the reply (response_format, tool_choice or structured outputs) and did not "
                 "report how, so its logprobs cannot be computed again"
             )
-        return ""
+        counted = (
+            ("prompt", self.prompt_tokens, self.prompt_ids),
+            ("sampled", self.response_tokens, self.response_ids),
+        )
+        lost = (
+            f"the server counted {count} {kind} tokens and sent the ids of {len(ids)}"
+            for kind, count, ids in counted
+            if count not in (0, len(ids))
+        )
+        return next(lost, "")
 
 
 def to_json(value: Any) -> str:
@@ -175,8 +184,8 @@ def to_span(call: LLMCall) -> SpanRecord:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         _FINISH_REASONS: [call.finish_reason],
-        _INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
-        _OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
+        _INPUT_TOKENS: call.prompt_tokens or len(call.prompt_ids),
+        _OUTPUT_TOKENS: call.response_tokens or len(call.response_ids),
         **{name: value for name, value in values.items() if value not in ("", None)},
     }
     for name, (attribute, typecode) in _PACKED.items():
@@ -200,12 +209,14 @@ def from_span(span: Any) -> LLMCall:
     fields = {field: attributes[name] for field, name in _ATTRIBUTES.items() if name in attributes}
     for name, (attribute, typecode) in _PACKED.items():
         fields[name] = array(typecode, base64.b64decode(attributes.get(attribute, ""))).tolist()
+    counts = {"prompt_tokens": (_INPUT_TOKENS, "prompt_ids"), "response_tokens": (_OUTPUT_TOKENS, "response_ids")}
+    for name, (attribute, ids) in counts.items():
+        count = attributes.get(attribute, 0)
+        fields[name] = count if count != len(fields[ids]) else 0
     return LLMCall(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
-        prompt_tokens=0 if fields["prompt_ids"] else attributes.get(_INPUT_TOKENS, 0),
-        response_tokens=0 if fields["response_ids"] else attributes.get(_OUTPUT_TOKENS, 0),
         finish_reason="".join(attributes.get(_FINISH_REASONS, ())),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,

@@ -36,6 +36,7 @@ class Reply:
 
     id: str = ""
     """The id of the reply; "" for a new one."""
+    reasoning: str = ""
     text: str = ""
     tool_calls: Sequence[Mapping[str, Any]] = ()
     """OpenAI tool calls: ``{"id": …, "type": "function", "function": {"name": …, "arguments": …}}``."""
@@ -77,8 +78,9 @@ def render(
 
 
 def message_ids(message: Mapping[str, Any]) -> list[int]:
-    """The ids of a message's text and tool calls, and :data:`END`."""
-    return [*encode(text_of(message) + "".join(map(_call_text, message.get("tool_calls") or ()))), END]
+    """The ids of a message's reasoning, text and tool calls, and :data:`END`."""
+    thought, calls = message.get("reasoning") or "", "".join(map(_call_text, message.get("tool_calls") or ()))
+    return [*encode(thought + text_of(message) + calls), END]
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -134,7 +136,7 @@ class ScriptedPolicyServer(HttpServer):
         return {
             **self._head("chat.completion", reply),
             "choices": [{"index": index, **choice} for index in choices],
-            "usage": _usage(sampled),
+            "usage": _usage(sampled, len(choices)),
             **_prompt(body, sampled),
         }
 
@@ -248,11 +250,12 @@ def _grammar(reply: Reply) -> dict[str, str]:
 
 def _message(reply: Reply) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+    message |= {"reasoning": reply.reasoning} if reply.reasoning else {}
     return {**message, "tool_calls": list(reply.tool_calls)} if reply.tool_calls else message
 
 
-def _usage(sampled: Mapping[str, Any]) -> dict[str, int]:
-    prompt, reply = len(sampled["prompt_ids"]), len(sampled["response_ids"])
+def _usage(sampled: Mapping[str, Any], choices: int = 1) -> dict[str, int]:
+    prompt, reply = len(sampled["prompt_ids"]), choices * len(sampled["response_ids"])
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
@@ -264,9 +267,10 @@ def _deltas(reply: Reply, count: int) -> list[dict[str, Any]]:
     """One delta for each token: a character with its last byte, tool calls with the last token."""
     deltas: list[dict[str, Any]] = [{} for _ in range(count)]
     position = -1
-    for character in reply.text:
-        position = min(position + len(encode(character)), count - 1)
-        deltas[position]["content"] = deltas[position].get("content", "") + character
+    for name, text in (("reasoning", reply.reasoning), ("content", reply.text)):
+        for character in text:
+            position = min(position + len(encode(character)), count - 1)
+            deltas[position][name] = deltas[position].get(name, "") + character
     if reply.tool_calls:
         deltas[-1]["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply.tool_calls)]
     return deltas

@@ -1,6 +1,7 @@
 """The policy servers behind the proxy, which are asked over HTTP.
 
-Chat completions are passed on byte for byte, streams chunk by chunk, errors with their status; the replies for other
+Chat completions are passed on byte for byte, streams chunk by chunk, errors with their status (the usage that only the
+proxy asks for is left out); the replies for other
 APIs are translated. Nothing is parsed that need not be: replies are read for their spans afterwards.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -30,7 +32,13 @@ from groundwire.adapters.tracing.wire.exchange import (
     has_ended,
     parse_reply,
 )
-from groundwire.adapters.tracing.wire.request import ERROR_HEADER, SESSION_HEADER, RefusedError, traced_request
+from groundwire.adapters.tracing.wire.request import (
+    ERROR_HEADER,
+    SESSION_HEADER,
+    RefusedError,
+    traced_request,
+    wants_usage,
+)
 from groundwire.tools.secrets import MIN_LENGTH, register_secret
 
 _CONNECT_S = 10.0
@@ -39,6 +47,7 @@ _KEEPALIVE_S = 3.0
 _OK = 200
 _KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
 """Of Anthropic's and Google's clients."""
+_USAGE = re.compile(rb'"usage": ?\{')
 _RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
@@ -86,7 +95,8 @@ class Upstreams:
                     exchange.streamed = True
                     received = self._received(reply, exchange, record)
                     if isinstance(call, ChatCall):
-                        return await send_stream(request, call, received, reply.status, _returned_headers(reply))
+                        events = received if wants_usage(call.chat) else _without_usage(received)
+                        return await send_stream(request, call, events, reply.status, _returned_headers(reply))
                     return await send_stream(request, call, _translated_events(call, received), reply.status)
                 exchange.body = self._without_key(await reply.read())
                 headers = _returned_headers(reply)
@@ -187,16 +197,49 @@ async def _translated_events(call: WireCall, received: AsyncGenerator[bytes, Non
     """A stream of chat chunks in the format of the call's API. Raises :class:`RefusedError` for an error in it."""
     reader = EventReader()
     try:
-        async with aclosing(received):
-            async for data in received:
+        async with aclosing(_with_last_line(received)) as lines:
+            async for data in lines:
                 for chunk in reader.feed(data):
                     yield call.events(chunk)
                 if reader.ended:
-                    yield call.end()
-                    return
+                    break
+        if reader.ended or reader.finished:  # some servers send no [DONE]
+            yield call.end()
+            return
     except UNREADABLE as error:
         raise RefusedError(502, f"the policy server's stream cannot be read: {error!r}") from error
     raise RefusedError(502, "the policy server's stream ended before the reply was complete")
+
+
+async def _with_last_line(received: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """``received`` with the end of its last line, which a server may leave out."""
+    async with aclosing(received):
+        async for data in received:
+            yield data
+    yield b"\n"
+
+
+async def _without_usage(received: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A stream of chat chunks without the one with the usage, which only the proxy has asked for."""
+    rest = b""
+    async with aclosing(received):
+        async for data in received:
+            head, end, rest = (rest + data).rpartition(b"\n")
+            if _USAGE.search(head):
+                head = b"\n".join(line for line in head.split(b"\n") if not _is_usage(line))
+            if end:
+                yield head + end
+    yield rest
+
+
+def _is_usage(line: bytes) -> bool:
+    """Whether a line is a chunk that has the usage alone; one that also has choices is the agent's."""
+    if not line.startswith(b"data:") or not _USAGE.search(line):
+        return False
+    try:
+        return not parse_reply(line[len(b"data:") :]).get("choices")
+    except UNREADABLE:
+        return False
 
 
 def _translated(call: WireCall, exchange: HttpExchange) -> bytes:

@@ -88,6 +88,10 @@ async def bedrock_ask(b: Bench, stream: bool = False, **request: Any) -> Any:
             delta = event["contentBlockDelta"]["delta"]
             if "toolUse" in delta:
                 blocks[-1]["toolUse"]["input"] += delta["toolUse"]["input"]
+            elif "reasoningContent" in delta:
+                if event["contentBlockDelta"]["contentBlockIndex"] == len(blocks):
+                    blocks.append({"reasoningContent": {"reasoningText": {"text": ""}}})
+                blocks[-1]["reasoningContent"]["reasoningText"]["text"] += delta["reasoningContent"]["text"]
             elif event["contentBlockDelta"]["contentBlockIndex"] == len(blocks):
                 blocks.append(dict(delta))
             else:
@@ -110,6 +114,7 @@ async def ollama_ask(b: Bench, stream: bool = False, **request: Any) -> Any:
     """The message of a reply."""
     message: Any = {"role": "assistant", "content": ""}
     for reply in await ollama_replies(b, stream, **request):
-        message["content"] += reply["message"]["content"]
+        for name in reply["message"].keys() & {"content", "thinking"}:
+            message[name] = message.get(name, "") + reply["message"][name]
         message["tool_calls"] = message.get("tool_calls", []) + reply["message"].get("tool_calls", [])
     return message

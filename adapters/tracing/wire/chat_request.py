@@ -45,7 +45,9 @@ ReadPart = Callable[[dict[str, Any], str], Part | None]
 
 
 def call_part(call_id: Any, name: Any, arguments: Any) -> Part:
-    """A tool call, from its arguments as an object."""
+    """A tool call, from its arguments as an object or as text."""
+    if isinstance(arguments, str):
+        return Part("call", arguments, call_id, name)
     if isinstance(arguments, dict) and arguments.keys() == {_MALFORMED}:
         return Part("call", str(arguments[_MALFORMED]), call_id, name)
     return Part("call", json.dumps({} if arguments is None else arguments, ensure_ascii=False), call_id, name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode_event
-from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError, refuse_fields
+from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError, refuse_fields, wants_usage
 from groundwire.tools.files import shorten_repr
 
 _MAX_TOKENS = 16
@@ -45,7 +45,9 @@ class CompletionsCall(WireCall):
         return self._legacy(completion, "message")
 
     def events(self, chunk: Mapping[str, Any]) -> bytes:
-        """The chunk as an event."""
+        """The chunk as an event; none for a usage that only the proxy has asked for."""
+        if chunk.get("usage") and not chunk.get("choices") and not wants_usage(self.chat):
+            return b""
         return encode_event(self._legacy(chunk, "delta"))
 
     def _legacy(self, reply: Mapping[str, Any], message_field: str) -> dict[str, Any]:

@@ -26,6 +26,9 @@ OnSampled = Callable[[int, Mapping[str, Any]], None]
 an ``error``."""
 CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
+FAILED = "error"
+"""The finish reason of a reply that the server could not finish."""
+UNFINISHED = f"the policy server ended the reply with finish_reason {FAILED!r}"
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
@@ -60,8 +63,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._rest = b""
-        self.ended = False
-        """Whether ``[DONE]`` has arrived."""
+        self.ended = self.finished = False
+        """Whether ``[DONE]`` has arrived, and whether the reason of a choice's end has."""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The chunks that ``data`` completes. Raises :class:`RefusedError` for one that is an error, and one of
@@ -77,6 +80,9 @@ class EventReader:
                     chunk = as_chat(parse_reply(text))
                     if "error" in chunk:
                         raise RefusedError(502, error_message(text))
+                    self.finished = self.finished or any(
+                        choice.get("finish_reason") for choice in chunk.get("choices") or ()
+                    )
                     yield chunk
 
 
@@ -135,7 +141,7 @@ def as_chat(reply: dict[str, Any]) -> dict[str, Any]:
     if reply.get("object") != "text_completion":
         return reply
     choices = []
-    for choice in reply["choices"]:
+    for choice in reply.get("choices") or ():
         message = {"role": "assistant", "content": choice.get("text") or ""}
         logprobs = choice.get("logprobs") or {"tokens": (), "token_logprobs": ()}
         pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
@@ -146,19 +152,28 @@ def as_chat(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
-    """The fields of :class:`LLMCall` in a whole reply. Raises one of :data:`UNREADABLE` for a malformed one."""
+    """The fields of :class:`LLMCall` in a whole reply.
+
+    Raises :class:`RefusedError` for one that the server could not finish, one of :data:`UNREADABLE` for a malformed
+    one.
+    """
     choice = reply["choices"][index]
+    if choice.get("finish_reason") == FAILED:
+        raise RefusedError(502, UNFINISHED)
     logprobs = (choice.get("logprobs") or {}).get("content") or ()
-    return {
+    ids = {
         "prompt_ids": array("I", reply.get("prompt_token_ids") or ()).tolist(),  # refuses what are no ids
         "response_ids": array("I", choice.get("token_ids") or ()).tolist(),
+    }
+    return {
+        **ids,
         "logprobs": [float(token["logprob"]) for token in logprobs],
         "finish_reason": str(choice.get("finish_reason") or ""),
         "reply_id": str(reply.get("id") or "")[:_MAX_ID],
         "reply_json": to_json(choice["message"]),
         "grammar": str(choice.get("grammar") or ""),
         **{name: reply[name] for name in _VERSIONS if isinstance(reply.get(name), int)},
-        **_token_counts(reply),
+        **_token_counts(reply, *map(len, ids.values())),
     }
 
 
@@ -172,19 +187,29 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
     token_ids: list[int] = []
     logprobs: list[Any] = []
+    other_ids: list[int] = []
+    deltas = CallDeltas()
     choice: dict[str, Any] = {"message": message, "token_ids": token_ids, "logprobs": {"content": logprobs}}
-    reply: dict[str, Any] = {"choices": [choice]}
+    reply: dict[str, Any] = {"choices": [choice, {"token_ids": other_ids}]}
     for event in EventReader().feed(body + b"\n"):
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
         reply |= {name: event[name] for name in ("id", "usage", *_VERSIONS) if event.get(name) is not None}
         for chunk in event.get("choices") or ():  # the event with the usage has none
-            if chunk.get("index", 0) != index:
+            if (chunk.get("index") or 0) != index:
+                other_ids += chunk.get("token_ids") or ()
                 continue
             token_ids += chunk.get("token_ids") or ()
             logprobs += (chunk.get("logprobs") or {}).get("content") or ()
             choice["finish_reason"] = chunk.get("finish_reason") or choice.get("finish_reason")
             choice["grammar"] = chunk.get("grammar") or choice.get("grammar")
-            _add_delta(message, chunk.get("delta") or {})
+            for key, value in (chunk.get("delta") or {}).items():
+                if key == "tool_calls":
+                    for delta in value or ():
+                        deltas.add(delta)
+                elif isinstance(value, str) and key != "role":
+                    message[key] = message.get(key, "") + value
+    if deltas.calls:
+        message["tool_calls"] = deltas.calls
     if left:
         choice["finish_reason"] = choice.get("finish_reason") or CANCELLED
     if not choice.get("finish_reason"):
@@ -192,32 +217,47 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     return reply
 
 
-def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    for key, value in delta.items():
-        if key == "tool_calls":
-            for call_delta in value or ():
-                _add_tool_call(message.setdefault("tool_calls", []), call_delta)
-        elif isinstance(value, str) and key != "role":
-            message[key] = message.get(key, "") + value
+class CallDeltas:
+    """The tool calls of a streamed reply, joined from their deltas.
+
+    A delta belongs to the last call of its ``index``. It begins a call if its id is another one, since some servers
+    count each call as 0, and without an index also if it has a name.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._indices: list[Any] = []
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        """Add what ``delta`` has."""
+        index, call_id, function = delta.get("index"), delta.get("id") or "", delta.get("function") or {}
+        name = function.get("name") or ""
+        made = (
+            self.calls[-1:]
+            if index is None
+            else [call for known, call in zip(self._indices, self.calls, strict=True) if known == index][-1:]
+        )
+        if not made or call_id not in ("", made[0]["id"]) or (index is None and name and not call_id):
+            made = [{"id": call_id, "type": "function", "function": {"name": "", "arguments": ""}}]
+            self.calls += made
+            self._indices.append(index)
+        joined = made[0]["function"]
+        joined["name"] = joined["name"] or name
+        joined["arguments"] += function.get("arguments") or ""
 
 
-def _add_tool_call(calls: list[dict[str, Any]], call_delta: Mapping[str, Any]) -> None:
-    index = call_delta.get("index") or 0
-    while len(calls) <= index:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call, function = calls[index], call_delta.get("function") or {}
-    call["id"] = call["id"] or call_delta.get("id") or ""
-    call["function"]["name"] += function.get("name") or ""
-    call["function"]["arguments"] += function.get("arguments") or ""
-
-
-def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:
-    """The server's token counts, if it sends no ids."""
-    usage = reply.get("usage")
-    if reply.get("prompt_token_ids") or not isinstance(usage, Mapping):
-        return {}
-    counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
-    return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MAX_TOKENS}
+def _token_counts(reply: Mapping[str, Any], prompt_ids: int, response_ids: int) -> dict[str, int]:
+    """The server's token counts, where they are not the numbers of ids that it sent."""
+    usage, counts = reply.get("usage"), dict[str, int]()
+    if isinstance(usage, Mapping):
+        sampled = sum(len(choice.get("token_ids") or ()) for choice in reply["choices"])
+        sent = {"prompt_tokens": ("prompt_tokens", prompt_ids), "response_tokens": ("completion_tokens", sampled)}
+        for name, (field_name, ids) in sent.items():
+            count = usage.get(field_name)
+            if isinstance(count, int) and 0 < count < _MAX_TOKENS and count != ids:
+                # The server counts the tokens of all choices together.
+                counts[name] = max(1, count - sampled + response_ids) if name == "response_tokens" else count
+    return counts
 
 
 def error_message(body: bytes) -> str:

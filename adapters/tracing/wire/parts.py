@@ -8,13 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 from groundwire.adapters.tracing.wire.call import Conversation, WireCall
-from groundwire.adapters.tracing.wire.chat_request import Part, passed_on, read_content, read_message, refuse_beginning
-from groundwire.adapters.tracing.wire.request import refuse_fields, require, warn_ignored
+from groundwire.adapters.tracing.wire.chat_request import (
+    Part,
+    call_part,
+    passed_on,
+    read_content,
+    read_message,
+    refuse_beginning,
+)
+from groundwire.adapters.tracing.wire.exchange import FAILED, UNFINISHED, CallDeltas
+from groundwire.adapters.tracing.wire.request import RefusedError, refuse_fields, require, warn_ignored
 
 
 class PartsCall(WireCall):
     """A call whose request becomes a chat request, and whose reply is made of parts. In a stream, texts come in pieces,
-    and a tool call when it is complete, because only then is it known whether its arguments are JSON.
+    and tool calls at the end, as in a whole reply: only then is it known whether their arguments are JSON.
 
     An API implements the abstract methods.
     """
@@ -40,8 +48,7 @@ class PartsCall(WireCall):
         self._model = request.get("model")
         self._usage: Mapping[str, Any] = {}
         self._last_choice: Mapping[str, Any] = {}
-        self._open_call: Part | None = None
-        self._call_index, self._has_calls = 0, False
+        self._deltas = CallDeltas()
 
     @classmethod
     def messages(cls, request: Mapping[str, Any]) -> Any:
@@ -65,51 +72,52 @@ class PartsCall(WireCall):
     def reply(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
         self._note(completion)
         choice = completion["choices"][0]
-        return self._whole([*self._parts(choice["message"], choice), *self._end_call()])
+        self._deltas.calls = list(choice["message"].get("tool_calls") or ())
+        return self._whole([*self._parts(choice["message"], choice), *self._call_parts()])
 
     def events(self, chunk: Mapping[str, Any]) -> bytes:
         self._note(chunk)
-        choices = chunk.get("choices") or ()
-        parts = [part for choice in choices for part in self._parts(choice.get("delta") or {}, choice)]
-        return b"".join(map(self._event, parts))
+        events = b""
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            events += b"".join(map(self._event, self._parts(delta, choice)))
+            for call_delta in delta.get("tool_calls") or ():
+                self._deltas.add(call_delta)
+        return events
 
     def end(self) -> bytes:
-        return self._end(list(self._end_call()))
+        return self._end(self._call_parts())
 
     def _note(self, reply: Mapping[str, Any]) -> None:
         self._model = reply.get("model") or self._model
         self._usage = reply.get("usage") or self._usage
 
     def _parts(self, delta: Mapping[str, Any], choice: Mapping[str, Any]) -> Iterator[Part]:
-        """The parts that a delta, or a whole message, has or completes."""
-        thought, text = delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")
-        if thought or text:
-            yield from self._end_call()
-        if thought:
-            yield Part("thinking", thought)
-        if text:
-            yield Part("text", text, content=(choice.get("logprobs") or {}).get("content"))
-        for position, call in enumerate(delta.get("tool_calls") or ()):
-            function, index, made = call.get("function") or {}, call.get("index", position), self._open_call
-            if made is None or index != self._call_index or call.get("id") not in (None, "", made.id):
-                yield from self._end_call()
-                made = Part("call", id=call.get("id") or f"call_{uuid.uuid4().hex}", name=function.get("name") or "")
-                self._open_call, self._call_index, self._has_calls = made, index, True
-            made.text += function.get("arguments") or ""
+        """The reasoning and the text of a delta, or of a whole message."""
+        if choice.get("finish_reason") == FAILED:
+            raise RefusedError(502, UNFINISHED)
         if choice.get("finish_reason"):
             self._last_choice = choice
+        if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+            yield Part("thinking", thought)
+        if text := delta.get("content"):
+            yield Part("text", text, content=(choice.get("logprobs") or {}).get("content"))
 
-    def _end_call(self) -> Iterator[Part]:
-        if self._open_call is not None:
-            yield self._open_call
-            self._open_call = None
+    def _call_parts(self) -> list[Part]:
+        functions = [(call.get("id"), call.get("function") or {}) for call in self._deltas.calls]
+        return [
+            call_part(
+                call_id or f"call_{uuid.uuid4().hex}", function.get("name") or "", function.get("arguments") or ""
+            )
+            for call_id, function in functions
+        ]
 
     def _finish_reason(self) -> str:
         """``stop``, ``stop_sequence``, ``length``, ``tool_calls`` or ``content_filter``."""
         reason = self._last_choice.get("finish_reason")
         if reason in ("length", "content_filter", "tool_calls"):
             return str(reason)
-        if self._has_calls:  # a call that was required ends with "stop"
+        if self._deltas.calls:  # a call that was required ends with "stop"
             return "tool_calls"
         return "stop_sequence" if isinstance(self._last_choice.get("stop_reason"), str) else "stop"
 

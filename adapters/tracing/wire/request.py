@@ -116,8 +116,13 @@ def calling_agent(headers: Mapping[str, str]) -> str:
 
 
 def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
-    """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
+    """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true, and a stream
+    for its usage, which shows whether ids were lost.
+    """
     sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
+    options = request.get("stream_options") or {}
+    if ids and request.get("stream") is True and isinstance(options, Mapping):
+        sent["stream_options"] = {**options, "include_usage": True}
     if RAW_PROMPT in sent:  # the legacy API, whose logprobs are a number
         del sent["messages"]
         sent |= {"prompt": sent.pop(RAW_PROMPT), "logprobs": 1 if sent["logprobs"] else None}
@@ -126,6 +131,12 @@ def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool =
     if sent.get("top_logprobs", 0) is None:  # with null, vLLM streams no logprobs at all
         del sent["top_logprobs"]
     return sent
+
+
+def wants_usage(request: Mapping[str, Any]) -> bool:
+    """Whether the agent asks for the usage of a stream, or in a way that is not known."""
+    options = request.get("stream_options") or {}
+    return not isinstance(options, Mapping) or bool(options.get("include_usage"))
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
