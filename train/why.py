@@ -94,9 +94,9 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
 
     Each batch is a whole step or validation; ``settings`` returns those of a step.
     """
-    kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
+    kinds, causes, failures, untrained = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
-    training = later_prompts = 0
+    training = later_prompts = answered = 0
     for rollouts in batches:
         training += sum(rollout.mode == "train" for rollout in rollouts)
         for rollout, reason in zip(rollouts, diagnose(rollouts, settings(rollouts[0].step)), strict=True):
@@ -104,6 +104,11 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
             if failure := rollout.outcome.failure:
                 failures[f"{failure} ({scored(rollout)})"] += 1
             examples.setdefault(reason.kind, f"{rollout.rollout_id}: {reason.text}")
+            for call in rollout.calls if rollout.mode == "train" else ():
+                answered += not call.failed
+                if not call.failed and (problem := call.untrainable_reason):
+                    untrained[kind := re.sub(r"\d+", "N", problem)] += 1
+                    examples.setdefault(kind, f"{rollout.rollout_id}: {problem}")
             calls = rollout.trainable_calls
             later_prompts += max(0, len(calls) - 1)
             for mismatch in find_mismatches(calls, decoder):
@@ -120,6 +125,9 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
         policy = sum(count for kind, count in failures.items() if kind.split()[0] in POLICY_FAILURES)
         rest = failures.total() - policy
         yield f"the policy caused {policy} ({policy / total:.0%}), what it runs on {rest} ({rest / total:.0%})"
+    if untrained:
+        yield f"{untrained.total()} of {answered} answered calls for training cannot be trained on:"
+        yield from _counts(untrained, answered, {kind: kind for kind in untrained}, examples)
     if mismatches:
         backend = settings(0).get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"

@@ -19,9 +19,10 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.evaluation.notes import nothing_to_train
 from groundwire.train.evaluation.verdict import AgentVerdict, pass_rate
+from groundwire.train.report.token_text import TokenDecoder
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import from_row
-from groundwire.train.why import app
+from groundwire.train.why import app, overview
 
 REAL = json.loads((ROOT / "tests" / "data" / "rollouts.json").read_text())["langgraph"]
 NO_IDS = {"agent": "write_query", "prompt_ids": [], "response_ids": [], "logprobs": [], "prompt_tokens": 90}
@@ -205,6 +206,17 @@ def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
     assert "      3   60%  every reward of its group was equal" in printed
     assert "      2   40%  trained" in printed
     assert "10 of 10 later prompts do not begin with an earlier prompt and its reply (langgraph)" in printed
+
+
+def test_why_counts_answered_calls_that_are_not_trained_beside_others_that_are() -> None:
+    first, *rest = REAL["calls"]
+    lost = [{**first, "response_tokens": len(first["response_ids"]) + number} for number in (5, 60)]
+    lines = list(
+        overview([[rollout(1.0, calls=[*lost, *rest, FAILED[0]]), rollout(0.0)]], lambda _: {}, TokenDecoder())
+    )
+    start = lines.index("2 of 7 answered calls for training cannot be trained on:")
+    assert "29%  the server counted N sampled tokens and sent the ids of N" in lines[start + 1]
+    assert f"the server counted {lost[0]['response_tokens']} sampled tokens" in lines[start + 2]
 
 
 def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:
