@@ -33,7 +33,7 @@ from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, Prompt
 from groundwire.adapters.tracing import LLMCall, trajectories
 from groundwire.adapters.tracing.calls import order_calls
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer, message_ids, render, text_of
+from groundwire.adapters.tracing.scripted_server import Reply, ReplyIds, ScriptedPolicyServer, message_key
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.answers import SQL
@@ -290,7 +290,7 @@ class _Policy:
     def __init__(self) -> None:
         self.requests: dict[int, list[dict[str, Any]]] = defaultdict(list)
         """The bodies of each rollout's requests."""
-        self._sampled: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        self._sampled: dict[int, ReplyIds] = defaultdict(ReplyIds)
 
     def reply(self, body: dict[str, Any]) -> Reply:
         """The next reply: a call of the tool for queries if there is one, else a query in a fenced block."""
@@ -300,12 +300,12 @@ class _Policy:
         reply = Reply(
             text="" if calls else f"```sql\n{GOLD} -- {n}\n```\nCORRECT",
             tool_calls=calls,
-            prompt_ids=render(body["messages"], lambda m: sampled.get(_content(m)) or message_ids(m)),
+            prompt_ids=sampled.prompt_ids(body["messages"]),
             token_ids=sampled_ids(n),
             logprobs=[-0.5] * 5,
         )
         self.requests[rollout].append(body)
-        sampled[_content({"role": "assistant", "content": reply.text, "tool_calls": calls})] = sampled_ids(n)
+        sampled[message_key({"role": "assistant", "content": reply.text, "tool_calls": calls})] = sampled_ids(n)
         return reply
 
 
@@ -321,10 +321,3 @@ def _query_calls(body: dict[str, Any], n: int) -> list[dict[str, Any]]:
             call = {"name": function["name"], "arguments": json.dumps({name: GOLD})}
             return [{"id": f"call_{n}", "type": "function", "function": call}]
     return []
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """A key of a message: its role, its text and its tool calls."""
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    calls = [[function["name"], json.loads(function["arguments"])] for function in functions]
-    return json.dumps([message["role"], text_of(message), calls])

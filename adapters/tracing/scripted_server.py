@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from aiohttp import web
@@ -56,7 +57,9 @@ class Reply:
     """Close the connection before the last chunk of a stream."""
 
 
-Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
+Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply | Sequence[Reply]]
+"""The replies by the order of the requests, or a function of a request. A sequence of replies from it has one for each
+choice (``n``); else all choices are the same."""
 
 
 def encode(text: str) -> list[int]:
@@ -87,6 +90,21 @@ def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message whose content is a string, a list of parts, or missing."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def message_key(message: Mapping[str, Any]) -> str:
+    """Role, text and tool calls of a message, without what clients add and leave out."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [[function["name"], json.loads(function["arguments"])] for function in functions]
+    return json.dumps([message["role"], text_of(message), calls])
+
+
+class ReplyIds(dict[str, list[int]]):
+    """The ids of each reply, by :func:`message_key`: a tokenizer that knows each reply in a later prompt again."""
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt's ids. A message that is not exactly a reply is tokenized as :func:`message_ids`."""
+        return render(messages, lambda message: self.get(message_key(message)) or message_ids(message))
 
 
 class ScriptedPolicyServer(HttpServer):
@@ -122,53 +140,54 @@ class ScriptedPolicyServer(HttpServer):
 
     async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
         """The chat completion of the next reply. Raises :class:`RefusedError` for an error reply."""
-        reply = self._take(body)
+        replies = self._take(body)
         try:
-            await asyncio.sleep(reply.delay_s)
+            await asyncio.sleep(replies[0].delay_s)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        sampled, choices = _sampled(body, reply), range(body.get("n") or 1)
-        for index in choices:
-            on_sampled(index, sampled)
-        choice = {"message": _message(reply), "finish_reason": sampled["finish_reason"], **_grammar(reply)}
-        choice |= _tokens(body, sampled, 0, len(sampled["response_ids"]))
-        return {
-            **self._head("chat.completion", reply),
-            "choices": [{"index": index, **choice} for index in choices],
-            "usage": _usage(sampled, len(choices)),
-            **_prompt(body, sampled),
-        }
+        sampled, choices = [_sampled(body, reply) for reply in replies], list[dict[str, Any]]()
+        for index, (reply, fields) in enumerate(zip(replies, sampled, strict=True)):
+            on_sampled(index, fields)
+            choice = {"index": index, "message": _message(reply), "finish_reason": fields["finish_reason"]}
+            choices.append({**choice, **_grammar(reply), **_tokens(body, fields, 0, len(fields["response_ids"]))})
+        head = self._head("chat.completion", replies[0])
+        return {**head, "choices": choices, "usage": _usage(sampled), **_prompt(body, sampled[0])}
 
     async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the next reply, as of vLLM: an empty one with the prompt's ids, one for each token, the usage.
 
-        Raises :class:`RefusedError` for an error reply.
+        The tokens of several choices take turns. Raises :class:`RefusedError` for an error reply.
         """
-        reply = self._take(body)
-        sampled, head = _sampled(body, reply), self._head("chat.completion.chunk", reply)
-        token_count, sent = len(sampled["response_ids"]), 0
+        replies = self._take(body)
+        sampled, head = [_sampled(body, reply) for reply in replies], self._head("chat.completion.chunk", replies[0])
+        counts, sent = [len(fields["response_ids"]) for fields in sampled], [0] * len(replies)
+        deltas = [_deltas(reply, count) for reply, count in zip(replies, counts, strict=True)]
         try:
-            start = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            yield {**head, "choices": [{**start, **_grammar(reply)}], **_prompt(body, sampled)}
-            for index, delta in enumerate(_deltas(reply, token_count)):
-                finish_reason = None
-                if index == token_count - 1:
+            for index, reply in enumerate(replies):
+                start = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                yield {**head, "choices": [{**start, **_grammar(reply)}], **_prompt(body, sampled[0])}
+            for position, index in product(range(max(counts)), range(len(replies))):
+                if position >= counts[index]:
+                    continue
+                reply, fields, finish_reason = replies[index], sampled[index], None
+                if position == counts[index] - 1:
                     await asyncio.sleep(reply.delay_s)
                     if reply.breaks_off:
                         raise ConnectionResetError("the script breaks the stream off")
-                    finish_reason = sampled["finish_reason"]
-                    on_sampled(0, sampled)
-                choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-                sent += 1
-                yield {**head, "choices": [{**choice, **_tokens(body, sampled, index, index + 1)}]}
+                    finish_reason = fields["finish_reason"]
+                    on_sampled(index, fields)
+                choice = {"index": index, "delta": deltas[index][position], "finish_reason": finish_reason}
+                sent[index] += 1
+                yield {**head, "choices": [{**choice, **_tokens(body, fields, position, position + 1)}]}
             if (body.get("stream_options") or {}).get("include_usage"):
                 yield {**head, "choices": [], "usage": _usage(sampled)}
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
-            if 0 < sent < token_count:
-                cut = {name: sampled[name][:sent] for name in ("response_ids", "logprobs")}
-                on_sampled(0, {**sampled, **cut, "finish_reason": CANCELLED})
+            for index, fields in enumerate(sampled):
+                if 0 < sent[index] < counts[index]:
+                    cut = {name: fields[name][: sent[index]] for name in ("response_ids", "logprobs")}
+                    on_sampled(index, {**fields, **cut, "finish_reason": CANCELLED})
             raise
 
     async def count_tokens(self, body: Any) -> int:
@@ -186,17 +205,20 @@ class ScriptedPolicyServer(HttpServer):
         call = api(await request.json(), Conversations().of(""))
         return await answer(request, call, self, session="", on_sampled=lambda *_: None)
 
-    def _take(self, body: dict[str, Any]) -> Reply:
+    def _take(self, body: dict[str, Any]) -> list[Reply]:
+        """The next reply, for each choice that ``body`` asks for."""
         self.requests.append(body)
         number = len(self.requests)
+        found: str | Reply | Sequence[Reply]
         if callable(self.replies):
-            reply = self.replies(body)
+            found = self.replies(body)
         elif number <= len(self.replies):
-            reply = self.replies[number - 1]
+            found = self.replies[number - 1]
         else:
-            reply = Reply(status=500, text=f"the script has {len(self.replies)} replies; this is one request more")
-        reply = Reply(text=reply) if isinstance(reply, str) else reply
-        return reply if reply.id else replace(reply, id=f"chatcmpl-{number}")
+            found = Reply(status=500, text=f"the script has {len(self.replies)} replies; this is one request more")
+        found = Reply(text=found) if isinstance(found, str) else found
+        replies = [found] * (body.get("n") or 1) if isinstance(found, Reply) else found
+        return [reply if reply.id else replace(reply, id=f"chatcmpl-{number}") for reply in replies]
 
     def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
         return {"id": reply.id, "object": kind, "created": 0, "model": self.model, **_version(reply)}
@@ -254,8 +276,8 @@ def _message(reply: Reply) -> dict[str, Any]:
     return {**message, "tool_calls": list(reply.tool_calls)} if reply.tool_calls else message
 
 
-def _usage(sampled: Mapping[str, Any], choices: int = 1) -> dict[str, int]:
-    prompt, reply = len(sampled["prompt_ids"]), choices * len(sampled["response_ids"])
+def _usage(sampled: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    prompt, reply = len(sampled[0]["prompt_ids"]), sum(len(choice["response_ids"]) for choice in sampled)
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 

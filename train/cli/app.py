@@ -29,6 +29,7 @@ COMMANDS = {
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
+    "conformance": ("groundwire.train.conformance", "Check that a gateway loses, masks or invents no token"),
     "rescore": ("groundwire.train.rescore", "Score a run's rollouts with another reward"),
     "prepare": ("groundwire.domains.prepare", "Check the gold queries of a folder and write it as parquet"),
     "store": ("groundwire.train.store.__main__", "Run a Lightning store in its own process"),

@@ -1,0 +1,250 @@
+"""Scripted conversations with a gateway, the policy behind it, and what the gateway did to the tokens.
+
+Each token that the policy samples has an id that no other one has, so it is known again wherever it comes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from groundwire.adapters.gateways.sdks import APIS, SdkReply, Thread
+from groundwire.adapters.gateways.tokens import ExportedRow, Sampled, Tokens, compare
+from groundwire.adapters.tracing.calls import LLMCall
+from groundwire.adapters.tracing.scripted_server import Reply as Scripted
+from groundwire.adapters.tracing.scripted_server import ReplyIds, message_key
+from groundwire.adapters.tracing.wire.request import is_constrained
+from groundwire.tools.secrets import mask_secrets
+
+__all__ = ["Played", "Policy", "play"]
+
+_TOKENS, _CUT = 8, 3
+"""The tokens of a reply, and of one that is cut off."""
+_LIMIT_S = 300.0
+_WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_TOOL = {"name": "look_up", "description": "Look a word up", "parameters": _WORD}
+_SCHEMA = {**_WORD, "additionalProperties": False}
+
+
+class Policy:
+    """Replies for a :class:`ScriptedPolicyServer`: two parallel calls of a tool if there is one, JSON for a schema."""
+
+    def __init__(self) -> None:
+        self.conversation = ""
+        """The one that is played; "" between them."""
+        self.sampled: list[Sampled] = []
+        self._ids = ReplyIds()
+
+    def reply(self, body: dict[str, Any]) -> list[Scripted]:
+        """A reply for each choice."""
+        return [self._choice(body, self._ids.prompt_ids(body["messages"])) for _ in range(body.get("n") or 1)]
+
+    def _choice(self, body: dict[str, Any], prompt_ids: list[int]) -> Scripted:
+        number = len(self.sampled)
+        limit = min(body.get("max_completion_tokens") or body.get("max_tokens") or _TOKENS, _TOKENS)
+        text, calls = f"{number} is the reply."[: limit if limit < _TOKENS else None], list[dict[str, Any]]()
+        if is_constrained(body):
+            text = json.dumps({"word": text})
+        elif body.get("tools") and body["messages"][-1]["role"] != "tool":
+            for i in range(2):
+                function = {"name": _TOOL["name"], "arguments": json.dumps({"word": f"{number} {i}"})}
+                calls.append({"id": f"call_{number}_{i}", "type": "function", "function": function})
+        key = message_key({"role": "assistant", "content": text, "tool_calls": calls})
+        ids = self._ids[key] = [1000 + _TOKENS * number + i for i in range(limit)]
+        self.sampled.append(
+            Sampled(conversation=self.conversation, prompt_ids=prompt_ids, response_ids=ids, message=key)
+        )
+        return Scripted(
+            text=text,
+            tool_calls=calls,
+            prompt_ids=prompt_ids,
+            token_ids=ids,
+            finish_reason="length" if limit < _TOKENS else None,
+            grammar="of the script" if is_constrained(body) else "",
+        )
+
+
+@dataclass(kw_only=True)
+class Played:
+    """A conversation and what became of its tokens."""
+
+    api: str
+    name: str
+    stream: bool
+    sampled: int = 0
+    """Tokens that the policy sampled; where it is not ours, those that the gateway counts."""
+    tokens: Tokens | None = None
+    """None if the gateway gave nothing to compare."""
+    later: int = 0
+    """Prompts that go on with a conversation."""
+    broken: int = 0
+    """Of these, those that do not begin with the earlier prompt and reply as sampled."""
+    refused: str = ""
+    """Why the gateway does not serve it: an error 4xx or 501."""
+    problems: Counter[str] = field(default_factory=Counter)
+    rows: list[ExportedRow] = field(default_factory=list)
+    """Of the replies."""
+
+    @property
+    def key(self) -> str:
+        """A name that no other conversation has, for a URL."""
+        return f"{self.api}-{self.name}{'-stream' if self.stream else ''}"
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything is."""
+        return bool(self.problems or self.tokens not in (None, Tokens()))
+
+
+class _Player:
+    """Plays one conversation, and notes what is wrong in the replies."""
+
+    def __init__(self, played: Played, connect: Callable[[str], Thread], policy: Policy | None) -> None:
+        self._played, self._connect, self._policy = played, connect, policy
+        self._last: dict[Thread, Sampled] = {}
+
+    def thread(self, role: str = "assistant") -> Thread:
+        """A conversation with an agent's own system prompt."""
+        return self._connect(f"{self._played.key}: you are the {role}.")
+
+    def compact(self, thread: Thread) -> None:
+        """Replace the history with a summary."""
+        thread.history.clear()
+        thread.say("What was said: two questions were answered.")
+        self._last.pop(thread, None)
+
+    async def say(self, thread: Thread, text: str, **asked: Any) -> None:
+        """The user's message and the reply; if that calls tools, their results and the next reply."""
+        thread.say(text)
+        reply = await self._ask(thread, **asked)
+        if reply.tools:
+            thread.add_results(reply, "It means nothing.")
+            await self._ask(thread, **asked)
+
+    async def _ask(self, thread: Thread, *, limit: int = 64, n: int = 1, **asked: Any) -> SdkReply:
+        played, known = self._played, self._policy.sampled if self._policy else []
+        before = len(known)
+        reply = await thread.ask(stream=played.stream, limit=limit, n=n, **asked)
+        rows = [(call.prompt_ids, call.response_ids) for call in reply.calls if call.prompt_ids and call.response_ids]
+        played.rows += [ExportedRow(prompt, ids, [1] * len(ids)) for prompt, ids in rows]
+        sampled = known[before:] or [Sampled(conversation="", prompt_ids=p, response_ids=r) for p, r in rows]
+        if self._policy and reply.key not in {each.message for each in sampled}:
+            played.problems["the agent got another reply than was sampled"] += 1
+        for call in reply.calls:
+            self._check(call, limit)
+        if sampled:
+            first = sampled[-n] if len(sampled) >= n else sampled[0]
+            context = self._last[thread].context if thread in self._last else []
+            played.later += bool(context)
+            if first.prompt_ids[: len(context)] != context:
+                played.broken += 1
+                if self._policy:  # whose tokenizer keeps the prefix; another's may break it by itself
+                    played.problems["a prompt does not begin with the earlier one and what was sampled"] += 1
+            self._last[thread] = first
+        return reply
+
+    def _check(self, call: LLMCall, limit: int) -> None:
+        """Whether a choice agrees with itself and with its usage."""
+        played, ids = self._played, len(call.response_ids)
+        if reason := call.untrainable_reason:
+            played.problems[reason] += 1
+        if ids > limit or (ids == limit and not call.truncated):
+            played.problems["a reply that max_tokens cut off has more ids, or does not end with length"] += 1
+        if self._policy is None:
+            count, so_far = call.response_tokens or ids, played.tokens or Tokens()
+            lost, invented = so_far.lost + max(0, count - ids), so_far.invented + max(0, ids - count)
+            played.tokens, played.sampled = Tokens(lost=lost, invented=invented), played.sampled + count
+
+
+async def _text(player: _Player, **asked: Any) -> None:
+    thread = player.thread()
+    for text in ("What is a word?", "And a letter?", "And a number?"):
+        await player.say(thread, text, **asked)
+
+
+async def _cut_off(player: _Player) -> None:
+    thread = player.thread()
+    await player.say(thread, "Tell me a story.", limit=_CUT)
+    await player.say(thread, "Go on.")
+
+
+async def _sub_agents(player: _Player) -> None:
+    threads = [player.thread("planner"), player.thread("writer")]
+    for text in ("What comes first?", "And then?"):
+        for thread in threads:
+            await player.say(thread, text)
+
+
+async def _compaction(player: _Player) -> None:
+    thread = player.thread()
+    for text in ("What is a word?", "And a letter?", "", "And a number?", "And a line?"):
+        if text:
+            await player.say(thread, text)
+        else:
+            player.compact(thread)
+
+
+_CONVERSATIONS: Mapping[str, Callable[[_Player], Awaitable[None]]] = {
+    "text": _text,
+    "choices": lambda player: _text(player, n=2),
+    "cut-off": _cut_off,
+    "tools": lambda player: _text(player, tool=_TOOL),
+    "schema": lambda player: _text(player, schema=_SCHEMA),
+    "sub-agents": _sub_agents,
+    "compaction": _compaction,
+}
+
+
+async def play(
+    url: str,
+    *,
+    key: str,
+    model: str,
+    policy: Policy | None = None,
+    export: Callable[[], Awaitable[Sequence[ExportedRow]]] | None = None,
+    apis: Sequence[str] = tuple(APIS),
+) -> list[Played]:
+    """Play every conversation with the gateway at ``url``, one after the other.
+
+    Args:
+        url: an OpenAI base URL that ends in ``/v1``. ``{conversation}`` in it or in ``key`` becomes each conversation's
+            own :attr:`Played.key`.
+        key: the API key.
+        model: the name in requests.
+        policy: answers the server behind the gateway; None compares the replies with themselves only.
+        export: what the gateway gives to training, asked for at the end; None takes the ids in its replies.
+        apis: those to use.
+    """
+    results = []
+    for api, name, stream in ((a, c, s) for a in apis for c in _CONVERSATIONS for s in (False, True)):
+        if name == "choices" and not APIS[api].several:
+            continue
+        played = Played(api=api, name=name, stream=stream)
+        url_, key_ = (text.replace("{conversation}", played.key) for text in (url, key))
+        player = _Player(played, partial(APIS[api], url_, key_, model), policy)
+        if policy:
+            policy.conversation = played.key
+        try:
+            await asyncio.wait_for(_CONVERSATIONS[name](player), _LIMIT_S)
+        except Exception as error:  # each SDK has its own
+            status = getattr(error, "status_code", None) or getattr(error, "code", None)
+            text = mask_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:160]
+            if isinstance(status, int) and (400 <= status < 500 or status == 501):
+                played.refused = text
+            else:
+                played.problems[text] += 1
+        results.append(played)
+    if policy:
+        policy.conversation = ""
+        known = [each for each in policy.sampled if each.conversation]
+        tokens = compare(known, await export() if export else [row for played in results for row in played.rows])
+        for played in results:
+            played.sampled = sum(len(each.response_ids) for each in known if each.conversation == played.key)
+            if export or played.api == "chat":  # other APIs have no ids in replies
+                played.tokens = tokens.get(played.key)
+    return results
