@@ -216,7 +216,8 @@ class LLMProxy(HttpServer):
     async def _answer(
         self, request: web.Request, call: WireCall, exchange: HttpExchange, places: Sequence[Place]
     ) -> web.StreamResponse:
-        session = quote(exchange.rollout_id, safe="")
+        # A retry is a conversation of its own.
+        session = "/".join(quote(each, safe="") for each in (exchange.rollout_id, exchange.attempt_id))
         if self._policy is None:
             record = partial(self._record, exchange, places)
             return await self.upstreams.answer(request, call, exchange, session=session, record=record)

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from itertools import chain, pairwise
 from typing import Any
 
 from aiohttp import web
@@ -31,28 +29,17 @@ from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedErro
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
-from groundwire.train.policy.chat.request import ChatRequest, parse_request
+from groundwire.train.policy.chat.prompt import Prompt, Prompts
+from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
-from groundwire.train.policy.chat.template import (
-    TemplateLimitError,
-    TemplateRefusedError,
-    has_tools,
-    is_trusted,
-    render,
-)
-from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineError
+from groundwire.train.policy.chat.template import is_trusted
+from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, Engine
 
 MAX_BODY = 16 << 20
 """Largest request, in bytes."""
-CACHED_PARTS = 1024
-"""Parts of prompts whose ids are cached: all rollouts on a database begin with the same schema, which takes more than a
-millisecond to tokenize, and all calls of a conversation with the same messages."""
 LONG_REQUEST = 128 << 10
 """From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
-CHARACTERS_PER_TOKEN = 32
-"""A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
-minute and gigabytes; text has 3 to 5 characters a token."""
 
 
 def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
@@ -91,9 +78,7 @@ class PolicyServer(HttpServer):
     ) -> None:
         super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name, self._any_model = engine, model_name, any_model
-        self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
-        self._starts = _part_starts(engine.tokenizer)
-        self._token_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
+        self._tool_format, self._prompts = FORMATS[tool_format], Prompts(engine, template_options or {})
         self._one_long_request = asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()
@@ -112,7 +97,7 @@ class PolicyServer(HttpServer):
 
     async def count_tokens(self, body: Any) -> int:
         """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
-        return len((await self._prepare(body, "")).prompt_ids)
+        return len((await self._prepare(body, ""))[0].prompt_ids)
 
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
@@ -121,7 +106,7 @@ class PolicyServer(HttpServer):
 
     async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore) -> dict[str, Any]:
         """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
-        response = await self._prepare(body, session)
+        response, finish = await self._prepare(body, session, on_sampled)
         futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
         try:
             replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
@@ -130,7 +115,7 @@ class PolicyServer(HttpServer):
                 future.cancel()  # has no effect on finished ones
         messages = [response.message(reply) for reply in replies]
         for choice, (reply, message) in enumerate(zip(replies, messages, strict=True)):
-            on_sampled(choice, response.sampled(reply, *message))
+            finish(choice, reply, *message)
         return response.body(replies, messages)
 
     async def stream(
@@ -145,7 +130,7 @@ class PolicyServer(HttpServer):
             if isinstance(item, tuple) or not item.cancelled():
                 loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
-        response = await self._prepare(body, session)
+        response, finish = await self._prepare(body, session, on_sampled)
         request, futures = response.request, list[Future[Completion]]()
         choices = [StreamedChoice(index, response) for index in range(request.n)]
         unfinished = dict(enumerate(choices))
@@ -175,7 +160,7 @@ class PolicyServer(HttpServer):
                     raise
                 replies.append(reply)
                 message, finish_reason = response.message(reply)
-                on_sampled(index, response.sampled(reply, message, finish_reason))
+                finish(index, reply, message, finish_reason)
                 last = {**choices[index].end(message, finish_reason), **response.stop_reason(reply)}
                 yield response.event(last, **versions(reply))
             if request.stream_options.include_usage:
@@ -184,7 +169,7 @@ class PolicyServer(HttpServer):
             for index, choice in unfinished.items():
                 reply = choice.cut_short(self._engine.weights_version)
                 if reply.token_ids:
-                    on_sampled(index, response.sampled(reply, response.message(reply)[0], CANCELLED))
+                    finish(index, reply, response.message(reply)[0], CANCELLED)
             raise
         finally:
             for future in futures:
@@ -214,67 +199,35 @@ class PolicyServer(HttpServer):
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
-    async def _prepare(self, body: Any, session: str) -> ChatResponse:
+    async def _prepare(
+        self, body: Any, session: str, on_sampled: OnSampled = _ignore
+    ) -> tuple[ChatResponse, Callable[[int, Completion, Mapping[str, Any], str], None]]:
+        """The response to a request, and what is called with each choice that is complete."""
         read = functools.partial(self._read, body, session)
         if len(to_json(body)) > LONG_REQUEST:
             async with self._one_long_request:
-                chat, prompt_ids = await asyncio.to_thread(read, long=True)
+                prompt = await asyncio.to_thread(read, long=True)
         elif is_trusted(self._engine.tokenizer):
-            chat, prompt_ids = read()
+            prompt = read()
         else:
-            chat, prompt_ids = await asyncio.to_thread(read)  # the template waits for another process
-        return ChatResponse(
-            chat,
-            prompt_ids,
+            prompt = await asyncio.to_thread(read)  # the template waits for another process
+        response = ChatResponse(
+            prompt.request,
+            prompt.ids,
             model=self.model_name,
             tokenizer=self._engine.tokenizer,
             tool_format=self._tool_format,
         )
 
-    def _read(self, body: Any, session: str, *, long: bool = False) -> tuple[ChatRequest, tuple[int, ...]]:
-        """The checked request, and its prompt as token ids."""
-        chat = parse_request(body, served=self.model_name, tool_format=self._tool_format.name, session=session)
-        text, limit = chat.raw_prompt or self._render(chat), self._engine.max_model_len
-        if len(text) > CHARACTERS_PER_TOKEN * limit:
-            raise ContextLengthError(len(text), limit, unit="characters")
-        if isinstance(text, list):
-            size = len(self._engine.tokenizer)
-            if not 0 <= min(text) <= max(text) < size:
-                raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
-            prompt_ids = tuple(text)
-        else:
-            prompt_ids = self._tokenize(text) if long else self._tokenize_parts(text)
-        if not prompt_ids:
-            raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
-        return chat, prompt_ids
+        def finish(choice: int, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> None:
+            self._prompts.keep(prompt, reply.token_ids, message)
+            on_sampled(choice, response.sampled(reply, message, finish_reason))
 
-    def _render(self, chat: ChatRequest) -> str:
-        tokenizer, options = self._engine.tokenizer, {**self._template_options, **chat.chat_template_kwargs}
-        if chat.offered_tools and not has_tools(tokenizer):
-            remedy = "use a model whose template has tools, or an agent without them"
-            never_seen = f"the model's chat template has no tools, so it would never see them: {remedy}"
-            raise ChatRequestError(never_seen, param="tools")
-        try:
-            return render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
-        except TemplateRefusedError as error:
-            raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
-        except TemplateLimitError as error:
-            raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
+        return response, finish
 
-    def _tokenize_parts(self, text: str) -> tuple[int, ...]:
-        places = [0, *(match.start() for match in self._starts.finditer(text)), len(text)]
-        return tuple(chain.from_iterable(self._token_ids(text[start:end]) for start, end in pairwise(places)))
-
-    def _tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _part_starts(tokenizer: Any) -> re.Pattern[str]:
-    """Finds where the parts of a prompt begin, at special tokens: the tokens of the parts are those of the whole.
-
-    A fast tokenizer cuts text at its special tokens before it does anything else. One that takes the spaces before it
-    does not begin a part.
-    """
-    tokens = tokenizer.added_tokens_decoder.values() if getattr(tokenizer, "is_fast", False) else ()
-    special = [t.content for t in tokens if t.special and not (t.normalized or t.lstrip or t.single_word)]
-    return re.compile("|".join(map(re.escape, special)) or r"(?!)")
+    def _read(self, body: Any, session: str, *, long: bool = False) -> Prompt:
+        """The prompt of a request, which is checked first."""
+        tool_format = self._tool_format.name
+        return self._prompts.make(
+            parse_request(body, served=self.model_name, tool_format=tool_format, session=session), long=long
+        )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,11 +18,14 @@ Messages = Sequence[dict[str, Any]]
 
 
 class Conversations:
-    """The chat messages up to each response, for each rollout; the oldest rollouts are dropped beyond ``max_bytes``."""
+    """What is kept of the calls of each rollout: for an API's own ids of responses, the chat messages up to each one.
+
+    Beyond ``max_bytes`` those rollouts are dropped that have called least recently.
+    """
 
     def __init__(self, *, max_bytes: int = _MAX_BYTES) -> None:
         self.max_bytes, self.bytes = max_bytes, 0
-        self.kept: dict[str, dict[str, tuple[Messages, int]]] = {}
+        self.kept = OrderedDict[str, dict[Any, tuple[Any, int]]]()
 
     def of(self, rollout_id: str, size: int = 0) -> Conversation:
         """The conversation of a rollout, for a request of ``size`` bytes."""
@@ -51,12 +55,15 @@ class Conversation:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return responses[response_id][0]
+        messages: Messages = responses[response_id][0]
+        return messages
 
-    def add(self, response_id: str, messages: Messages) -> None:
-        """Keep ``messages``, which end with the response and whose last ones the request added."""
-        self._all.kept.setdefault(self._rollout_id, {})[response_id] = messages, self._size
-        self._all.bytes += self._size
+    def add(self, key: Any, value: Any) -> None:
+        """Keep ``value``: for a response's id the messages that end with it, of which the request added the last."""
+        kept = self._all.kept.setdefault(self._rollout_id, {})
+        self._all.kept.move_to_end(self._rollout_id)
+        self._all.bytes += self._size - kept.get(key, (None, 0))[1]
+        kept[key] = value, self._size
         while self._all.bytes > self._all.max_bytes and self._all.kept:
             self._all.forget(next(iter(self._all.kept)))
 

@@ -64,6 +64,7 @@ class _Agent:
 
     def __init__(self, engine: _Engine, proxy: LLMProxy, store: Any, rollout: Any) -> None:
         self.engine, self.rollout_id, self._proxy, self._store = engine, rollout.rollout_id, proxy, store
+        self.session = f"{rollout.rollout_id}/{rollout.attempt.attempt_id}"
         url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
         self.client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
 
@@ -111,7 +112,7 @@ async def test_the_same_reply_and_the_same_call(agents: list[_Agent], stream: bo
         answers.append([(each.choices[0].to_dict(), each.model) for each in (answer if stream else [answer])])
         calls.append(await agent.call())
         [sampling] = agent.engine.samplings
-        assert (sampling.temperature, sampling.session) == (0.5, agent.rollout_id)
+        assert (sampling.temperature, sampling.session) == (0.5, agent.session)
     local, served = calls
     assert local.reply_id.startswith("chatcmpl-")
     assert local == replace(served, reply_id=local.reply_id)

@@ -134,13 +134,16 @@ class _ToolCall(_JSONObject):
     function: _ToolFunction
 
 
-class _Message(_JSONObject):
+class Message(_JSONObject):
+    """A checked message."""
+
     # Chat templates know OpenAI's newer role "developer" as "system".
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"],
         AfterValidator(lambda role: "system" if role == "developer" else role),
     ]
     content: Annotated[str, BeforeValidator(_join_text_parts)]
+    reasoning_content: str | None = None
     tool_calls: Annotated[list[_ToolCall] | None, AfterValidator(lambda calls: calls or None)] = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -227,7 +230,7 @@ class ChatRequest(_JSONObject):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     model: str | None = None
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1)]
     raw_prompt: Annotated[str, Field(min_length=1)] | list[int] | None = None
     """Of a legacy completion: sampled as it is, in place of the messages."""
     tools: list[Annotated[dict[str, Any], AfterValidator(_require_function)]] = []
