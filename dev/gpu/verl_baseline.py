@@ -18,7 +18,7 @@ from dev.gpu.agents import sql_messages
 from groundwire import domains
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
-from groundwire.train.verl.hydra_config import compose, flat_config, without_flash_attn
+from groundwire.train.verl.hydra_config import attention_settings, compose, flat_config
 from groundwire.train.verl.ray_job import ray_job
 
 _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
@@ -50,7 +50,7 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     for name in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), out / "tasks" / f"{name}.parquet")
     given = parse_overrides(settings)
-    best = {"algorithm.rollout_correction.bypass_mode": True, **without_flash_attn(given)}
+    best = {"algorithm.rollout_correction.bypass_mode": True, **attention_settings(given, model)}
     length = 3072 if spider else 2048
     config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl={**best, **given})
     chosen = flat_config(config, run_dir=str(out.resolve()), model=model)

@@ -31,6 +31,7 @@ from groundwire.domains import Task
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
 from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
 
@@ -91,6 +92,7 @@ def pretrain(
     """Train a new policy on ``device``; ``on_step`` is called with the loss of each step."""
     tokenizer = new_tokenizer(seed=seed)
     model = new_policy(tokenizer, seed=seed).to(device)
+    set_attention(model)
     optimizers = _optimizers(model)
     model.train()
     for step, batch in enumerate(itertools.islice(_corpus(seed), STEPS)):

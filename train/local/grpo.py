@@ -42,7 +42,7 @@ from groundwire.train.local.packing import (
     to_device,
 )
 from groundwire.train.local.token_logprobs import token_logprobs
-from groundwire.train.policy.attention import TREE
+from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.constraint import Constraints
 
 _log = logging.getLogger(__name__)
@@ -130,9 +130,7 @@ class GRPO:
         if config.kl_coef and reference is None:
             raise ValueError(f"kl_coef is {config.kl_coef:g}: give GRPO the reference policy")
         self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
-        if next(model.parameters()).is_cuda:
-            for policy in (model, reference) if reference is not None else (model,):
-                policy.set_attn_implementation(TREE)
+        self._shares = set_attention(model) and (reference is None or set_attention(reference))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
@@ -276,7 +274,8 @@ class GRPO:
     def _accumulate(self, items: Sequence[WeightedItem], total: int) -> tuple[dict[str, float], list[float]]:
         """Add up the gradient of a minibatch of ``total`` tokens; returns its metrics and the extreme ratios."""
         config = self.config
-        rows = make_rows(items, branches=config.branches_per_row, tokens=config.tokens_per_forward)
+        branches = config.branches_per_row if self._shares else 1
+        rows = make_rows(items, branches=branches, tokens=config.tokens_per_forward)
         measured, ratios = defaultdict[str, float](float), list[float]()
         self.optimizer.zero_grad(set_to_none=False)
         for batch in forward_batches(rows, config.tokens_per_forward):
@@ -317,7 +316,7 @@ class GRPO:
 
     def _evaluate(self, rows: list[Row]) -> _Tokens:
         device = self.parameters[0].device
-        one_row = self.model.config._attn_implementation == TREE
+        one_row = self._shares and device.type == "cuda"
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
         items = [item for row in rows for item in row.items]
         forbidden = None

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from groundwire.train.algorithms.credit import TrainingItem
 from groundwire.train.policy.attention import TREE, tree_block_mask
@@ -167,25 +166,23 @@ def to_device(packed: Packed, device: Any) -> Packed:
     return Packed(*(tensor.to(device) for tensor in packed))
 
 
-def tree_mask(packed: Packed) -> Tensor:
-    """bool [B, 1, T, T]: where the query (third axis) attends to the key (last axis).
+def packed_hidden(model: Any, packed: Packed) -> Tensor:
+    """[M, width]: the last hidden states at the positions that predict ``packed.targets``.
 
-    Each branch attends to its prefix and to itself. Padding attends to padding: a softmax over nothing is NaN.
+    Raises :class:`ValueError` for branches in a row of a model without :data:`TREE`, which would mix them.
     """
-    column = torch.arange(packed.end.shape[1], device=packed.end.device)
-    return ((column <= column[:, None]) & (column[:, None] < packed.end[:, None, :]))[:, None]
-
-
-def packed_hidden(model: LlamaForCausalLM, packed: Packed) -> Tensor:
-    """[M, width]: the last hidden states at the positions that predict ``packed.targets``."""
-    skips = model.config._attn_implementation == TREE
-    mask: Any = tree_block_mask(packed.end) if skips else tree_mask(packed)
+    if model.config._attn_implementation == TREE:
+        mask: Any = tree_block_mask(packed.end, packed.positions)
+    else:
+        mask = packed.positions == torch.arange(packed.ids.shape[1], device=packed.ids.device)
+        if (packed.positions[~mask] > 0).any():
+            raise ValueError(f"{type(model).__name__} has no attention for several branches in a row: give one each")
     hidden = model.model(
         input_ids=packed.ids, position_ids=packed.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
     return hidden[packed.index[:, 0], packed.index[:, 1]]
 
 
-def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Tensor:
+def packed_logits(model: Any, packed: Packed) -> Tensor:
     """float32 [M, vocabulary]: the logits that predict ``packed.targets``."""
     return model.lm_head(packed_hidden(model, packed)).float()

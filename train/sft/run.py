@@ -22,7 +22,7 @@ from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_path
-from groundwire.train.local.packing import Row, make_rows
+from groundwire.train.local.packing import Row
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.engine import LocalEngine
@@ -77,9 +77,9 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         data = load_data(tokenizer)
         model = model.to(settings.device if settings.gpus == 1 else "cpu")
         trainer = SFTTrainer(model, tokenizer, settings, checkpoints=checkpoints)
-        reader = _Reader(data, settings, trainer.tokens_per_forward)
+        reader = _Reader(data, settings, trainer.rows)
         held_out = reader.fitting(data.held_out)
-        val_rows = make_rows(held_out, tokens=trainer.tokens_per_forward) if settings.gpus == 1 else []
+        val_rows = trainer.rows(held_out) if settings.gpus == 1 else []
         if last:
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
         if resume:
@@ -167,8 +167,8 @@ def _rewind(folder: Path, trainer: SFTTrainer) -> None:
 class _Reader:
     """Makes rows and steps of the training data. Raises :class:`ConfigError` if no example fits."""
 
-    def __init__(self, data: Data, settings: SFTSettings, row_tokens: int) -> None:
-        self._groups, self._settings, self._row_tokens = data.groups, settings, row_tokens
+    def __init__(self, data: Data, settings: SFTSettings, rows: Callable[[Sequence[Example]], list[Row]]) -> None:
+        self._groups, self._settings, self._rows = data.groups, settings, rows
         self.left_out = 0
         """Examples that were longer than ``max_model_len``, so far."""
         groups = self._groups(0)
@@ -190,8 +190,7 @@ class _Reader:
 
     def steps(self, first: int) -> Iterator[Step]:
         """The steps that begin with the group of number ``first``."""
-        packed = (make_rows(examples, tokens=self._row_tokens) for examples in self.groups(first))
-        return make_steps(packed, self._settings.tokens_per_step, first=first)
+        return make_steps(map(self._rows, self.groups(first)), self._settings.tokens_per_step, first=first)
 
     def groups(self, first: int) -> Iterator[list[Example]]:
         """The examples of each group of the training, from that of number ``first`` on."""

@@ -36,7 +36,7 @@ from groundwire.train.sft.trainer import (
     WEIGHT_DECAY,
     SFTTrainer,
 )
-from groundwire.train.verl.hydra_config import INSTALL, count_gpus, without_flash_attn
+from groundwire.train.verl.hydra_config import INSTALL, attention_settings, count_gpus
 
 _LOG_POLL_S = 1.0
 _TOKENS_PER_GPU = 16384
@@ -124,7 +124,8 @@ def verl_settings(
         "trainer.max_ckpt_to_keep": 2,
         "trainer.n_gpus_per_node": settings.gpus,
     }
-    return values | {key.replace("actor_rollout_ref.", ""): value for key, value in without_flash_attn({}).items()}
+    attention = attention_settings({}, model)
+    return values | {key.replace("actor_rollout_ref.", ""): value for key, value in attention.items()}
 
 
 def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:

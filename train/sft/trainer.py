@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.local.packing import Row, forward_batches, pack, packed_logits, to_device
-from groundwire.train.policy.attention import TREE
+from groundwire.train.local.packing import Row, forward_batches, make_rows, pack, packed_logits, to_device
+from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy
 
@@ -56,9 +57,10 @@ class SFTTrainer:
         self.model, self.tokenizer, self.settings, self.checkpoints = model, tokenizer, settings, checkpoints
         keep_freed_memory()
         self.device = next(model.parameters()).device
-        cuda = self.one_row = self.device.type == "cuda"  # FlexAttention over rows without padding
-        if cuda:
-            model.set_attn_implementation(TREE)
+        cuda = self.device.type == "cuda"
+        shares = set_attention(model)
+        self.one_row = cuda and shares  # FlexAttention over rows without padding
+        self._branches = sys.maxsize if shares else 1
         self.bf16 = bf16_is_faster(model)
         self.tokens_per_forward = 16384 if cuda else 2048
         self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
@@ -98,6 +100,10 @@ class SFTTrainer:
         if self.step:
             self.save()
         self.model.eval()
+
+    def rows(self, examples: Sequence[Any]) -> list[Row]:
+        """The rows of a group of examples."""
+        return make_rows(examples, tokens=self.tokens_per_forward, branches=self._branches)
 
     @torch.no_grad()
     def loss(self, rows: Sequence[Row]) -> float:

@@ -124,7 +124,7 @@ def flat_config(
     workers = _workers(config, plain, n_gpus)
     _check_overrides(config, plain, mode, {_UPDATES: updates, _WORKERS: workers})
     minibatches = updates if mode == "separate_async" else config.minibatches
-    attention = without_flash_attn(plain)
+    attention = attention_settings(plain, model)
     if attention.get(_ATTENTION) == "groundwire_varlen":  # which the engine for shared prefixes needs
         attention["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
     changeable = {
@@ -190,20 +190,54 @@ def _in_model_config(key: str) -> str:
     return f"{_MODEL_CONFIG}.{name}"
 
 
-def without_flash_attn(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
-    """verl's settings where flash-attn is not installed; empty where it is.
+def attention_settings(overrides: Mapping[str, Any], model: Path | str | None) -> dict[str, str | bool]:
+    """verl's settings for the attention of ``model``, a folder or a name of the hub; empty where verl's own are right.
 
-    torch's attention takes its place: without padding where torch and ``overrides``, verl's given settings, allow it.
+    Where flash-attn is not installed, torch's attention takes its place: without padding where the model, torch and
+    ``overrides``, verl's given settings, allow it. Raises :class:`ConfigError` for a model that transformers does not
+    know.
     """
-    if importlib.util.find_spec("flash_attn"):
+    config = None if model is None else _read_config(model)
+    if config is None:
+        packs, padded, plain = True, "sdpa", True
+    else:
+        from groundwire.train.policy import attention
+
+        packs, padded = attention.packs(config), attention.padded_attention(config)
+        plain = attention.has_plain_head(config)
+    flash = importlib.util.find_spec("flash_attn") is not None
+    if flash and packs:
         return {}
-    # Otherwise verl takes logprobs token by token in Python, which is most of a step.
-    fused: dict[str, str | bool] = {"actor_rollout_ref.model.use_fused_kernels": True}
+    # Without fused kernels and flash-attn verl takes logprobs token by token in Python, which is most of a step.
+    settings: dict[str, str | bool] = {} if flash else {"actor_rollout_ref.model.use_fused_kernels": plain}
     key = "actor_rollout_ref.model.use_remove_padding"
-    if overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu():
-        library = "groundwire.train.policy.attention"
-        return fused | {"actor_rollout_ref.model.external_lib": library, _ATTENTION: "groundwire_varlen"}
-    return fused | {key: False, _ATTENTION: "sdpa"}
+    whole = overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu()
+    chosen: dict[str, str | bool] = (
+        {_ATTENTION: "groundwire_varlen"} if packs and whole else {key: False, _ATTENTION: padded}
+    )
+    if str(chosen[_ATTENTION]).startswith("groundwire"):
+        settings["actor_rollout_ref.model.external_lib"] = "groundwire.train.policy.attention"
+    return settings | chosen
+
+
+def _read_config(model: Path | str) -> Any:
+    """transformers' configuration of a model; a general one for a model with its own code, None if it is not here."""
+    import transformers
+
+    try:
+        stored, _ = transformers.PretrainedConfig.get_config_dict(model)
+    except OSError:
+        return None
+    try:
+        return transformers.AutoConfig.for_model(**stored) if "model_type" in stored else None
+    except Exception as error:  # transformers' own types for what it does not know, or finds contradictory
+        if "auto_map" in stored:
+            return transformers.PretrainedConfig()
+        reason = "it does not know this type" if stored["model_type"] not in transformers.CONFIG_MAPPING else error
+        raise ConfigError(
+            f"{model} cannot be trained: its model_type is {stored['model_type']!r}, and transformers "
+            f"{transformers.__version__} has no attention for it: {' '.join(str(reason).split())}"
+        ) from error
 
 
 def _is_old_gpu() -> bool:

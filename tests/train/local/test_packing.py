@@ -9,16 +9,19 @@ import torch
 from dev.pretrain.model import new_policy
 from dev.pretrain.tokenizer import train_tokenizer
 from torch.nn import functional as F
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
-from groundwire.train.local.packing import pack, packed_hidden, packed_logits, tree_mask
-from groundwire.train.policy.attention import TREE
+from groundwire.train.local.packing import make_rows, pack, packed_hidden, packed_logits
+from groundwire.train.policy.attention import set_attention, tree_block_mask
+from groundwire.train.sft.data.examples import Example
 
 
 @pytest.fixture(scope="module")
 def model():
-    return new_policy(
-        train_tokenizer(["SELECT name FROM singer"]), width=32, layers=2, heads=2, intermediate=48, seed=1
-    )
+    tokenizer = train_tokenizer(["SELECT name FROM singer"])
+    model = new_policy(tokenizer, width=32, layers=2, heads=2, intermediate=48, seed=1)
+    assert set_attention(model)
+    return model
 
 
 def alone(model, prefix, branch):
@@ -62,7 +65,7 @@ def test_targets_come_in_the_order_of_the_branches():
 
 def test_a_branch_attends_to_the_prefix_and_itself_only():
     packed = pack([([1, 2], [([3], [1]), ([4, 5], [0, 1])])])
-    assert tree_mask(packed)[0, 0, 4].tolist() == [True, True, False, True, True]
+    assert tree_block_mask(packed.end, packed.positions).dense()[0, 0, 4].tolist() == [True, True, False, True, True]
     assert packed.positions.tolist() == [[0, 1, 2, 2, 3]]
 
 
@@ -79,19 +82,38 @@ def test_gradients_of_packed_and_separate_passes_agree(model):
     torch.testing.assert_close(gradient(packed_logits(model, packed)), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("one_row", [False, True])
-def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
+def test_all_trees_in_one_row_have_the_same_logits(model):
     sequences = [*some_sequences(3)[:2], ([7] * 150, [([8] * 140, [1] * 140), ([9], [1])])]
-    implementation = model.config._attn_implementation
     with torch.no_grad():
         expected = packed_logits(model, pack(sequences))
         torch.testing.assert_close(packed_logits(model, pack(sequences, one_row=True)), expected, atol=1e-5, rtol=1e-5)
-        model.set_attn_implementation(TREE)
-        try:
-            skipped = packed_logits(model, pack(sequences, one_row=one_row))
-        finally:
-            model.set_attn_implementation(implementation)
-    torch.testing.assert_close(skipped, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_branches_in_a_row_are_refused_for_a_model_that_would_mix_them(model):
+    model.set_attn_implementation("sdpa")
+    try:
+        with pytest.raises(ValueError, match="LlamaForCausalLM has no attention for several branches in a row"):
+            packed_logits(model, pack(some_sequences(3)))
+    finally:
+        set_attention(model)
+
+
+def test_a_model_with_a_recurrent_state_gets_one_sequence_in_a_row():
+    torch.manual_seed(0)
+    kinds = ["conv", "full_attention"]
+    shape = {"vocab_size": 250, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = Lfm2Config(
+        **shape, num_hidden_layers=2, num_key_value_heads=2, layer_types=kinds, block_auto_adjust_ff_dim=False
+    )
+    model = Lfm2ForCausalLM(config).eval()
+    assert not set_attention(model)
+    items = [Example([7] * 30 + [n], list(range(1, 9 - n))) for n in range(3)]
+    with pytest.raises(ValueError, match="Lfm2ForCausalLM has no attention for several branches in a row"):
+        packed_logits(model, pack([(row.prefix, row.branches) for row in make_rows(items, tokens=999)]))
+    rows = [(row.prefix, row.branches) for row in make_rows(items, tokens=999, branches=1)]
+    with torch.no_grad():
+        expected = torch.cat([alone(model, prefix, branch) for prefix, branches in rows for branch in branches])
+        torch.testing.assert_close(packed_logits(model, pack(rows)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
@@ -101,12 +123,7 @@ def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
         kinds.update(tensor.dtype for tensor in tensors[:3])
         return attend(*tensors, **options)
 
-    implementation = model.config._attn_implementation
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    model.set_attn_implementation(TREE)
-    try:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            packed_hidden(model, pack(some_sequences(0)[:2], one_row=True))
-    finally:
-        model.set_attn_implementation(implementation)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        packed_hidden(model, pack(some_sequences(0)[:2], one_row=True))
     assert kinds == {torch.bfloat16}  # the GPU's kernel multiplies tensors of one dtype

@@ -36,6 +36,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.packing import make_rows, pack, packed_logits
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
@@ -271,6 +272,7 @@ def test_a_wrong_query_is_another_query() -> None:
 
 def test_packing_changes_no_loss(starter: tuple[Any, Any]) -> None:
     model, _ = starter
+    assert set_attention(model)
     rng = random.Random(0)
     schema = [rng.randrange(5, 200) for _ in range(40)]
     examples = [Example([*schema, *rng.sample(range(5, 99), 8)], rng.sample(range(5, 99), 5)) for _ in range(5)]

@@ -28,7 +28,7 @@ from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.run import app
 from groundwire.train.verl import hydra_config
-from groundwire.train.verl.hydra_config import check_context_length, compose, flat_config
+from groundwire.train.verl.hydra_config import attention_settings, check_context_length, compose, flat_config
 from groundwire.train.verl.launch import VerlTraining
 from groundwire.train.verl.rollout_workers import run_config
 
@@ -106,6 +106,50 @@ def test_rows_are_not_padded_without_flash_attn_unless_it_is_asked_for(monkeypat
     assert (chosen.get(padding), chosen[attention]) == (None, VARLEN)
     padded = flat_config(_resolve("fast", f"{padding}=false"))
     assert (padded[padding], padded[attention]) == (False, "sdpa")
+
+
+def _model(folder: Path, **config: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_the_models_layers_decide_how_rows_are_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = {"flash_attn": False}
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: (installed[name] or None) if name in installed else found(name)
+    )
+
+    def settings(name: str, given: dict[str, Any] | None = None, **config: Any) -> list[Any]:
+        chosen = attention_settings(given or {}, _model(tmp_path / name, model_type=name.strip("2"), **config))
+        keys = ("use_fused_kernels", "use_remove_padding", "override_config.attn_implementation")
+        return [chosen.get(next((full for full in chosen if full.endswith(key)), "")) for key in keys]
+
+    assert settings("gpt_oss") == [True, None, "groundwire_varlen"]
+    assert settings("gpt_oss2", {"actor_rollout_ref.model.use_remove_padding": False}) == [
+        True,
+        False,
+        "groundwire_tree",
+    ]
+    assert settings("granite", logits_scaling=8.0) == [False, None, "groundwire_varlen"]
+    assert settings("qwen3_next") == [True, False, "sdpa"]
+    assert settings("mamba") == [False, False, "eager"]
+    assert settings("remote", auto_map={"AutoConfig": "code.Config"}) == [False, False, "sdpa"]
+    installed["flash_attn"] = True
+    assert settings("llama") == [None, None, None]
+    assert settings("jamba") == [None, False, "sdpa"]
+
+
+def test_a_model_that_transformers_does_not_know_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"its model_type is 'newest', and transformers .* it does not know this type$"
+    ):
+        attention_settings({}, _model(tmp_path / "a", model_type="newest"))
+    kinds = ["full_attention", "spiral_attention"]
+    with pytest.raises(ConfigError, match=r"its model_type is 'qwen3', .*spiral_attention") as refused:
+        attention_settings({}, _model(tmp_path / "b", model_type="qwen3", num_hidden_layers=2, layer_types=kinds))
+    assert "\n" not in str(refused.value)
 
 
 def test_verl_finds_the_engine_with_shared_prefixes_unless_another_is_asked_for(

@@ -140,7 +140,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
             tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
             for name in ("input_ids", "position_ids", "shift_labels"):
                 inputs[name] = inputs[name][:, tree.keep]
-            inputs["attention_mask"] = tree_block_mask(tree.end[None])
+            inputs["attention_mask"] = tree_block_mask(tree.end[None], inputs["position_ids"])
             output_args["expand"], self._used = tree.expand, kept.used.to(device)
         return inputs, output_args
 

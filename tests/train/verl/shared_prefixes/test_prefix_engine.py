@@ -58,7 +58,7 @@ def test_a_block_mask_equals_the_one_from_the_dense_mask(seed):
             end.append(open_until[-1])
         ends.append(end)
     end, at = torch.tensor(ends), torch.arange(length)
-    mask = tree_block_mask(end)
+    mask = tree_block_mask(end, torch.zeros_like(end))
     expected = create_block_mask(mask.mask_mod, 2, None, length, length, device="cpu")  # from the dense mask
     assert mask.shape == expected.shape
     for name in ("kv_num_blocks", "kv_indices", "q_num_blocks", "q_indices"):
@@ -70,8 +70,39 @@ def test_a_block_mask_equals_the_one_from_the_dense_mask(seed):
     assert torch.equal(mask.mask_mod(torch.arange(2)[:, None, None], None, at[:, None], at), dense)
 
 
+@pytest.mark.parametrize("window", [1, 100, 128, 300])
+def test_a_window_leaves_the_positions_before_a_query_not_the_columns(window):
+    prompt, replies = 400, (150, 30, 200, 128)
+    length = prompt + sum(replies)
+    end, positions = torch.full((1, length), length), torch.arange(length)[None].clone()
+    start = prompt
+    for reply in replies:
+        end[0, start : start + reply] = start + reply
+        positions[0, start : start + reply] = torch.arange(prompt, prompt + reply)
+        start += reply
+    whole = tree_block_mask(end, positions)
+    mask = whole.of_window(window)
+    near = positions[0, :, None] - positions[0] < window
+    assert torch.equal(mask.dense()[0, 0], whole.dense()[0, 0] & near)
+    blocks = {}
+    for kind, number, order in (
+        ("partial", mask.kv_num_blocks, mask.kv_indices),
+        ("full", mask.full_kv_num_blocks, mask.full_kv_indices),
+    ):
+        blocks[kind] = {(q, int(k)) for q in range(number.shape[2]) for k in order[0, 0, q, : number[0, 0, q]]}
+    for q in range(-(-length // 128)):
+        for k in range(-(-length // 128)):
+            part = mask.dense()[0, 0, q * 128 : q * 128 + 128, k * 128 : k * 128 + 128]
+            assert part.all() or (q, k) not in blocks["full"]
+            assert not part.any() or (q, k) in blocks["full"] | blocks["partial"]
+    assert window > 128 or sum(map(len, blocks.values())) < int(
+        whole.kv_num_blocks.sum() + whole.full_kv_num_blocks.sum()
+    )
+
+
 def test_a_long_row_needs_no_dense_mask():
-    mask = tree_block_mask(torch.full((1, 1 << 18), 1 << 18))  # 69 GB
+    end = torch.full((1, 1 << 18), 1 << 18)
+    mask = tree_block_mask(end, torch.arange(1 << 18)[None])  # 69 GB
     assert int(mask.full_kv_num_blocks.sum()) == 2048 * 2047 / 2
 
 
@@ -110,7 +141,7 @@ def test_a_tree_has_the_log_probabilities_and_gradients_of_separate_rows(seed):
     logits = model(
         input_ids=ids[None, tree.keep],
         position_ids=positions[None, tree.keep],
-        attention_mask=tree_block_mask(tree.end[None]),
+        attention_mask=tree_block_mask(tree.end[None], positions[None, tree.keep]),
         use_cache=False,
     ).logits[0]
     shared = log_probs(logits, labels[tree.keep])[tree.expand].split([lengths[row] for row in order])
