@@ -103,9 +103,8 @@ def tiny(kind: str) -> Any:
     return model
 
 
-PADDED = (
-    (ROOT / "docs" / "verl.md").read_text(encoding="utf-8").partition("share no prompts:")[2].partition("images")[0]
-)
+PAGE = " ".join((ROOT / "docs" / "verl.md").read_text(encoding="utf-8").split())
+PADDED = PAGE.partition("share no prompts:")[2].partition("images")[0]
 PROMPT, *REPLIES = (torch.randint(1, 64, (n,), generator=torch.Generator().manual_seed(n)) for n in (19, 12, 5, 14))
 SEQUENCES = [torch.cat([PROMPT, reply]) for reply in REPLIES]
 LENGTHS = [len(ids) for ids in SEQUENCES]
