@@ -57,6 +57,7 @@ class Settings(TypedDict, total=False):
     prompt_budget: int | None
     reflection_model: str | None
     precision: Literal["auto", "fp32", "bf16"] | None
+    sampler: Literal["embedded", "vllm"] | None
     val_temperature: float | None
     val_tasks: int | None
     val_every: int | None

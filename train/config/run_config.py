@@ -288,6 +288,12 @@ class RunConfig(AgentSettings):
         panel="Memory of the local trainer",
     )
 
+    sampler: Literal["embedded", "vllm"] = setting(
+        "embedded",
+        "What samples for the local trainer. vllm: in a process beside it, on the same GPU",
+        panel="Memory of the local trainer",
+    )
+
     val_temperature: float = _validation(
         0.0,
         "0: greedy, before and after training also sampled",
@@ -353,6 +359,8 @@ class RunConfig(AgentSettings):
                 f"{name} is {getattr(self, name)}, but the store at {self.external_store_address} has its own "
                 "runners: leave it out, and start groundwire runner in the agents' environment"
             )
+        if self.trainer == "verl" and self.sampler != "embedded":
+            raise ConfigError("sampler is for the local trainer: verl samples with actor_rollout_ref.rollout.name")
         if not local and self.precision != "auto":
             raise ConfigError(
                 f"precision is {self.precision!r}, which only the local trainer has; use "

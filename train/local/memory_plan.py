@@ -24,6 +24,7 @@ from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import bf16_is_faster, count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
 
 _KEPT = (40, 8)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
@@ -54,7 +55,7 @@ def plan_for_model(
     if max_model_len > _TOKENS[0]:
         changes[f"lower max_model_len ({max_model_len})"] = {"max_model_len": _TOKENS[0]}
     return plan_memory(
-        partial(_plan, shape, update, parameters, adapters, available),
+        partial(_plan, shape, update, parameters, adapters, available, config.sampler == "vllm"),
         settings,
         tokens="tokens_per_forward",
         least=max(_TOKENS[0], max_model_len),
@@ -63,7 +64,13 @@ def plan_for_model(
 
 
 def _plan(
-    shape: Any, update: GRPOConfig, parameters: int, adapters: int, available: int, settings: Mapping[str, Any]
+    shape: Any,
+    update: GRPOConfig,
+    parameters: int,
+    adapters: int,
+    available: int,
+    vllm: bool,
+    settings: Mapping[str, Any],
 ) -> MemoryPlan:
     batch, length, lora = settings["max_batch"], settings["max_model_len"], settings["lora"]
     tokens = max(settings["tokens_per_forward"], _TOKENS[0], length)  # a pass has at least one trajectory
@@ -79,14 +86,22 @@ def _plan(
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     of_token = 2 * size * layers * heads * head
     sampled = of_token * batch * length
+    # The keys and values of the longest batch, and of earlier prompts. While the cache grows, the old half and the new
+    # whole exist at once: what that needs more than a pass does counts, too.
+    sampler = {
+        "sampler": 2 * parameters * size,  # its copy of the weights, and one more while it takes new ones
+        "cache": sampled + of_token * GPUDecoder.prefix_cache_tokens + max(0, sampled // 2 - int(kept) - logits),
+    }
+    if vllm:  # it sleeps during a pass
+        cache = cache_bytes(
+            shape, dtype="bfloat16" if update.bf16 else "float32", tokens=batch * length, available=available
+        )
+        sampler = {"sampler": ASLEEP_BYTES, "cache": max(0, parameters * size + cache - int(kept) - logits)}
     parts = {
         "weights": parameters * (6 if update.bf16 else 4) * copies,  # with the copies in bfloat16 that a pass makes
         "gradients": trained * 4,
         "optimizer": trained * 8,
-        "sampler": 2 * parameters * size,  # its copy of the weights, and one more while it takes new ones
-        # The keys and values of the longest batch, and of earlier prompts. While the cache grows, the old half and the
-        # new whole exist at once: what that needs more than a pass does counts, too.
-        "cache": sampled + of_token * GPUDecoder.prefix_cache_tokens + max(0, sampled // 2 - int(kept) - logits),
+        **sampler,
         "activations": int(kept),
         "logits": logits,
     }
@@ -117,7 +132,8 @@ def plan_run(config: RunConfig, available: int) -> MemoryPlan:
         model = empty_model(str(folder))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error
-    check_supported(model)
+    if config.sampler == "embedded":
+        check_supported(model)
     return plan_for_model(
         config,
         model.config,

@@ -55,7 +55,10 @@ from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
+from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import save_policy
+from groundwire.train.policy.types import TrainedEngine
+from groundwire.train.policy.vllm.engine import VLLMEngine
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
@@ -83,6 +86,7 @@ class LocalTrainer:
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
         self.timer = StepTimer()
+        vllm = self._start_vllm() if config.sampler == "vllm" else None
         initial = load_initial_state(config, run, check_state)
         if initial.note:
             print(f"note: {initial.note}", file=sys.stderr)
@@ -114,8 +118,14 @@ class LocalTrainer:
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
-        limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
-        self.engine = LocalEngine(self.model, self.tokenizer, **limits, bf16=self.grpo.config.bf16, timer=self.timer)
+        self.engine: TrainedEngine
+        if vllm is not None:
+            vllm.attach(self.model, self.tokenizer)
+            self.engine = vllm
+        else:
+            limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
+            bf16 = self.grpo.config.bf16
+            self.engine = LocalEngine(self.model, self.tokenizer, **limits, bf16=bf16, timer=self.timer)
         self._update_engine(self.first_step)
         self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 
@@ -207,6 +217,7 @@ class LocalTrainer:
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             trained = sum(len(group.items) for group in groups if group.has_gradient)
             self.callback.on_phase_start(f"step {step}: update", trained, "trajectories")
+            self.engine.sleep()
             metrics = self.grpo.update(groups)
             self._update_engine(step)
         rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
@@ -230,6 +241,18 @@ class LocalTrainer:
 
     def _training_items(self, results: Sequence[Rollout]) -> list[TrainingGroup]:
         return training_items(results, self.config, least=self.runtime.scores.least)
+
+    def _start_vllm(self) -> VLLMEngine:
+        config = self.config
+        return VLLMEngine(
+            find_model(config.model),
+            device=config.device,
+            max_model_len=config.max_model_len,
+            max_batch=config.max_batch,
+            dtype="float32" if config.precision == "fp32" else "bfloat16",
+            log=self.run.path / "vllm.log",
+            timer=self.timer,
+        )
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

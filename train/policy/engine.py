@@ -132,6 +132,9 @@ class LocalEngine:
             self._changed.notify()
         return request.future
 
+    def sleep(self) -> None:
+        """Keeps its memory: a cache of the next step has about the same size."""
+
     def update_weights(self, version: int) -> None:
         """Copy the model's present weights; blocks until the requests in the batch have finished with the old ones.
 

@@ -18,6 +18,7 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
+from groundwire.train.policy.vllm.sampling import reply_text, structured_outputs, vllm_parameters
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
@@ -96,7 +97,7 @@ class VerlEngine:
         if on_token:
             for token, logprob in zip(tokens, logprobs, strict=True):
                 on_token(token, logprob)
-        text, ended = self._text(tokens, sampling)
+        text, ended = reply_text(self.tokenizer, tokens, sampling)
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=tokens,
@@ -110,35 +111,14 @@ class VerlEngine:
 
     def _parameters(self, sampling: Sampling, limit: int) -> dict[str, Any]:
         """The sampling parameters of vLLM, or of the other server, for at most ``limit`` tokens."""
-        parameters: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": -1,
-            "max_tokens": limit,
-            "logprobs": True,
-            "stop": list(sampling.stop) or None,
-            "stop_token_ids": list(sampling.stop_token_ids) or None,
-        }
+        parameters = {**vllm_parameters(sampling, limit), "top_k": -1, "logprobs": True}
         if sampling.grammar:
-            from vllm.sampling_params import StructuredOutputsParams
-
-            # vLLM's choice of a library falls on llguidance, which alone has JSON schemas in Lark.
-            parameters["structured_outputs"] = StructuredOutputsParams(grammar=to_lark(sampling.grammar))
-        if self.server == "vllm":  # SGLang refuses a seed
-            parameters |= {
-                # Making text is more than half of vLLM's CPU work per token, and only stop strings need it.
-                "detokenize": bool(sampling.stop),
-                "seed": sampling.seed,
-                "output_kind": None if self.interrupted else _FinalOnly(),
-            }
+            parameters["structured_outputs"] = structured_outputs(to_lark(sampling.grammar))
+        if self.server == "vllm":
+            parameters["output_kind"] = None if self.interrupted else _FinalOnly()
+        else:  # SGLang refuses them
+            parameters = {name: value for name, value in parameters.items() if name not in ("seed", "detokenize")}
         return {name: value for name, value in parameters.items() if value is not None}
-
-    def _text(self, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
-        """The text of a reply before what ended it, and whether a stop string or the end of the turn did."""
-        ended = tokens[-1] in sampling.stop_token_ids
-        text = self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
-        ends = [text.index(stop) for stop in sampling.stop if stop in text]
-        return text[: min(ends, default=len(text))], bool(ends) or ended or tokens[-1] == self.tokenizer.eos_token_id
 
 
 class _FinalOnly:

@@ -1,0 +1,39 @@
+"""Sampling parameters and replies as vLLM has them, for its own process and for verl's servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groundwire.train.policy.types import Sampling
+
+
+def vllm_parameters(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """The arguments of vLLM's ``SamplingParams``, without its constraint, which :func:`structured_outputs` makes.
+
+    Making text is more than half of vLLM's CPU work per token, and only stop strings need it.
+    """
+    parameters = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": max_tokens,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "seed": sampling.seed,
+        "detokenize": bool(sampling.stop),
+    }
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def structured_outputs(lark: str) -> Any:
+    """vLLM's constraint. Its choice of a library falls on llguidance, which alone has JSON schemas in Lark."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(grammar=lark)
+
+
+def reply_text(tokenizer: Any, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
+    """The text of a reply before what ended it, and whether a stop string or the end of the turn did."""
+    ended = tokens[-1] in sampling.stop_token_ids
+    text = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
+    ends = [text.index(stop) for stop in sampling.stop if stop in text]
+    return text[: min(ends, default=len(text))], bool(ends) or ended or tokens[-1] == tokenizer.eos_token_id
