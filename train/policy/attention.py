@@ -240,7 +240,11 @@ def _tree(
     if blocks and (window := _window(module, options)):
         mask = mask.of_window(window)
     if blocks and query.is_cuda:
-        options = {"score_mod": _soft_cap(softcap) if softcap else None, "scale": scaling, "enable_gqa": True}
+        options = {
+            "score_mod": _soft_cap(softcap, query.device) if softcap else None,
+            "scale": scaling,
+            "enable_gqa": True,
+        }
         if s_aux is not None:
             options["return_aux"] = AuxRequest(lse=True)
         out = _compiled_flex()(query, key, value, block_mask=mask, **options)
@@ -282,8 +286,9 @@ def _with_scores(
 
 
 @cache
-def _soft_cap(softcap: float) -> Callable[..., Tensor]:
-    return lambda score, _row, _head, _query, _key: softcap * torch.tanh(score / softcap)
+def _soft_cap(softcap: float, device: torch.device) -> Callable[..., Tensor]:
+    cap = torch.tensor(softcap, device=device)  # with dynamic shapes the compiler takes no number here
+    return lambda score, _row, _head, _query, _key: cap * torch.tanh(score / cap)
 
 
 @cache
