@@ -60,17 +60,15 @@ def tree(model: Any, prompt: Tensor, replies: Sequence[Tensor]) -> Tensor:
     """The prompt once, and after it each reply."""
     model.set_attn_implementation(TREE)
     ids = torch.cat([prompt, *replies])
-    end, positions = torch.full_like(ids, len(ids)), torch.arange(len(ids), device=ids.device)
-    start = len(prompt)
-    for reply in replies:
-        stop = start + len(reply)
-        end[start:stop], positions[start:stop] = stop, positions[len(prompt) : len(prompt) + len(reply)].clone()
-        start = stop
-    mask = tree_block_mask(end[None], positions[None])
-    parts = _logits(model, ids, position_ids=positions[None], attention_mask=mask).split(
-        [len(prompt), *map(len, replies)]
-    )
-    return torch.cat([part for reply in parts[1:] for part in (parts[0], reply)])
+    columns = torch.arange(len(ids), device=ids.device)
+    parts = [columns[: len(prompt)], *(columns[len(prompt) : len(prompt) + len(reply)] for reply in replies)]
+    stops = [len(ids), *torch.tensor([len(part) for part in parts]).cumsum(0)[1:].tolist()]
+    end = torch.cat([torch.full_like(part, stop) for part, stop in zip(parts, stops, strict=True)])[None]
+    positions = torch.cat(parts)[None]
+    mask = tree_block_mask(end, positions)
+    row = _logits(model, ids, position_ids=positions, attention_mask=mask)
+    first, *others = row.split([len(part) for part in parts])
+    return torch.cat([part for reply in others for part in (first, reply)])
 
 
 def padded(model: Any, prompt: Tensor, replies: Sequence[Tensor]) -> Tensor:
