@@ -36,11 +36,10 @@ def main(
         int | None,
         typer.Option(help="Tokens of prompt and reply together; default: the run's, else 4096", min=1),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps or xpu")] = "cpu",
     tool_format: Annotated[
-        str | None,
-        typer.Option(help="How the model writes tool calls. Default: as its chat template does", metavar="NAME"),
-    ] = None,
+        str, typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="NAME")
+    ] = "hermes",
     token_file: TokenFile = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
     version: Version = False,

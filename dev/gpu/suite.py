@@ -54,7 +54,7 @@ class Suite:
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         self._file = self.out / "results.json"
         self.results: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self.model = str(find_model(options.model or "starter", any_architecture=True).resolve())
+        self.model = str(find_model(options.model or "starter").resolve())
         self._programs: list[subprocess.Popen[bytes]] = []
         self._stopped = threading.Event()
 

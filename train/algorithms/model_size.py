@@ -142,7 +142,7 @@ def empty_model(model: str) -> Any:
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)  # it would ask on the terminal
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config.get_text_config())
 
 
 def count_adapters(model: Any, rank: int) -> int:

@@ -209,7 +209,7 @@ class RunConfig(AgentSettings):
     prompts: Annotated[Mapping[str, str], BeforeValidator(read_prompts)] = _data(
         dict, "JSON file with the agent's named prompts, such as gepa's prompts.json", metavar="FILE"
     )
-    device: str = _data("cpu", "cpu or cuda")
+    device: str = _data("cpu", "cpu, cuda, mps or xpu")
     seed: int = _data(0, "Seed of sampling and task order")
     track: Annotated[list[_Tracker], BeforeValidator(split_names)] = _data(
         list, "Also send each step's metrics to tensorboard, wandb or swanlab", metavar="NAME,NAME"

@@ -48,7 +48,7 @@ class SFTSettings(Settings):
     backend: Annotated[list[_Format], BeforeValidator(split_names)] = _data(
         lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
     )
-    device: str = _data("cpu", "cpu or cuda")
+    device: str = _data("cpu", "cpu, cuda, mps or xpu")
     gpus: int = _data(1, "Several train with verl, without shared prefixes", ge=1)
     seed: int = _data(0, "Seed of order, held-out part, wrong queries and changed schemas")
 

@@ -22,6 +22,13 @@ __all__ = ["LocalTraining"]
 class LocalTraining(Trainer):
     """``--trainer local``."""
 
+    def check(self, job: Job) -> None:
+        """Refuses a model that is larger than the memory of this machine, before it is read."""
+        if job.config.device == "cpu":
+            with spinner("starting"), fast_import():
+                from groundwire.train.local.memory_plan import check_host
+            check_host(job.config)
+
     def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
         """Run the remaining steps."""
         with spinner("starting"), fast_import():

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from groundwire.tools.files import shorten_repr
 from groundwire.train.algorithms.credit import TrainingGroup, TrainingItem
@@ -41,7 +42,7 @@ from groundwire.train.local.packing import (
     packed_hidden,
     to_device,
 )
-from groundwire.train.local.token_logprobs import token_logprobs
+from groundwire.train.local.token_logprobs import Head, token_logprobs
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.constraint import Constraints
 
@@ -131,6 +132,7 @@ class GRPO:
             raise ValueError(f"kl_coef is {config.kl_coef:g}: give GRPO the reference policy")
         self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
         self._shares = set_attention(model) and (reference is None or set_attention(reference))
+        self._heads = {policy: Head(policy) for policy in (model, reference) if policy is not None}
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
@@ -172,7 +174,9 @@ class GRPO:
             parameters["lr"] = rate
         self._random.shuffle(with_gradient)
         self._random.shuffle(others)
-        self.model.train()
+        for module in self.model.modules():
+            # Replies are sampled without dropout and noise. Only where layers are recomputed does this flag say so.
+            module.training = config.gradient_checkpointing and isinstance(module, GradientCheckpointingLayer)
         count = min(config.minibatches, len(with_gradient) or len(others))
         for start in range(count):
             # A minibatch has complete groups, because the advantages of a group sum to zero.
@@ -343,7 +347,7 @@ class GRPO:
         config = self.config
         with torch.autocast(packed.ids.device.type, torch.bfloat16, enabled=config.bf16):
             return token_logprobs(
-                model.lm_head,
+                self._heads[model],
                 packed_hidden(model, packed),
                 packed.targets,
                 temperature=config.temperature,
@@ -356,7 +360,7 @@ class GRPO:
         """bool [M, vocabulary]: tokens that a grammar forbade, so the sampler gave them no probability."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
-        forbidden = torch.zeros(targets, self.model.lm_head.out_features, dtype=torch.bool)
+        forbidden = torch.zeros(targets, self._heads[self.model].out_features, dtype=torch.bool)
         start = 0
         for item in items:
             for call in item.trajectory.calls:

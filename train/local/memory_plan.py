@@ -1,4 +1,4 @@
-"""The memory of the local trainer on a GPU.
+"""The memory of the local trainer.
 
 The sampler's keys and values stay allocated during an update, so the peak is that of an update: weights, gradients and
 moments in float32, the sampler's copy of the weights, its cache, the activations of one pass, and the logits of one
@@ -7,6 +7,7 @@ chunk.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,9 +21,9 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.grpo import GRPOConfig
 from groundwire.train.local.lora import adapters
-from groundwire.train.policy.decoding.decoder import check_supported
+from groundwire.train.policy.decoding.decoder import computes
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
-from groundwire.train.policy.model import bf16_is_faster, count_parameters
+from groundwire.train.policy.model import bf16_is_faster, count_parameters, fitting_length
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
 
@@ -78,12 +79,13 @@ def _plan(
     trained = (adapters or parameters // 50) if lora else parameters
     copies = 2 if update.kl_coef > 0 and not lora else 1  # without adapters the reference policy is another model
     layers = shape.num_hidden_layers
-    layer = tokens * (_KEPT[0] * shape.hidden_size + _KEPT[1] * shape.intermediate_size)
+    layer = tokens * (_KEPT[0] * shape.hidden_size + _KEPT[1] * _feed_forward(shape))
     inputs = tokens * 4 * shape.hidden_size
     kept = layers * inputs + WORKING * layer if settings["recomputed"] else (layers + WORKING) * layer
     logits = min(update.logits_per_chunk, tokens * shape.vocab_size) * _LOGIT_BYTES
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    queries = getattr(shape, "num_attention_heads", None) or 1
+    heads = getattr(shape, "num_key_value_heads", None) or queries
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // queries
     of_token = 2 * size * layers * heads * head
     sampled = of_token * batch * length
     # The keys and values of the longest batch, and of earlier prompts. While the cache grows, the old half and the new
@@ -92,6 +94,8 @@ def _plan(
         "sampler": 2 * parameters * size,  # its copy of the weights, and one more while it takes new ones
         "cache": sampled + of_token * GPUDecoder.prefix_cache_tokens + max(0, sampled // 2 - int(kept) - logits),
     }
+    if not computes(shape):  # a copy of the model, and no earlier prompts; with windows and states its cache is smaller
+        sampler = {"sampler": parameters * size, "cache": sampled}
     if vllm:  # it sleeps during a pass
         cache = cache_bytes(
             shape, dtype="bfloat16" if update.bf16 else "float32", tokens=batch * length, available=available
@@ -106,6 +110,33 @@ def _plan(
         "logits": logits,
     }
     return MemoryPlan(parts=parts, tokens=tokens, available=available)
+
+
+def _feed_forward(shape: Any) -> int:
+    """The units of a layer that each token passes; with experts, those of its experts."""
+    width = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    width = max(width) if isinstance(width, list) else width
+    experts = getattr(shape, "num_experts_per_tok", None) or 1
+    return max(width, int(experts * (getattr(shape, "moe_intermediate_size", None) or width)))
+
+
+def check_host(config: RunConfig, available: int | None = None) -> None:
+    """Raise :class:`ConfigError` if a run on the CPU needs more than the machine's memory, ``available`` bytes.
+
+    Only what any update needs is counted, since the system ends a process that takes more.
+    """
+    available = available or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    model, lora = _empty_model(config), config.lora_rank > 0
+    parameters, adapters = count_parameters(model), count_adapters(model, config.lora_rank)
+    settings = {"tokens_per_forward": 1, "max_batch": 1, "max_model_len": 1, "lora": lora, "recomputed": False}
+    update = replace(GRPOConfig.from_settings(config), bf16=bool(config.bf16))
+    states = _plan(model.config, update, parameters, adapters, available, False, settings).states
+    if states > available:
+        raise ConfigError(
+            f"the run needs {states / 1e9:.1f} GB for weights, gradients, moments and the sampler's copy of "
+            f"{parameters / 1e9:.2f} billion parameters, and this machine has {available / 1e9:.1f} GB: "
+            f"{'' if lora else 'set lora_rank=16, or '}take a larger machine or a smaller model"
+        )
 
 
 def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRPOConfig:
@@ -127,18 +158,20 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
 
 def plan_run(config: RunConfig, available: int) -> MemoryPlan:
     """:func:`plan_for_model` for a run with these settings; the model's weights are not loaded."""
-    folder = find_model(config.model)
-    try:
-        model = empty_model(str(folder))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error
-    if config.sampler == "embedded":
-        check_supported(model)
+    model = _empty_model(config)
     return plan_for_model(
         config,
         model.config,
         parameters=count_parameters(model),
         adapters=count_adapters(model, config.lora_rank),
         available=available,
-        max_model_len=min(config.max_model_len, model.config.max_position_embeddings),
+        max_model_len=fitting_length(model, config.max_model_len),
     )
+
+
+def _empty_model(config: RunConfig) -> Any:
+    folder = find_model(config.model)
+    try:
+        return empty_model(str(folder))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error

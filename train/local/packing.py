@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from groundwire.train.algorithms.credit import TrainingItem
+from groundwire.train.local.token_logprobs import Head
 from groundwire.train.policy.attention import TREE, tree_block_mask
 
 
@@ -177,7 +178,7 @@ def packed_hidden(model: Any, packed: Packed) -> Tensor:
         mask = packed.positions == torch.arange(packed.ids.shape[1], device=packed.ids.device)
         if (packed.positions[~mask] > 0).any():
             raise ValueError(f"{type(model).__name__} has no attention for several branches in a row: give one each")
-    hidden = model.model(
+    hidden = model.base_model(
         input_ids=packed.ids, position_ids=packed.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
     return hidden[packed.index[:, 0], packed.index[:, 1]]
@@ -185,4 +186,4 @@ def packed_hidden(model: Any, packed: Packed) -> Tensor:
 
 def packed_logits(model: Any, packed: Packed) -> Tensor:
     """float32 [M, vocabulary]: the logits that predict ``packed.targets``."""
-    return model.lm_head(packed_hidden(model, packed)).float()
+    return Head(model)(packed_hidden(model, packed)).float()

@@ -7,11 +7,42 @@ instead of keeping it (activation checkpointing; Chen et al. 2016, arXiv:1604.06
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
+
+
+class Head:
+    """What a causal LM computes after its last hidden states: [M, width] to [M, vocabulary], with a gradient.
+
+    That is more than the output layer: Granite divides the logits, Gemma 2 caps them. So it is the model's own code, in
+    a copy with the same weights whose body returns what it is given.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.out_features = len(model.get_output_embeddings().weight)
+        self._model = copy.copy(model)
+        self._model._modules = {**model._modules, model.base_model_prefix: _Given()}
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The logits of ``hidden``."""
+        logits: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+
+class _Given(torch.nn.Module):
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+class _Output(BaseModelOutput):
+    def __getattr__(self, name: str) -> None:  # what a model passes on beside its logits
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def token_logprobs(
@@ -26,7 +57,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """The log-probabilities of ``targets`` (int64 [M]) and the entropies (nats), both float32 [M].
 
-    ``head`` is the output layer, a module with ``out_features``; ``hidden`` is [M, width]. ``temperature`` divides the
+    ``head`` is a :class:`Head` or an output layer; ``hidden`` is [M, width]. ``temperature`` divides the
     logits. ``forbidden``, bool [M, vocabulary] on any device, are tokens without a probability. At most
     ``logits_per_chunk`` logits exist at once, but those of one token. The entropies can be differentiated only with
     ``entropy_gradient``; otherwise they cost one pass over the logits.

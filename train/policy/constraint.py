@@ -60,7 +60,7 @@ class Constraints:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.end_tokens = _end_tokens(model, tokenizer)
         """The ids that end a reply."""
-        self._tokenizer, self._vocabulary = tokenizer, len(model.lm_head.weight)
+        self._tokenizer, self._vocabulary = tokenizer, len(model.get_output_embeddings().weight)
         self._compiled = LRUCache[str, Any](maxsize=64)
         self._lock = threading.Lock()
 

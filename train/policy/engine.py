@@ -19,9 +19,11 @@ import torch
 
 from groundwire.train.policy.batch import Batch, OpenReply
 from groundwire.train.policy.constraint import Constraints
-from groundwire.train.policy.decoding.decoder import make_decoder
+from groundwire.train.policy.decoder_batch import DecoderBatch
+from groundwire.train.policy.decoding.decoder import FAMILIES, computes, make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads
+from groundwire.train.policy.transformers_batch import TransformersBatch
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 from groundwire.train.step_timer import StepTimer
 
@@ -59,7 +61,7 @@ class LocalEngine:
     changes about one sampled token in a million, and greedy tokens at ties.
 
     Args:
-        model: a Hugging Face causal LM that the decoder computes. Its weights are copied.
+        model: a Hugging Face causal LM. Its weights are copied.
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's number of positions.
         max_batch: most requests that are decoded together; further ones wait.
@@ -68,7 +70,7 @@ class LocalEngine:
         timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
-        UnsupportedModelError: the architecture is not supported.
+        UnsupportedModelError: the model cannot be sampled token by token.
     """
 
     def __init__(
@@ -88,9 +90,15 @@ class LocalEngine:
         self.generated_tokens = 0
         """Tokens sampled since the start."""
         bf16 = bf16_is_faster(model) if bf16 is None else bf16
-        decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
         self._constraints = Constraints(model, tokenizer)
-        self._batch = Batch(decoder, tokenizer, self._constraints, max_requests=max_batch)
+        self._batch: Batch
+        if computes(model.config):
+            decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
+            self._batch = DecoderBatch(decoder, tokenizer, self._constraints, max_requests=max_batch)
+        else:
+            ours = f"slower than our own decoder for {', '.join(FAMILIES)}"
+            print(f"model: {type(model).__name__} is sampled by transformers' forward pass, {ours}", file=sys.stderr)
+            self._batch = TransformersBatch(model, tokenizer, self._constraints, bf16=bf16)
         self._threads = sampling_threads(model) if threads is None else threads
         self._timer = timer
         self._seeds = random.Random(0)
@@ -255,6 +263,5 @@ def _fail(requests: Iterable[OpenReply], error: EngineError) -> None:
 
 
 def _sampling_error(error: Exception) -> EngineError:
-    # TorchScript's errors begin with a traceback of their own; the last line has the reason.
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return EngineError(f"sampling failed: {lines[-1].removeprefix('RuntimeError: ')}")
+    return EngineError(f"sampling failed: {lines[0]}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from groundwire.tools.files import shorten_repr
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
@@ -18,12 +18,11 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.policy.pretrained.model_files import check_model_files
+from groundwire.train.policy.pretrained.model_files import check_model_files, read_model
 
 _LARGE = 20_000_000
 """Parameters of a model with which a CPU spends most of its time in matrix products."""
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
-_OPTIONS: dict[str, Any] = {"attn_implementation": "sdpa", "trust_remote_code": False}
 _MAX_REASON = 300  # characters of a library's message
 
 
@@ -54,7 +53,7 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
     what = "model"
     try:
         check_model_files(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, **_OPTIONS, dtype=torch.float32)
+        model = read_model(folder)
         _check_end_tokens(model)
         what = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -84,8 +83,14 @@ def _check_end_tokens(model: Any) -> None:
 
 
 def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
-    """The smaller of ``max_model_len`` and the model's number of positions; a smaller one is reported on stderr."""
+    """The smaller of ``max_model_len`` and the model's number of positions; a smaller one is reported on stderr.
+
+    With ``longrope`` (Phi) the positions are those before another scale turns all keys, those in a cache excepted.
+    """
     positions = getattr(model.config, "max_position_embeddings", None) or max_model_len
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        positions = rope.get("original_max_position_embeddings") or positions
     if positions < max_model_len:
         message = f"model: it has {positions} positions, so max_model_len is {positions}, not {max_model_len}"
         print(message, file=sys.stderr)
@@ -93,14 +98,16 @@ def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
 
 
 def check_device(device: str) -> None:
-    """Raise :class:`ConfigError` if torch cannot use ``device`` on this machine."""
+    """Raise :class:`ConfigError` if torch cannot use ``device`` on this machine; says if nobody has tried it yet."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device is {device}, but torch {torch.__version__} sees no GPU; use cpu")
     try:
         torch.zeros(1, device=device).item()  # the usable names depend on torch's build
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        message = f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu or cuda"
+        message = f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu, cuda, mps or xpu"
         raise ConfigError(message) from error
+    if not device.startswith(("cpu", "cuda")):
+        print(f"note: nobody has trained or measured on device {device} yet: compare a step with cpu", file=sys.stderr)
 
 
 def count_parameters(model: torch.nn.Module) -> int:

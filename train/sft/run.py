@@ -24,12 +24,12 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_path
 from groundwire.train.local.packing import Row
 from groundwire.train.policy.chat.response import FORMATS
-from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import save_policy
+from groundwire.train.policy.transformers_batch import check_sampling
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
@@ -67,7 +67,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         with spinner("reading the model"):
             path = last[0] if last else find_model(settings.model)
             model, tokenizer = load_policy(path)
-        check_supported(model)
+        check_sampling(model)
         if not tokenizer.chat_template:
             raise ConfigError(f"{path} has no chat template: use an instruct model, or set its chat_template")
         positions = getattr(model.config, "max_position_embeddings", None) or settings.max_model_len

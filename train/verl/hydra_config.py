@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +203,6 @@ def attention_settings(overrides: Mapping[str, Any], model: Path | str | None) -
     else:
         from groundwire.train.policy import attention
 
-        if config.model_type in attention.WRONG:
-            raise ConfigError(
-                f"{model} cannot be trained: transformers {version('transformers')} computes wrong log-probabilities "
-                f"of models of type {config.model_type}: use another model, or transformers 5.24"
-            )
         packs, padded = attention.packs(config), attention.padded_attention(config)
         plain = attention.has_plain_head(config)
     flash = importlib.util.find_spec("flash_attn") is not None
@@ -345,7 +339,7 @@ def check_context_length(config: RunConfig) -> None:
     """Raise :class:`ConfigError` if ``max_model_len`` is more than a model on this machine has."""
     if is_hub_name(config.model):
         return
-    length = read_context_length(find_model(config.model, any_architecture=True)) or config.max_model_len
+    length = read_context_length(find_model(config.model)) or config.max_model_len
     if length < config.max_model_len:  # vLLM would refuse it after minutes
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"

@@ -54,7 +54,7 @@ class VerlTraining(Trainer):
         if is_hub_name(config.model):
             return None
         with spinner("reading the model"):
-            return find_model(config.model, any_architecture=True)
+            return find_model(config.model)
 
     def check(self, job: Job) -> None:
         """Also warns on stderr about settings without an effect. Nothing is written."""

@@ -47,7 +47,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int) -> Memo
     if is_hub_name(model := config.model):
         check_hub(model)  # transformers would try for 25 s
     else:
-        model = str(find_model(model, any_architecture=True))
+        model = str(find_model(model))
     try:
         whole = empty_model(model)
     except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import small_causal_lm
 from transformers import LlamaConfig
 
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.memory_plan import plan_for_model
+from groundwire.train.local.memory_plan import check_host, plan_for_model
+from groundwire.train.policy.model import count_parameters
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 SMOLLM2 = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -75,3 +79,17 @@ def test_states_that_are_larger_than_the_gpu_need_another_gpu_or_lora() -> None:
     assert refusal(20, parameters=1_000_000_000, n_runners=1) == f"set lora_rank=16, or {larger}"
     assert refusal(20, parameters=7_000_000_000) == larger
     assert refusal(2, trained=1_000_000, parameters=1_000_000_000) == larger
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "gpt_oss", "mamba"])
+def test_a_model_that_is_larger_than_the_machine_is_refused_before_it_is_read(
+    tiny_policy: Any, tmp_path: Path, kind: str
+) -> None:
+    model = small_causal_lm(kind, vocab_size=339)
+    save_policy(model, tiny_policy[1], tmp_path)
+    config, parameters = RunConfig(model=str(tmp_path)), count_parameters(model)
+    copies = 2 if kind == "llama" else 1
+    check_host(config, parameters * (16 + 4 * copies))
+    with pytest.raises(ConfigError, match=r"needs 0\.0 GB for .*: set lora_rank=16, or take a larger machine or a sm"):
+        check_host(config, parameters * (16 + 4 * copies) - 1)
+    check_host(config.model_copy(update={"lora_rank": 2}), parameters * 14)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from dev.pretrain.model import new_policy
 from programs import ROOT
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertLMHeadModel
 
 from groundwire import adapters
 from groundwire.adapters import Endpoint, Question
@@ -646,13 +646,13 @@ def test_a_run_that_is_stopped_while_it_is_measured_says_how_it_goes_on(
     assert any("; 1 step, " in line for line in lines)
 
 
-def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, starter: tuple[Any, Any]) -> None:
+def test_a_model_that_cannot_be_sampled_is_refused_before_training(tmp_path: Path, starter: tuple[Any, Any]) -> None:
     tokenizer = starter[1]
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=4096))
-    model.save_pretrained(tmp_path / "gpt2")
-    tokenizer.save_pretrained(tmp_path / "gpt2")
-    settings = SFTSettings(model=str(tmp_path / "gpt2"), output_dir=str(tmp_path / "out"))
-    with pytest.raises(UnsupportedModelError, match="gpt2: its model_type is 'gpt2'"):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "initializer_range": 1.0}
+    BertLMHeadModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    settings = SFTSettings(model=str(tmp_path / "bert"), max_model_len=512, output_dir=str(tmp_path / "out"))
+    with pytest.raises(UnsupportedModelError, match=r"BertLMHeadModel cannot be sampled token by token: its log-"):
         list(run(settings, resume=None, given={}))
     assert not list((tmp_path / "out").iterdir())
 

@@ -1,15 +1,15 @@
-"""A decoder's forward pass for sampling: one TorchScript call over a cache that all rows share.
+"""A decoder's forward pass for sampling: few operations over a cache that all rows share.
 
-A decode step of a tiny model is about a hundred small operations, and eager torch acquires the interpreter lock after
-each of them. If an event loop runs agents in the same process, each acquisition can take a switch interval, 5 ms by
-default, and a step of 16 ms takes more than a second. A scripted function releases the lock once, for the whole step.
+A decode step of a tiny model is about a hundred small operations, and torch acquires the interpreter lock after each of
+them. If an event loop runs agents in the same process, each acquisition can take a switch interval, 5 ms by default,
+and a step of 16 ms would take more than a second: the engine makes the interval short.
 
 Prefill and decoding are the same function: a query attends to all positions up to its own, so a row may start anywhere
 (after a cached prefix, or at its next token), and keys of padding are overwritten before any query attends to them.
 """
 
-# No ``from __future__ import annotations`` here: TorchScript reads the signatures.
-import warnings
+from __future__ import annotations
+
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groundwire.train.policy.errors import UnsupportedModelError
-from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""The values of a config's ``model_type`` that :class:`Decoder` computes, with full attention."""
 
 
 def visible(positions: Tensor, span: int, groups: int, dtype: torch.dtype) -> Tensor:
@@ -115,59 +117,11 @@ def make_forward(visible: Any, add_and_normalize: Any, rotate_and_store: Any, at
     return forward
 
 
-def _choose(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, any_top_p: bool
-) -> tuple[Tensor, Tensor]:
-    logits = logits.float()
-    greedy = temperature == 0
-    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature).unsqueeze(1), -1)
-    weight = logprobs.exp()
-    if any_top_p:
-        # The smallest set of the likeliest tokens with a mass of at least top_p; the likeliest one always stays.
-        ordered, order = weight.sort(-1, descending=True)
-        ordered = ordered.masked_fill(ordered.cumsum(-1, dtype=torch.float64) - ordered >= top_p.unsqueeze(1), 0.0)
-        weight = torch.zeros_like(weight).scatter_(1, order, ordered)
-    # Inverse transform sampling with one uniform number per row: a row's token does not depend on the other rows.
-    # In float64, because a float32 sum over a large vocabulary would lose the smallest weights.
-    mass = weight.cumsum(-1, dtype=torch.float64)
-    drawn = torch.searchsorted(mass, (uniform * mass[:, -1]).unsqueeze(1), right=True).squeeze(1)
-    token = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[1] - 1))
-    return token, logprobs.gather(1, token.unsqueeze(1)).squeeze(1)
-
-
-with warnings.catch_warnings():
-    # TorchScript is deprecated, but nothing else runs a whole step without the lock and without a C++ compiler.
-    warnings.simplefilter("ignore")
-    _scripted_forward = torch.jit.script(make_forward(visible, add_and_normalize, rotate_and_store, attend, gate))
-    _scripted_choose = torch.jit.script(_choose)
-
-
-def sample_tokens(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, *, any_top_p: bool
-) -> tuple[Tensor, Tensor]:
-    """Sample one token per row.
-
-    Args:
-        logits: ``[rows, vocabulary]``.
-        temperature: float32 ``[rows]``; 0 selects the likeliest token.
-        top_p: float64 ``[rows]``, above 0 and up to 1.
-        uniform: float64 ``[rows]`` in ``[0, 1)``; a row's token is a function of its logits and this number.
-        any_top_p: whether any row's ``top_p`` is below 1; otherwise the vocabulary is not sorted.
-
-    Returns:
-        The tokens, int64 ``[rows]``, and their log-probabilities, float32 ``[rows]``:
-        ``log_softmax(logits / temperature)`` before ``top_p`` (with temperature 0: at temperature 1).
-    """
-    # On a GPU TorchScript compiles kernels again for other shapes.
-    choose = _choose if logits.is_cuda else _scripted_choose
-    return choose(logits, temperature, top_p, uniform, any_top_p)
-
-
 class Decoder:
     """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
 
     With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights. Raises
-    :class:`UnsupportedModelError`.
+    :class:`UnsupportedModelError` for a damaged configuration.
 
     ``bf16``: matrix products, attention and the cache in bfloat16. As in the trainer's update, the residual stream,
     norms and rotations are in the type of the weights, so sampler and trainer agree as far as rounding allows.
@@ -177,10 +131,9 @@ class Decoder:
     """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
     prefix_cache_tokens = 32768
     """Tokens of earlier prompts that are worth keeping."""
-    _forward = staticmethod(_scripted_forward)
+    _forward = staticmethod(make_forward(visible, add_and_normalize, rotate_and_store, attend, gate))
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
-        check_supported(model)
         self.products = torch.bfloat16 if bf16 else None
         """The type of matrix products and of the cache; None is that of the model's weights."""
         self._model, self.max_positions = model, max_positions
@@ -273,17 +226,12 @@ def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:
     return Decoder(model, max_positions=max_positions, bf16=bf16)
 
 
-def check_supported(model: Any) -> None:
-    """Raise :class:`UnsupportedModelError` unless :class:`Decoder` computes the model's architecture."""
-    config, problem = model.config, ""
+def computes(config: Any) -> bool:
+    """Whether :class:`Decoder` computes a model with this configuration of transformers."""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in SUPPORTED:
-        problem = f"its model_type is {config.model_type!r}"
-    elif getattr(config, "hidden_act", "silu") != "silu":
-        problem = f"its hidden_act is {config.hidden_act!r}, not 'silu'"
-    elif any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-        problem = "some of its layers use sliding-window attention"
-    elif rope in ("dynamic", "longrope"):
-        problem = f"its rope_type is {rope!r}, which depends on the length of the sequence"
-    if problem:
-        raise unsupported(type(model).__name__, problem)
+    return (
+        config.model_type in FAMILIES
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        and rope not in ("dynamic", "longrope")  # they depend on the length of the sequence
+    )

@@ -8,8 +8,6 @@ decoder of another kind, with which grammars find no token that begins with a sp
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -17,35 +15,30 @@ from typing import Any
 import torch
 from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from groundwire.train.policy.chat.template import own_templates
-from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
-from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.policy.pretrained.model_settings import SUPPORTED, unsupported
+from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.pretrained.model_files import quiet, save_policy
 
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 """The special tokens of a tokenizer, and the names of their ids in a file."""
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
 
 
-def convert(file: Path, folder: Path, *, template: str = "", any_architecture: bool = False) -> None:
+def convert(file: Path, folder: Path, *, template: str = "") -> None:
     """Write the model of ``file`` into the empty ``folder``. Raises :class:`ModelUnreadableError`.
 
-    Without ``any_architecture`` one that the embedded engine does not compute is an :class:`UnsupportedModelError`.
     ``template`` ``smollm2`` replaces the chat template by one that has tools, and is equal without them.
     """
     source: Any = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     what = "file"
     try:
         fields = _read_header(file)
-        if not any_architecture and (kind := fields["general.architecture"]) not in SUPPORTED:
-            raise unsupported(file, f"its architecture is {kind!r}")
         what = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
         _complete_tokenizer(tokenizer, fields)
         what = "model"
-        with _quiet():
+        with quiet():
             model, info = AutoModelForCausalLM.from_pretrained(
                 **source, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True
             )
@@ -56,7 +49,7 @@ def convert(file: Path, folder: Path, *, template: str = "", any_architecture: b
         # The weights are no longer quantized, and transformers would not save a model that is.
         model.config.__dict__.pop("quantization_config", None)
         model.hf_quantizer = None
-    except (MemoryError, torch.OutOfMemoryError, UnsupportedModelError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the libraries raise many types for unknown and damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -114,15 +107,3 @@ def _complete_tokenizer(tokenizer: Any, fields: dict[str, Any]) -> None:
     ids = tokenizer(_TEST_TEXT, add_special_tokens=False)["input_ids"]
     if (text := tokenizer.decode(ids).strip()) != _TEST_TEXT:
         raise ValueError(f"it reads {_TEST_TEXT!r} back as {text!r}")
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Without the bars of the file's reader, which cannot be switched off, and the table of missing tensors."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(level)

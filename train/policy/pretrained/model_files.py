@@ -5,19 +5,27 @@ A damaged file must not fill the memory or wait for ever.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
+import sys
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
+_TEXT_PART = {
+    r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)": "model.",
+    r"^(language_model|text_model)\.lm_head": "lm_head",
+}
+"""The names of a language model's tensors in a model that has other parts, and by itself."""
 _MAX_GROWTH = 16
 """A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
 
@@ -41,14 +49,52 @@ def check_model_files(folder: Path) -> None:
     if not stored:
         return  # transformers names the missing file
     for name, value in _numbers(read_json(folder / "config.json")):
-        if "layer" in name and name != "max_window_layers" and value > len(stored):  # that one is no number of layers
+        # Of those names one is no number of layers.
+        if name.endswith(("layer", "layers")) and name != "max_window_layers" and value > len(stored):
             raise ValueError(f"config.json has {name} {value:g}, and the files of weights have {len(stored)} tensors")
+    # config.json may name an attention that this machine does not have.
+    config = AutoConfig.from_pretrained(folder, attn_implementation="eager").get_text_config()
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"transformers has no causal language model of the model_type {config.model_type!r}")
     with torch.device("meta"):
-        # config.json may name an attention that this machine does not have.
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, attn_implementation="sdpa"))
+        model = AutoModelForCausalLM.from_config(config)
     numbers = sum(tensor.numel() for tensor in itertools.chain(model.parameters(), model.buffers()))
     if numbers > _MAX_GROWTH * sum(stored):
         raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
+
+
+def read_model(folder: Path) -> Any:
+    """The causal language model in a folder, float32; of one that also reads images or sound, its language model.
+
+    Raises ``ValueError`` if tensors are missing, and what transformers raises.
+    """
+    options: dict[str, Any] = {"attn_implementation": "eager", "trust_remote_code": False}
+    whole = AutoConfig.from_pretrained(folder, **options)
+    options |= {"config": whole.get_text_config(), "dtype": torch.float32, "output_loading_info": True}
+    if is_part := options["config"] is not whole:
+        options["key_mapping"] = _TEXT_PART
+    with quiet() if is_part else nullcontext():
+        model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
+    if missing := sorted(info["missing_keys"]):  # tied weights are not among them
+        raise ValueError(f"it has no tensor for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}")
+    if is_part:
+        model.__dict__.pop("_weight_conversions", None)  # else it would be saved under the names in the whole model
+        parts = f"its language model, {type(model).__name__}, is read alone, without what reads images or sound"
+        print(f"model: {folder.name} is a {whole.model_type}: {parts}", file=sys.stderr)
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    return model
+
+
+@contextmanager
+def quiet() -> Any:
+    """Without the bars of a GGUF file's reader, which cannot be switched off, and the table of tensors."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str, torch.Tensor] | None = None) -> None:
@@ -58,7 +104,7 @@ def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str,
     """
     logging.disable_progress_bar()
     model.save_pretrained(path, state_dict=weights)
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     tokenizer.save_pretrained(path)
     # transformers 5 would write a class that transformers 4 cannot load; both know this one.
     config = Path(path) / "tokenizer_config.json"

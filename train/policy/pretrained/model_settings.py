@@ -9,9 +9,6 @@ from groundwire.tools.files import read_bytes, read_json
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import UnsupportedModelError
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
-"""The values of a config's ``model_type`` that the embedded engine computes; a GGUF file has the same names."""
-
 _UNSCALED = ("default", "llama3")
 """Kinds of rotary embeddings whose ``max_position_embeddings`` is the length with scaling."""
 
@@ -37,25 +34,22 @@ def read_chat_templates(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     return templates, variables
 
 
-def check_model_type(folder: Path) -> None:
-    """Raise an error unless the embedded engine computes the model, or as :func:`read_context_length`."""
-    architecture = _read(folder / "config.json", _read_object).get("model_type")
-    if architecture is None:
+def check_config(folder: Path) -> None:
+    """Raise :class:`ConfigError` for a folder without a model's settings, :class:`UnsupportedModelError` for one with
+    quantized weights.
+    """
+    config = _read(folder / "config.json", _read_object)
+    if config.get("model_type") is None:
         raise ConfigError(
             f"no model in {folder}: its config.json has no model_type; give a folder saved by transformers, such as a "
             "checkpoint of a run"
         )
-    if architecture not in SUPPORTED:
-        raise unsupported(folder, f"its model_type is {str(architecture)!r}")
-
-
-def unsupported(model: Path | str, problem: str) -> UnsupportedModelError:
-    """The error for a model that the embedded engine does not compute."""
-    return UnsupportedModelError(
-        f"the embedded engine cannot sample from {model}: {problem}, and it computes the decoders "
-        f"{', '.join(SUPPORTED)} with full attention; use such a model, or train this one with --trainer verl and "
-        "serve it with vLLM"
-    )
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise UnsupportedModelError(
+            f"the weights in {folder} are quantized ({method}), and an update needs plain ones: use the model that "
+            "they were made from, or a GGUF file of it, which is converted"
+        )
 
 
 def read_context_length(folder: Path) -> int | None:
