@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import (
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.batch import Batch, OpenReply
@@ -35,7 +30,8 @@ from groundwire.train.policy.errors import UnsupportedModelError
 _PREFILL_TOKENS = 4096
 """Most tokens of one call that reads prompts: it bounds the memory when many requests arrive at once."""
 _LAYERS = {
-    DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer,
+    "DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionLayer",
 }  # fmt: skip
 """Kinds of a cache's layers whose rows can be joined."""
 _CHECKED = (5, 3, 4)
@@ -190,15 +186,23 @@ def _set_length(cache: DynamicCache, length: int) -> None:
 def _joined(caches: list[DynamicCache], length: int) -> DynamicCache:
     """One cache with the rows of all, which have ``length`` tokens, padding included."""
     for cache in caches:
-        if unknown := {type(layer) for layer in cache.layers} - _LAYERS:
-            raise ValueError(f"its cache has a {min(kind.__name__ for kind in unknown)}")
+        if unknown := {type(layer).__name__ for layer in cache.layers} - _LAYERS:
+            raise ValueError(f"its cache has a {min(unknown)}")
         _set_length(cache, length)
-    for layers in zip(*(cache.layers for cache in caches), strict=True) if len(caches) > 1 else ():
-        for name in ("keys", "values"):
-            if getattr(layers[0], name, None) is not None:
-                setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
-        for name in ("conv_states", "recurrent_states"):
-            for number, state in getattr(layers[0], name, {}).items():
-                if state is not None:
-                    getattr(layers[0], name)[number] = torch.cat([getattr(layer, name)[number] for layer in layers])
-    return caches[0]
+    first, *others = caches
+    for layers in zip(*(cache.layers for cache in caches), strict=True) if others else ():
+        for places in zip(*map(_places, layers), strict=True):
+            into, name = places[0]
+            into[name] = torch.cat([values[name] for values, name in places])
+    return first
+
+
+def _places(layer: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
+    """Where a layer has tensors, whose first dimension is that of the rows."""
+    values = vars(layer)
+    for name in ("keys", "values", "conv_states", "recurrent_states"):
+        states = values.get(name)
+        if isinstance(states, dict):  # newer than transformers 5.10: a layer may have several states
+            yield from ((states, number) for number, state in states.items() if state is not None)
+        elif states is not None:
+            yield values, name
