@@ -47,7 +47,7 @@ class Policy:
     def _choice(self, body: dict[str, Any], prompt_ids: list[int]) -> Scripted:
         number = len(self.sampled)
         limit = min(body.get("max_completion_tokens") or body.get("max_tokens") or _TOKENS, _TOKENS)
-        text, calls = f"{number} is the reply."[: limit if limit < _TOKENS else None], list[dict[str, Any]]()
+        text, calls = f"{number} is\n  the reply."[: limit if limit < _TOKENS else None], list[dict[str, Any]]()
         if is_constrained(body):
             text = json.dumps({"word": text})
         elif body.get("tools") and body["messages"][-1]["role"] != "tool":
@@ -104,8 +104,10 @@ class Played:
 class _Player:
     """Plays one conversation, and notes what is wrong in the replies."""
 
-    def __init__(self, played: Played, connect: Callable[[str], Thread], policy: Policy | None) -> None:
-        self._played, self._connect, self._policy = played, connect, policy
+    def __init__(
+        self, played: Played, connect: Callable[[str], Thread], policy: Policy | None, ids_in_replies: bool
+    ) -> None:
+        self._played, self._connect, self._policy, self._ids_in_replies = played, connect, policy, ids_in_replies
         self._last: dict[Thread, Sampled] = {}
 
     def thread(self, role: str = "assistant") -> Thread:
@@ -117,6 +119,11 @@ class _Player:
         thread.history.clear()
         thread.say("What was said: two questions were answered.")
         self._last.pop(thread, None)
+
+    async def talk(self, thread: Thread, **asked: Any) -> None:
+        """Three questions."""
+        for text in ("What is a word?", "And a letter?", "And a number?"):
+            await self.say(thread, text, **asked)
 
     async def say(self, thread: Thread, text: str, **asked: Any) -> None:
         """The user's message and the reply; if that calls tools, their results and the next reply."""
@@ -135,7 +142,7 @@ class _Player:
         sampled = known[before:] or [Sampled(conversation="", prompt_ids=p, response_ids=r) for p, r in rows]
         if self._policy and reply.key not in {each.message for each in sampled}:
             played.problems["the agent got another reply than was sampled"] += 1
-        for call in reply.calls:
+        for call in reply.calls if self._ids_in_replies else ():
             self._check(call, limit)
         if sampled:
             first = sampled[-n] if len(sampled) >= n else sampled[0]
@@ -152,19 +159,14 @@ class _Player:
         """Whether a choice agrees with itself and with its usage."""
         played, ids = self._played, len(call.response_ids)
         if reason := call.untrainable_reason:
-            played.problems[reason] += 1
-        if ids > limit or (ids == limit and not call.truncated):
+            only = "" if call.prompt_ids or not ids or call.failed else " for the prompt"
+            played.problems[reason + only] += 1
+        if ids > limit or (self._policy and ids == limit and not call.truncated):
             played.problems["a reply that max_tokens cut off has more ids, or does not end with length"] += 1
         if self._policy is None:
             count, so_far = call.response_tokens or ids, played.tokens or Tokens()
             lost, invented = so_far.lost + max(0, count - ids), so_far.invented + max(0, ids - count)
             played.tokens, played.sampled = Tokens(lost=lost, invented=invented), played.sampled + count
-
-
-async def _text(player: _Player, **asked: Any) -> None:
-    thread = player.thread()
-    for text in ("What is a word?", "And a letter?", "And a number?"):
-        await player.say(thread, text, **asked)
 
 
 async def _cut_off(player: _Player) -> None:
@@ -182,19 +184,17 @@ async def _sub_agents(player: _Player) -> None:
 
 async def _compaction(player: _Player) -> None:
     thread = player.thread()
-    for text in ("What is a word?", "And a letter?", "", "And a number?", "And a line?"):
-        if text:
-            await player.say(thread, text)
-        else:
-            player.compact(thread)
+    await player.talk(thread)
+    player.compact(thread)
+    await player.talk(thread)
 
 
 _CONVERSATIONS: Mapping[str, Callable[[_Player], Awaitable[None]]] = {
-    "text": _text,
-    "choices": lambda player: _text(player, n=2),
+    "text": lambda player: player.talk(player.thread()),
+    "choices": lambda player: player.talk(player.thread(), n=2),
     "cut-off": _cut_off,
-    "tools": lambda player: _text(player, tool=_TOOL),
-    "schema": lambda player: _text(player, schema=_SCHEMA),
+    "tools": lambda player: player.talk(player.thread(), tool=_TOOL),
+    "schema": lambda player: player.talk(player.thread(), schema=_SCHEMA),
     "sub-agents": _sub_agents,
     "compaction": _compaction,
 }
@@ -226,7 +226,7 @@ async def play(
             continue
         played = Played(api=api, name=name, stream=stream)
         url_, key_ = (text.replace("{conversation}", played.key) for text in (url, key))
-        player = _Player(played, partial(APIS[api], url_, key_, model), policy)
+        player = _Player(played, partial(APIS[api], url_, key_, model), policy, export is None)
         if policy:
             policy.conversation = played.key
         try:

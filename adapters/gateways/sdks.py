@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from groundwire.adapters.tracing.calls import LLMCall
@@ -57,8 +58,19 @@ class Thread:
         raise NotImplementedError
 
 
-class _Chat(Thread):
-    package, several = "openai", True
+class _OpenAI(Thread):
+    package = "openai"
+
+    @cached_property
+    def client(self) -> Any:
+        """Without retries: a request that is sent again is sampled again."""
+        import openai
+
+        return openai.AsyncOpenAI(base_url=self.url, api_key=self.key, max_retries=0)
+
+
+class _Chat(_OpenAI):
+    several = True
 
     def add_results(self, reply: SdkReply, text: str) -> None:
         self.history += [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, *_ in reply.tools]
@@ -70,7 +82,7 @@ class _Chat(Thread):
         if schema:
             answer = {"name": "answer", "schema": schema, "strict": True}
             options["response_format"] = {"type": "json_schema", "json_schema": answer}
-        got = await _openai(self).chat.completions.create(
+        got = await self.client.chat.completions.create(
             model=self.model,
             messages=[{"role": "system", "content": self.system}, *self.history],
             max_tokens=limit,
@@ -93,9 +105,7 @@ class _Chat(Thread):
         )
 
 
-class _Responses(Thread):
-    package = "openai"
-
+class _Responses(_OpenAI):
     def add_results(self, reply: SdkReply, text: str) -> None:
         self.history += [
             {"type": "function_call_output", "call_id": call_id, "output": text} for call_id, *_ in reply.tools
@@ -105,7 +115,7 @@ class _Responses(Thread):
         options: dict[str, Any] = {"tools": [{"type": "function", **tool}]} if tool else {}
         if schema:
             options["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
-        got = await _openai(self).responses.create(
+        got = await self.client.responses.create(
             model=self.model,
             instructions=self.system,
             input=self.history,
@@ -117,29 +127,28 @@ class _Responses(Thread):
         events = [event async for event in got] if stream else []
         response = events[-1].response if stream else got
         self.history += response.output
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        calls = [item for item in response.output if item.type == "function_call"]
         return SdkReply(
-            text="".join(event.delta for event in events if event.type == "response.output_text.delta")
-            if stream
-            else response.output_text,
-            tools=[
-                (item.call_id, item.name, json.loads(item.arguments))
-                for item in response.output
-                if item.type == "function_call"
-            ],
+            text="".join(deltas) if stream else response.output_text,
+            tools=[(item.call_id, item.name, json.loads(item.arguments)) for item in calls],
         )
 
 
 class _Messages(Thread):
     package = "anthropic"
 
+    @cached_property
+    def client(self) -> Any:
+        import anthropic
+
+        return anthropic.AsyncAnthropic(base_url=self.root, api_key=self.key, max_retries=0)
+
     def add_results(self, reply: SdkReply, text: str) -> None:
         results = [{"type": "tool_result", "tool_use_id": call_id, "content": text} for call_id, *_ in reply.tools]
         self.history.append({"role": "user", "content": results})
 
     async def ask(self, *, stream: bool, limit: int, tool: Any = None, schema: Any = None, n: int = 1) -> SdkReply:
-        import anthropic
-
-        messages: Any = anthropic.AsyncAnthropic(base_url=self.root, api_key=self.key, max_retries=0).messages
         options: dict[str, Any] = {}
         if tool:
             named = {"name": tool["name"], "description": tool["description"]}
@@ -148,10 +157,10 @@ class _Messages(Thread):
             options["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
         options |= {"model": self.model, "system": self.system, "max_tokens": limit, "messages": self.history}
         if stream:
-            async with messages.stream(**options) as events:
+            async with self.client.messages.stream(**options) as events:
                 got = await events.get_final_message()
         else:
-            got = await messages.create(**options)
+            got = await self.client.messages.create(**options)
         self.history.append({"role": "assistant", "content": got.content})
         return SdkReply(
             text="".join(block.text for block in got.content if block.type == "text"),
@@ -162,6 +171,12 @@ class _Messages(Thread):
 class _GenerateContent(Thread):
     package, several = "google-genai", True
 
+    @cached_property
+    def client(self) -> Any:
+        from google import genai
+
+        return genai.Client(api_key=self.key, http_options={"base_url": self.root, "api_version": "v1beta"})
+
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "parts": [{"text": text}]})
 
@@ -170,9 +185,6 @@ class _GenerateContent(Thread):
         self.history.append({"role": "user", "parts": [{"function_response": result} for result in results]})
 
     async def ask(self, *, stream: bool, limit: int, tool: Any = None, schema: Any = None, n: int = 1) -> SdkReply:
-        from google import genai
-
-        models = genai.Client(api_key=self.key, http_options={"base_url": self.root}).aio.models
         config: dict[str, Any] = {"system_instruction": self.system, "max_output_tokens": limit}
         config |= {"candidate_count": n} if n > 1 else {}
         config |= {"response_mime_type": "application/json", "response_json_schema": schema} if schema else {}
@@ -182,12 +194,12 @@ class _GenerateContent(Thread):
             config["tools"] = [{"function_declarations": [function]}]
         options: dict[str, Any] = {"model": self.model, "contents": self.history, "config": config}
         if stream:
-            replies = [reply async for reply in await models.generate_content_stream(**options)]
+            replies = [reply async for reply in await self.client.aio.models.generate_content_stream(**options)]
         else:
-            replies = [await models.generate_content(**options)]
+            replies = [await self.client.aio.models.generate_content(**options)]
         contents = [choice.content for reply in replies for choice in reply.candidates or () if not choice.index]
         parts = [part for content in contents for part in (content and content.parts) or ()]
-        text = "".join(part.text for part in parts if part.text)
+        text = "".join(part.text for part in parts if part.text and not part.thought)
         found = [part for part in parts if part.function_call]
         self.history.append({"role": "model", "parts": [*([{"text": text}] if text else []), *found]})
         calls = [part.function_call for part in found]
@@ -200,10 +212,3 @@ APIS: Mapping[str, type[Thread]] = {
     "messages": _Messages,
     "generateContent": _GenerateContent,
 }
-
-
-def _openai(thread: Thread) -> Any:
-    import openai
-
-    # A request that is sent again is sampled again.
-    return openai.AsyncOpenAI(base_url=thread.url, api_key=thread.key, max_retries=0)

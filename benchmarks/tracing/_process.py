@@ -130,9 +130,15 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
             model_list=[
                 {
                     "model_name": "policy",
-                    "litellm_params": {"model": "hosted_vllm/policy", "api_base": upstream_url, "api_key": "none"},
+                    "litellm_params": {
+                        "model": "hosted_vllm/policy",
+                        "api_base": upstream_url,
+                        "api_key": "none",
+                        "use_chat_completions_api": True,  # for Responses
+                    },
                 }
             ],
+            litellm_config={"router_settings": {"disable_cooldowns": True}},
             launcher_args=PythonServerLauncherArgs(
                 host="127.0.0.1",
                 port=free_port(),

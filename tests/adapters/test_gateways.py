@@ -97,6 +97,15 @@ async def test_nothing_is_wrong_with_a_gateway_that_passes_all_on() -> None:
     assert not [each.key for each in (await played_with(lambda _: None)).values() if each.wrong]
 
 
+async def test_ids_are_found_where_litellms_proxy_passes_them_on() -> None:
+    def move(replies: list[dict[str, Any]]) -> None:
+        for choice in choices_of(replies):
+            if "message" in choice:
+                choice["provider_specific_fields"] = {"token_ids": choice.pop("token_ids")}
+
+    assert not [each.key for each in (await played_with(move)).values() if each.wrong]
+
+
 async def test_ids_that_a_stream_drops_are_lost() -> None:
     def drop(replies: list[dict[str, Any]]) -> None:
         for choice in choices_of(replies)[3:]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,7 +163,7 @@ def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
     logprobs = (choice.get("logprobs") or {}).get("content") or ()
     ids = {
         "prompt_ids": array("I", reply.get("prompt_token_ids") or ()).tolist(),  # refuses what are no ids
-        "response_ids": array("I", choice.get("token_ids") or ()).tolist(),
+        "response_ids": array("I", _token_ids(choice)).tolist(),
     }
     return {
         **ids,
@@ -246,11 +246,16 @@ class CallDeltas:
         joined["arguments"] += function.get("arguments") or ""
 
 
+def _token_ids(choice: Mapping[str, Any]) -> Sequence[int]:
+    """The sampled ids. LiteLLM's proxy passes what OpenAI's choices do not have on in a field of its own."""
+    return choice.get("token_ids") or (choice.get("provider_specific_fields") or {}).get("token_ids") or ()
+
+
 def _token_counts(reply: Mapping[str, Any], prompt_ids: int, response_ids: int) -> dict[str, int]:
     """The server's token counts, where they are not the numbers of ids that it sent."""
     usage, counts = reply.get("usage"), dict[str, int]()
     if isinstance(usage, Mapping):
-        sampled = sum(len(choice.get("token_ids") or ()) for choice in reply["choices"])
+        sampled = sum(len(_token_ids(choice)) for choice in reply["choices"])
         sent = {"prompt_tokens": ("prompt_tokens", prompt_ids), "response_tokens": ("completion_tokens", sampled)}
         for name, (field_name, ids) in sent.items():
             count = usage.get(field_name)
