@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from groundwire.adapters.gateways.sdks import APIS, SdkReply, Thread
-from groundwire.adapters.gateways.tokens import ExportedRow, Sampled, Tokens, compare
+from groundwire.adapters.gateways.tokens import ExportedRow, SampledReply, Tokens, compare
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.scripted_server import Reply as Scripted
 from groundwire.adapters.tracing.scripted_server import ReplyIds, message_key
@@ -37,7 +37,7 @@ class Policy:
     def __init__(self) -> None:
         self.conversation = ""
         """The one that is played; "" between them."""
-        self.sampled: list[Sampled] = []
+        self.sampled: list[SampledReply] = []
         self._ids = ReplyIds()
 
     def reply(self, body: dict[str, Any]) -> list[Scripted]:
@@ -57,7 +57,7 @@ class Policy:
         key = message_key({"role": "assistant", "content": text, "tool_calls": calls})
         ids = self._ids[key] = [1000 + _TOKENS * number + i for i in range(limit)]
         self.sampled.append(
-            Sampled(conversation=self.conversation, prompt_ids=prompt_ids, response_ids=ids, message=key)
+            SampledReply(conversation=self.conversation, prompt_ids=prompt_ids, response_ids=ids, message=key)
         )
         return Scripted(
             text=text,
@@ -108,7 +108,7 @@ class _Player:
         self, played: Played, connect: Callable[[str], Thread], policy: Policy | None, ids_in_replies: bool
     ) -> None:
         self._played, self._connect, self._policy, self._ids_in_replies = played, connect, policy, ids_in_replies
-        self._last: dict[Thread, Sampled] = {}
+        self._last: dict[Thread, SampledReply] = {}
 
     def thread(self, role: str = "assistant") -> Thread:
         """A conversation with an agent's own system prompt."""
@@ -139,7 +139,7 @@ class _Player:
         reply = await thread.ask(stream=played.stream, limit=limit, n=n, **asked)
         rows = [(call.prompt_ids, call.response_ids) for call in reply.calls if call.prompt_ids and call.response_ids]
         played.rows += [ExportedRow(prompt, ids, [1] * len(ids)) for prompt, ids in rows]
-        sampled = known[before:] or [Sampled(conversation="", prompt_ids=p, response_ids=r) for p, r in rows]
+        sampled = known[before:] or [SampledReply(conversation="", prompt_ids=p, response_ids=r) for p, r in rows]
         if self._policy and reply.key not in {each.message for each in sampled}:
             played.problems["the agent got another reply than was sampled"] += 1
         for call in reply.calls if self._ids_in_replies else ():

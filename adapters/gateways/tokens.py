@@ -10,11 +10,11 @@ from typing import Any
 
 from groundwire.tools.errors import CommandError
 
-__all__ = ["ExportedRow", "Sampled", "Tokens", "compare", "read_row"]
+__all__ = ["ExportedRow", "SampledReply", "Tokens", "compare", "read_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
+class SampledReply:
     """A reply as the policy sampled it."""
 
     conversation: str
@@ -66,7 +66,7 @@ def read_row(fields: Mapping[str, Any]) -> ExportedRow:
     return ExportedRow(prompt, response, mask)
 
 
-def compare(sampled: Sequence[Sampled], rows: Iterable[ExportedRow]) -> dict[str, Tokens]:
+def compare(sampled: Sequence[SampledReply], rows: Iterable[ExportedRow]) -> dict[str, Tokens]:
     """The counts of each conversation. A row belongs to the one whose context it shares most of.
 
     No two replies may have the same prompt and first token.
