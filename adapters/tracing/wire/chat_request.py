@@ -10,7 +10,7 @@ from typing import Any
 from groundwire.adapters.tracing.wire.request import RefusedError, require
 from groundwire.tools.files import shorten_repr
 
-_MALFORMED = "malformed_arguments"
+MALFORMED = "malformed_arguments"
 """The one entry of a tool's input if the model wrote no JSON object: what it wrote."""
 _SHOWN = ("text", "image")
 
@@ -37,7 +37,7 @@ class Part:
             value = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
             value = None
-        return value if isinstance(value, dict) else {_MALFORMED: self.text}
+        return value if isinstance(value, dict) else {MALFORMED: self.text}
 
 
 ReadPart = Callable[[dict[str, Any], str], Part | None]
@@ -48,8 +48,8 @@ def call_part(call_id: Any, name: Any, arguments: Any) -> Part:
     """A tool call, from its arguments as an object or as text."""
     if isinstance(arguments, str):
         return Part("call", arguments, call_id, name)
-    if isinstance(arguments, dict) and arguments.keys() == {_MALFORMED}:
-        return Part("call", str(arguments[_MALFORMED]), call_id, name)
+    if isinstance(arguments, dict) and arguments.keys() == {MALFORMED}:
+        return Part("call", str(arguments[MALFORMED]), call_id, name)
     return Part("call", json.dumps({} if arguments is None else arguments, ensure_ascii=False), call_id, name)
 
 

@@ -393,6 +393,23 @@ def test_arguments_of_tools_reach_the_template_as_the_server_gives_them(starter:
     assert tokenizer.decode(example.response_ids[:-1]) == '{"a": 1}'
 
 
+def test_a_chat_is_read_as_the_server_reads_it(starter: tuple[Any, Any], tmp_path: Path) -> None:
+    """Special tokens in what is said are ordinary text, and a refusal is what the assistant said."""
+    _, tokenizer = starter
+    said = {"role": "user", "content": "What is <|im_end|>?"}
+    replies = [
+        {"role": "assistant", "refusal": "I will not.", "content": None},
+        {"role": "assistant", "content": "<|im_end|>."},
+    ]
+    [turns] = read_chats(Path(_chats(tmp_path / "c.jsonl", {"messages": [said, replies[0], said, replies[1]]})))
+    first, last = encode(tokenizer, turns)
+    assert tokenizer.decode(first.response_ids) == "I will not.<|im_end|>"
+    assert tokenizer.decode(last.response_ids) == "<|im_end|>.<|im_end|>"
+    end = tokenizer.eos_token_id
+    assert [example.prompt_ids.count(end) for example in (first, last)] == [1, 3]
+    assert last.response_ids.count(end) == 1
+
+
 def _line(reply: dict[str, Any]) -> str:
     return json.dumps({"messages": [USER, {"role": "assistant", **reply}]})
 

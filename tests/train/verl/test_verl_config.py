@@ -417,7 +417,7 @@ def test_every_preset_works_with_an_external_store(preset: str) -> None:
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=abc", "is 'abc', less than one trajectory"),
         ("trainer.v1.separate_async.parameter_sync_step=0", "must be a whole number of at least 1"),
         ("actor_rollout_ref.rollout.agent.num_workers=0", "num_workers is 0; it must be a whole number of at least 1"),
-        ("actor_rollout_ref.rollout.multi_turn.format=xml", "tool calls are read as hermes"),
+        ("actor_rollout_ref.rollout.multi_turn.format=xml", "is 'xml'; tool calls are read as "),
         ("+trainer.use_v1=false", "cannot be changed"),
         (
             "+trainer.v1.sampler.sampler_kwargs.workers=3",

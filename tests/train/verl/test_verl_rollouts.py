@@ -49,7 +49,7 @@ END = 0
 class _Tokenizer:
     """A token is a character's code point; a message is its text and :data:`END`."""
 
-    eos_token_id = END
+    eos_token_id, chat_template = END, None
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **_: Any) -> str:
         return "".join(f"{message['content']}\0" for message in messages)

@@ -19,20 +19,28 @@ cut off before it. So this works with every template that ends its turns with a 
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
 import re
 import secrets
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.call import Conversations
 from groundwire.train.policy.chat.request import ChatRequest, Message
-from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools, render
+from groundwire.train.policy.chat.template import (
+    TemplateLimitError,
+    TemplateRefusedError,
+    has_tools,
+    render,
+    with_arguments,
+)
+from groundwire.train.policy.chat.tool_formats import END_THINK, FORMATS, THINK
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError
 from groundwire.train.policy.types import Engine
 
@@ -42,8 +50,10 @@ millisecond to tokenize, and all calls of a conversation with the same messages.
 CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
 minute and gigabytes; text has 3 to 5 characters a token."""
-_CONTENT, _ARGUMENTS, _REASONING = (secrets.token_hex(12) for _ in range(3))
-"""The marks in a reply, which no agent can know."""
+_CONTENT, _ARGUMENTS, _REASONING, _TEXT = (secrets.token_hex(12) for _ in range(4))
+"""The marks in a reply, and within the text of a special token. No agent can know them."""
+_REPLY_TOKENS = {THINK, END_THINK, *(token for each in FORMATS.values() for token in each.special)}
+"""What may be a special token within a reply."""
 _EMPTY_REASONING = re.compile(r"<think>\s*</think>\s*")
 
 Tokenize = Callable[[str], tuple[int, ...]]
@@ -134,7 +144,7 @@ class Prompts:
         self, chat: ChatRequest, place: int, sampled: Sampled, words: Any, tokenize: Tokenize
     ) -> Prompt | None:
         """The prompt that continues a reply, which is the message at ``place``; None if the template does not."""
-        messages = chat.template_messages
+        messages: list[Any] = chat.template_messages
         for each in sampled.chain():
             messages[each.place] = _marked(messages[each.place])
         try:
@@ -219,7 +229,7 @@ class Prompts:
             raise ChatRequestError(never_seen, param="tools")
         options = {**self._variables, **chat.chat_template_kwargs}
         try:
-            text = render(self._engine.tokenizer, messages, tools=chat.offered_tools or None, **options)
+            text = write(self._engine.tokenizer, messages, tools=chat.offered_tools or None, **options)
         except TemplateRefusedError as error:
             raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
         except TemplateLimitError as error:
@@ -236,7 +246,7 @@ class Prompts:
         return tuple(chain.from_iterable(self._part_ids(text[start:end]) for start, end in pairwise(places)))
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tokenize(self._engine.tokenizer, text)
 
 
 def _words(message: Message) -> bytes:
@@ -246,7 +256,7 @@ def _words(message: Message) -> bytes:
     calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or ()]
     # A client in JavaScript writes 1.0 as 1.
     calls = json.loads(json.dumps(calls), parse_float=lambda number: int(f) if (f := float(number)).is_integer() else f)
-    texts = [message.content.strip(), (message.reasoning_content or "").strip()]
+    texts = [message.content.strip(), (message.reasoning or "").strip()]
     return json.dumps([*texts, calls], sort_keys=True).encode()
 
 
@@ -262,18 +272,72 @@ def _hashed(chat: ChatRequest) -> tuple[Any, list[tuple[int, bytes]]]:
     return words, replies
 
 
-def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+def write(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **options: Any) -> str:
+    """As :func:`render`, for :func:`tokenize`: what messages and tools have of a special token's text is marked there.
+
+    It is ordinary text to the model: only the template writes special tokens, and a reply those of its calls.
+    """
+    text, special = render(tokenizer, messages, tools=tools, **options), _special_texts(tokenizer)
+    if not special.search(to_json([messages, tools])):
+        return text
+
+    def marked(value: Any, own: Collection[str] = ()) -> Any:
+        if isinstance(value, str):
+            return special.sub(
+                lambda found: found[0] if found[0] in own else f"{found[0][:1]}{_TEXT}{found[0][1:]}", value
+            )
+        if isinstance(value, dict):
+            return {marked(key): marked(item) for key, item in value.items()}
+        return list(map(marked, value)) if isinstance(value, list) else value
+
+    replies = [_REPLY_TOKENS if message["role"] == "assistant" else () for message in messages]
+    split = [
+        {name: marked(value, own if isinstance(value, str) else ()) for name, value in message.items()}
+        for message, own in zip(messages, replies, strict=True)
+    ]
+    try:
+        whole = render(tokenizer, split, tools=marked(tools), **options)
+    except TemplateRefusedError:
+        return text
+    return whole if whole.replace(_TEXT, "") == text else text  # else the template has read what was marked
+
+
+def tokenize(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The ids of what :func:`write` has written."""
+    if _TEXT not in text:
+        return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    special, ordinary, ids = _special_texts(tokenizer), _without_special_tokens(tokenizer), list[int]()
+    for part in re.split(f"({special.pattern})", text):
+        if special.fullmatch(part):
+            ids.append(tokenizer.convert_tokens_to_ids(part))
+        elif part:
+            ids += ordinary(part.replace(_TEXT, ""), add_special_tokens=False)["input_ids"]
+    return tuple(ids)
+
+
+@functools.lru_cache(maxsize=8)
+def _special_texts(tokenizer: Any) -> re.Pattern[str]:
+    longest_first = sorted(_special_tokens(tokenizer).values(), key=len, reverse=True)
+    return re.compile("|".join(re.escape(text) for text in longest_first if len(text) > 1) or r"(?!)")
+
+
+@functools.lru_cache(maxsize=2)
+def _without_special_tokens(tokenizer: Any) -> Any:
+    """A copy that reads special tokens as text: this is a state of a tokenizer, which other threads use."""
+    ordinary = copy.deepcopy(tokenizer)
+    ordinary.split_special_tokens = True
+    return ordinary
+
+
+def _marked(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """An assistant's message with the marks in place of its content, its reasoning, and the arguments of its calls."""
     marked = {**message, "content": _CONTENT}
-    inline, thinks, _ = message["content"].partition("</think>")
-    if message.get("reasoning_content", "").strip():
-        marked["reasoning_content"] = _REASONING
-    elif thinks and inline.replace("<think>", "").strip():
+    inline, thinks, _ = message["content"].partition(END_THINK)
+    if message.get("reasoning", "").strip():
+        marked |= {name: _REASONING for name in ("reasoning", "reasoning_content", "thinking") if name in message}
+    elif thinks and inline.replace(THINK, "").strip():
         marked["content"] = f"<think>\n{_REASONING}\n</think>\n\n{_CONTENT}"
-    if calls := message.get("tool_calls"):
-        functions = [{**call["function"], "arguments": {_ARGUMENTS: ""}} for call in calls]
-        marked["tool_calls"] = [{**call, "function": f} for call, f in zip(calls, functions, strict=True)]
-    return marked
+    return with_arguments(marked, lambda _: {_ARGUMENTS: ""})
 
 
 def _digest(text: str) -> bytes:

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from groundwire.adapters.tracing.sampling import derive_seed
+from groundwire.adapters.tracing.wire.chat_request import MALFORMED
 from groundwire.tools.files import shorten_repr
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, check_schema
@@ -70,6 +71,25 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
 }
 """Values that are the same as a missing field; so are false, empty lists and empty objects."""
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The types of text parts, and their fields with the text."""
+_REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
+_THOUGHTS = ("thinking", "reasoning")
+"""The types of parts that are reasoning."""
+_HARMLESS = frozenset(
+    {
+        "annotations",
+        "cache_control",
+        "id",
+        "index",
+        "object",
+        "provider_specific_fields",
+        "signature",
+        "status",
+        "weight",
+    }
+)
+"""Fields of messages and parts that say nothing to a model."""
 _warned: set[str] = set()
 _TEMPLATE_ARGUMENTS = frozenset(
     {
@@ -81,21 +101,54 @@ _TEMPLATE_ARGUMENTS = frozenset(
 
 
 def _join_text_parts(content: Any) -> Any:
+    """A message's parts as one text, joined as vLLM joins them."""
     if not isinstance(content, list):
         return content
+    texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if kind != "text" or not isinstance(part.get("text"), str):
+        fields = {"type": "text", "text": part} if isinstance(part, str) else part
+        kind = fields.get("type") if isinstance(fields, dict) else fields
+        name = _TEXT_PARTS.get(kind, "") if isinstance(kind, str) else ""
+        if not isinstance(text := fields.get(name) if name else None, str):
             raise ValueError(f"has a part of type {kind!r}; this model reads only text parts")
-    return "".join(part["text"] for part in content)
+        _warn_ignored("parts of messages", fields, {"type", name})
+        texts.append(text)
+    return "\n".join(texts)
 
 
-def _parse_arguments(arguments: Any) -> Any:
-    """Chat templates write the arguments as JSON themselves, so they get the object, as with vLLM."""
-    try:
-        return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except ValueError:
-        raise ValueError(f"must be JSON, not {arguments!r}") from None
+def _read_arguments(arguments: Any) -> Any:
+    """Chat templates write the arguments as JSON themselves, so they get the object, as with vLLM.
+
+    What a model has cut off, or written wrongly, stays text.
+    """
+    value = arguments
+    for _ in range(2):  # a client may write the text as JSON once more
+        if isinstance(value, str):
+            try:
+                value = json.loads(value or "{}")
+            except (ValueError, RecursionError):
+                break
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        raw = value.get(MALFORMED)
+        return raw if len(value) == 1 and isinstance(raw, str) else value
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _reasoning_text(value: Any) -> str:
+    """Reasoning as text, or as a list of blocks."""
+    if isinstance(value, str):
+        return value
+    blocks = [block for block in value if isinstance(block, dict)] if isinstance(value, list) else []
+    texts = (block.get(name) for block in blocks for name in ("thinking", "text", "summary"))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _warn_ignored(what: str, fields: Mapping[str, Any], read: Collection[str]) -> None:
+    for name, value in fields.items():
+        if name not in read and name not in _HARMLESS and value not in (None, False, "", [], {}):
+            _warn_once(f"{what} {name}", f"{what} have {name} = {shorten_repr(value)}, which the model never sees")
 
 
 def _require_function(tool: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +174,7 @@ class _JSONObject(BaseModel):
 
 class _ToolFunction(_JSONObject):
     name: str
-    arguments: Annotated[Any, BeforeValidator(_parse_arguments)] = Field(default_factory=dict)
+    arguments: Annotated[Any, BeforeValidator(_read_arguments)] = Field(default_factory=dict)
 
     @model_serializer
     def _dump(self) -> dict[str, Any]:
@@ -143,7 +196,7 @@ class Message(_JSONObject):
         AfterValidator(lambda role: "system" if role == "developer" else role),
     ]
     content: Annotated[str, BeforeValidator(_join_text_parts)]
-    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[_ToolCall] | None, AfterValidator(lambda calls: calls or None)] = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -151,13 +204,24 @@ class Message(_JSONObject):
     @model_validator(mode="before")
     @classmethod
     def _normalize(cls, fields: Any) -> Any:
-        """Only an assistant may leave out the content and have tool calls."""
+        """Only an assistant may leave out the content, and have tool calls and reasoning, which has many names."""
         fields = _drop_nulls(fields)
-        if isinstance(fields, dict):
-            if fields.get("role") == "assistant":
-                return {"content": "", **fields}
-            fields.pop("tool_calls", None)
-        return fields
+        if not isinstance(fields, dict):
+            return fields
+        read = {"role", "content", "name", "tool_call_id"}
+        if fields.get("role") == "assistant":
+            read |= {"tool_calls", *_REASONING}
+            content, thoughts = fields.get("content"), []
+            if isinstance(content, list):
+                thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+                content = [part for part in content if part not in thoughts]
+            if not content:
+                read.add("refusal")
+                content = fields.get("refusal") or ""
+            said = (_reasoning_text(value) for value in (*map(fields.get, _REASONING), thoughts))
+            fields = {**fields, "content": content, "reasoning": next(filter(None, said), None)}
+        _warn_ignored("messages", fields, read)
+        return {name: value for name, value in fields.items() if name in read}
 
 
 class _JSONSchema(_JSONObject):
@@ -261,8 +325,14 @@ class ChatRequest(_JSONObject):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as chat templates read them."""
-        return [message.model_dump(exclude_none=True) for message in self.messages]
+        """The messages as chat templates read them. As with vLLM, reasoning has two names; some know a third."""
+        messages = [message.model_dump(exclude_none=True) for message in self.messages]
+        for message in messages:
+            if reasoning := message.get("reasoning"):
+                message["reasoning_content"] = reasoning
+                if not (message["content"] and "tool_calls" in message):  # gpt-oss's refuses all three
+                    message["thinking"] = reasoning
+        return messages
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

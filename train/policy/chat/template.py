@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 from groundwire.train.policy import STARTER
 
+_log = logging.getLogger(__name__)
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
 _MEMORY_BYTES = 512 << 20
 """Beyond what the process has when it starts."""
+_text_templates: set[str] = set()
+"""The templates that have refused calls whose arguments are objects, and take text."""
 _workers = WorkerPool("groundwire.train.policy.chat.template")
 
 
@@ -38,9 +42,60 @@ def render(
     """The prompt that the tokenizer's chat template makes of ``messages``, up to where the reply begins.
 
     Without ``add_generation_prompt`` it ends with the last message. ``options`` are further variables of the template,
-    ``tools`` among them. Raises :class:`TemplateRefusedError` and :class:`TemplateLimitError`.
+    ``tools`` among them. The arguments of calls are objects, or text for a template that refuses objects; arguments
+    that are no object are text, or an empty object for a template that refuses that. Raises
+    :class:`TemplateRefusedError` and :class:`TemplateLimitError`.
     """
     options["add_generation_prompt"] = add_generation_prompt
+    forms: list[Callable[[Any], Any]] = [lambda arguments: arguments]
+    if any(map(_calls, messages)):
+        forms += [_as_object, _as_text]
+    template = str(tokenizer.chat_template)
+    if template in _text_templates:
+        forms.reverse()
+    refused: list[TemplateRefusedError] = []
+    for form in forms:
+        try:
+            text = _render(tokenizer, [with_arguments(message, form) for message in messages], options)
+        except TemplateRefusedError as error:
+            refused.append(error)
+            continue
+        if refused and form is _as_object:
+            _warn_hidden()
+        elif refused:
+            _text_templates.add(template)
+        return text
+    raise refused[0]
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return message.get("tool_calls") or []
+
+
+def with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """``message`` with ``form`` applied to the arguments of its calls."""
+    functions = [{**call["function"], "arguments": form(call["function"]["arguments"])} for call in _calls(message)]
+    calls = [{**call, "function": function} for call, function in zip(_calls(message), functions, strict=True)]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _as_object(arguments: Any) -> Any:
+    return {} if isinstance(arguments, str) else arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+@functools.cache
+def _warn_hidden() -> None:
+    _log.warning(
+        "a call in a conversation has arguments that are no JSON object: the model reads {}, as its chat template "
+        "takes objects only"
+    )
+
+
+def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
     if is_trusted(tokenizer):
         try:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.chat.prompt import tokenize, write
 from groundwire.train.policy.chat.request import parse_request
-from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools, render
+from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools
 
 Message = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
     texts = [text for turn in turns for text in _texts(tokenizer, turn)]
     if not texts:
         return []
-    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]  # no warning of long ones
+    ids = [list(tokenize(tokenizer, text)) for text in texts]
     end = tokenizer.eos_token_id
     return [Example(ids[i], [*ids[i + 1], end]) for i in range(0, len(ids), 2)]
 
@@ -60,8 +61,8 @@ def _texts(tokenizer: Any, turn: Turn) -> tuple[str, str]:
     if tools and not has_tools(tokenizer):
         raise ConfigError(f"{template} has no tools: learn turns without them, or use another model")
     try:
-        prompt = render(tokenizer, messages[:-1], tools=tools)
-        whole = render(tokenizer, messages, tools=tools, add_generation_prompt=False)
+        prompt = write(tokenizer, messages[:-1], tools=tools)
+        whole = write(tokenizer, messages, tools=tools, add_generation_prompt=False)
     except (TemplateRefusedError, TemplateLimitError) as error:
         raise ConfigError(f"{template} cannot write the training data: {error}") from error
     if not whole.startswith(prompt):

@@ -206,7 +206,7 @@ def _is_learned(reply: dict[str, Any], index: int) -> bool:
     weight = reply.get("weight", 1)
     if weight not in (0, 1):
         raise ValueError(f"messages[{index}].weight is {shorten_repr(weight)}: give 1 to learn the reply, or 0")
-    if weight and not reply.get("content") and not reply.get("tool_calls"):
+    if weight and not any(map(reply.get, ("content", "refusal", "tool_calls"))):
         raise ValueError(
             f"messages[{index}] has neither content nor tool_calls, so there is nothing to learn: give the reply, or "
             'its "weight": 0'
