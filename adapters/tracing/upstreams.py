@@ -60,6 +60,7 @@ class Upstreams:
         self.urls: Sequence[str] = list(urls)
         self.model = model
         self._api_key, self._ids, self._timeout_s = api_key, ids, timeout_s
+        self._masked = api_key.encode() if api_key and len(api_key) >= MIN_LENGTH else b""
         register_secret(api_key)
         self._session: aiohttp.ClientSession
 
@@ -93,10 +94,10 @@ class Upstreams:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
-                    received = self._received(reply, exchange, record)
+                    shown = _WithoutUsage() if isinstance(call, ChatCall) and not wants_usage(call.chat) else None
+                    received = self._received(reply, exchange, record, shown)
                     if isinstance(call, ChatCall):
-                        events = received if wants_usage(call.chat) else _without_usage(received)
-                        return await send_stream(request, call, events, reply.status, _returned_headers(reply))
+                        return await send_stream(request, call, received, reply.status, _returned_headers(reply))
                     return await send_stream(request, call, _translated_events(call, received), reply.status)
                 exchange.body = self._without_key(await reply.read())
                 headers = _returned_headers(reply)
@@ -156,9 +157,16 @@ class Upstreams:
             return await self._session.post(url, data=body, headers=headers)
 
     async def _received(
-        self, reply: aiohttp.ClientResponse, exchange: HttpExchange, record: Callable[[], None]
+        self,
+        reply: aiohttp.ClientResponse,
+        exchange: HttpExchange,
+        record: Callable[[], None],
+        shown: _WithoutUsage | None,
     ) -> AsyncGenerator[bytes, None]:
-        """A stream as it arrives. Raises :class:`RefusedError` if the server breaks it off."""
+        """A stream as it arrives, or what is ``shown`` of it.
+
+        Raises :class:`RefusedError` if the server breaks it off.
+        """
         received = bytearray()
         try:
             async for data in reply.content.iter_any():
@@ -167,7 +175,10 @@ class Upstreams:
                 if has_ended(received, masked):
                     exchange.body = bytes(received)
                     record()
-                yield masked
+                if seen := masked if shown is None else shown.feed(masked):
+                    yield seen
+            if shown is not None and shown.rest:
+                yield shown.rest
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
             exchange.error = f"the policy server broke off its stream: {error!r}"
             raise RefusedError(502, exchange.error) from error
@@ -176,8 +187,7 @@ class Upstreams:
 
     def _without_key(self, data: bytes) -> bytes:
         """``data`` without the API key: a server may repeat the key that it refuses."""
-        key = self._api_key or ""
-        return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
+        return data.replace(self._masked, b"***") if self._masked else data
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         key, sent = self._api_key, request.headers
@@ -195,15 +205,16 @@ class Upstreams:
 
 async def _translated_events(call: WireCall, received: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """A stream of chat chunks in the format of the call's API. Raises :class:`RefusedError` for an error in it."""
-    reader = EventReader()
+    reader, finished = EventReader(), False
     try:
         async with aclosing(_with_last_line(received)) as lines:
             async for data in lines:
                 for chunk in reader.feed(data):
+                    finished = finished or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
                     yield call.events(chunk)
                 if reader.ended:
                     break
-        if reader.ended or reader.finished:  # some servers send no [DONE]
+        if reader.ended or finished:  # some servers send no [DONE]
             yield call.end()
             return
     except UNREADABLE as error:
@@ -219,17 +230,21 @@ async def _with_last_line(received: AsyncGenerator[bytes, None]) -> AsyncGenerat
     yield b"\n"
 
 
-async def _without_usage(received: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """A stream of chat chunks without the one with the usage, which only the proxy has asked for."""
-    rest = b""
-    async with aclosing(received):
-        async for data in received:
-            head, end, rest = (rest + data).rpartition(b"\n")
-            if _USAGE.search(head):
-                head = b"\n".join(line for line in head.split(b"\n") if not _is_usage(line))
-            if end:
-                yield head + end
-    yield rest
+class _WithoutUsage:
+    """Takes the chunk with the usage out of a stream whose agent has not asked for it."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        """The beginning of a line."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that ``data`` completes."""
+        if not self.rest and data.endswith(b"\n") and b'"usage"' not in data:  # nearly always
+            return data
+        head, end, self.rest = (self.rest + data).rpartition(b"\n")
+        if _USAGE.search(head):
+            head = b"\n".join(line for line in head.split(b"\n") if not _is_usage(line))
+        return head + end
 
 
 def _is_usage(line: bytes) -> bool:

@@ -31,6 +31,8 @@ FAILED = "error"
 UNFINISHED = f"the policy server ended the reply with finish_reason {FAILED!r}"
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
+_OF_REPLY = {"id", "usage", *_VERSIONS}
+"""Fields of chunks that are of the whole reply."""
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
@@ -55,7 +57,7 @@ class HttpExchange(LLMCall):
 
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
     """Whether ``chunk``, the last part of ``received``, brought the stream's ``[DONE]``."""
-    return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
+    return received.find(_DONE, max(0, len(received) - len(chunk) - len(_DONE))) >= 0
 
 
 class EventReader:
@@ -63,8 +65,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._rest = b""
-        self.ended = self.finished = False
-        """Whether ``[DONE]`` has arrived, and whether the reason of a choice's end has."""
+        self.ended = False
+        """Whether ``[DONE]`` has arrived."""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The chunks that ``data`` completes. Raises :class:`RefusedError` for one that is an error, and one of
@@ -80,9 +82,6 @@ class EventReader:
                     chunk = as_chat(parse_reply(text))
                     if "error" in chunk:
                         raise RefusedError(502, error_message(text))
-                    self.finished = self.finished or any(
-                        choice.get("finish_reason") for choice in chunk.get("choices") or ()
-                    )
                     yield chunk
 
 
@@ -192,8 +191,11 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     choice: dict[str, Any] = {"message": message, "token_ids": token_ids, "logprobs": {"content": logprobs}}
     reply: dict[str, Any] = {"choices": [choice, {"token_ids": other_ids}]}
     for event in EventReader().feed(body + b"\n"):
-        reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
-        reply |= {name: event[name] for name in ("id", "usage", *_VERSIONS) if event.get(name) is not None}
+        for name in _OF_REPLY & event.keys():
+            if event[name] is not None:
+                reply[name] = event[name]
+        if event.get("prompt_token_ids"):
+            reply.setdefault("prompt_token_ids", event["prompt_token_ids"])
         for chunk in event.get("choices") or ():  # the event with the usage has none
             if (chunk.get("index") or 0) != index:
                 other_ids += chunk.get("token_ids") or ()
@@ -202,12 +204,7 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
             logprobs += (chunk.get("logprobs") or {}).get("content") or ()
             choice["finish_reason"] = chunk.get("finish_reason") or choice.get("finish_reason")
             choice["grammar"] = chunk.get("grammar") or choice.get("grammar")
-            for key, value in (chunk.get("delta") or {}).items():
-                if key == "tool_calls":
-                    for delta in value or ():
-                        deltas.add(delta)
-                elif isinstance(value, str) and key != "role":
-                    message[key] = message.get(key, "") + value
+            _add_delta(message, deltas, chunk.get("delta") or {})
     if deltas.calls:
         message["tool_calls"] = deltas.calls
     if left:
@@ -215,6 +212,15 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
     if not choice.get("finish_reason"):
         raise RefusedError(502, "the stream ended before the reply was complete")
     return reply
+
+
+def _add_delta(message: dict[str, Any], deltas: CallDeltas, delta: Mapping[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for call_delta in value or ():
+                deltas.add(call_delta)
+        elif isinstance(value, str) and key != "role":
+            message[key] = message.get(key, "") + value
 
 
 class CallDeltas:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -25,15 +26,20 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.fixture
 async def served() -> AsyncIterator[Any]:
-    """Makes benches whose policy server answers with these bytes, or with this JSON."""
+    """Makes benches whose policy server answers with these bytes, in pieces of a size, or with this JSON."""
     closing: list[Any] = []
 
-    async def make(reply: Any) -> Any:
-        async def answer(request: web.Request) -> web.Response:
+    async def make(reply: Any, size: int = 1 << 20) -> Any:
+        async def answer(request: web.Request) -> web.StreamResponse:
             asked.append(await request.json())
-            if isinstance(reply, bytes):
-                return web.Response(body=reply, headers={"Content-Type": "text/event-stream"})
-            return web.json_response(reply)
+            if not isinstance(reply, bytes):
+                return web.json_response(reply)
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            for start in range(0, len(reply), size):
+                await response.write(reply[start : start + size])
+                await asyncio.sleep(0)  # the proxy reads it
+            return response
 
         asked: list[Any] = []
         app = web.Application()
@@ -148,8 +154,7 @@ async def test_the_usage_that_only_the_proxy_asks_for_does_not_reach_the_agent(
         "completions": [{**legacy, "choices": [text]}],
     }
     last = {**(HEAD if api == "chat" else legacy), "choices": [], "usage": usage(2, 1)}
-    b = await served(stream(*chunks[api], last))
-    b.proxy.upstreams._received = _in_pieces(b.proxy.upstreams._received, size)
+    b = await served(stream(*chunks[api], last), size)
     async with openai.AsyncOpenAI(base_url=b.url, api_key="none") as client:
         for asked, expected in ({}, len(chunks[api])), ({"include_usage": True}, len(chunks[api]) + 1):
             options: Any = {"model": "m", "stream": True, "stream_options": asked}
@@ -159,17 +164,6 @@ async def test_the_usage_that_only_the_proxy_asks_for_does_not_reach_the_agent(
                 parts = await client.completions.create(prompt="q", **options)
             assert len([part async for part in parts]) == expected
     assert [each["stream_options"] for each in b.asked] == [{"include_usage": True}] * 2
-
-
-def _in_pieces(received: Any, size: int) -> Any:
-    """``received`` as if the network cut it into pieces of ``size`` bytes."""
-
-    async def cut(*arguments: Any) -> AsyncIterator[bytes]:
-        async for data in received(*arguments):
-            for start in range(0, len(data), size):
-                yield data[start : start + size]
-
-    return cut
 
 
 def _calls(index: list[Any], ids: list[Any], *, repeated: bool = False) -> bytes:
