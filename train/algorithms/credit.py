@@ -37,7 +37,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_request, select_calls, trajectories
+from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_request, trajectories
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 
@@ -54,6 +54,13 @@ class TrainingItem:
     """1 for a token that is trained."""
     advantages: list[float]
     """Times the weight of the token's call; 0 where the mask is."""
+
+    @property
+    def constrained(self) -> list[tuple[int, int, str]]:
+        """The trained replies to a grammar: where each starts and ends in the ``response_ids``, and its grammar."""
+        before = len(self.trajectory.prompt_ids)
+        starts = ((len(call.prompt_ids) - before, call) for call in self.trajectory.calls if call.grammar)
+        return [(start, start + len(call.response_ids), call.grammar) for start, call in starts if self.mask[start]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,33 +100,27 @@ class TrainingGroup:
                 call.credit = trained.credits.get((call.sequence, call.choice))
 
 
-def training_items(
-    rollouts: Sequence[Rollout], config: RunConfig, *, least: float, constrained: bool = True
-) -> list[TrainingGroup]:
+def training_items(rollouts: Sequence[Rollout], config: RunConfig, *, least: float) -> list[TrainingGroup]:
     """What a step trains: the groups of its rollouts, with the mask and the advantage of each token.
 
-    Rollouts without a reward are left out. ``least`` is the least reward of the run. Unless ``constrained``, replies
-    to a grammar are context only: their log-probabilities are over the tokens that it allows, and verl computes those
-    over the whole vocabulary.
+    Rollouts without a reward are left out. ``least`` is the least reward of the run.
     """
     groups: defaultdict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.outcome.reward is not None:
             groups[rollout.group].append(rollout)
-    return [_training_group(group, config, least, constrained) for group in groups.values()]
+    return [_training_group(group, config, least) for group in groups.values()]
 
 
-def _training_group(group: Sequence[Rollout], config: RunConfig, least: float, constrained: bool) -> TrainingGroup:
-    # Trajectories have all calls of the agents that are trained, so a reply that is only context keeps its place.
-    in_context = [rollout.trained_calls(config.agent_match) for rollout in group]
-    trained = [calls if constrained else select_calls(calls, lambda call: not call.grammar) for calls in in_context]
+def _training_group(group: Sequence[Rollout], config: RunConfig, least: float) -> TrainingGroup:
+    trained = [rollout.trained_calls(config.agent_match) for rollout in group]
     cut_off = [config.truncated == "zero" and any(call.truncated for call in calls) for calls in trained]
     rewards = [least if cut else rollout.outcome.reward or 0.0 for rollout, cut in zip(group, cut_off, strict=True)]
     scored = list(zip(rewards, trained, strict=True))
     assigned = assign_credit(scored, config)
     members = []
-    for rollout, calls, (reward, its_trained), call_credits in zip(group, in_context, scored, assigned, strict=True):
-        places = ((call.sequence, call.choice) for call in its_trained)
+    for rollout, (reward, calls), call_credits in zip(group, scored, assigned, strict=True):
+        places = ((call.sequence, call.choice) for call in calls)
         credits = dict(zip(places, call_credits, strict=True))
         items = [TrainingItem(path, *token_credit(path, credits)) for path in trajectories(calls)]
         items = [item for item in items if any(item.mask)]

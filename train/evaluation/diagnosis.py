@@ -181,10 +181,6 @@ def _nothing_trainable(rollout: Rollout, agent_match: str | None) -> Reason | No
 
 
 def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | None) -> Reason | None:
-    # The trainer gives credit to a whole group, so calls without any beside calls with some were left out of training.
-    if any(map(_credits, group)) and not _credits(rollout):
-        calls = len(rollout.trainable_calls)
-        return Reason("bad_calls", f"none of its {calls} call(s) was trained: verl trains no constrained reply")
     # As the trainers do: a rollout without a call to train on takes no part in its group's mean.
     compared = [other for other in group if trained_calls(other, agent_match)]
     if len(compared) < 2:
@@ -213,6 +209,6 @@ def _trained_text(rollout: Rollout, group: Sequence[Rollout], agent_match: str |
     calls = trained_calls(rollout, agent_match)
     tokens = sum(len(call.response_ids) for call in calls)
     other_calls = len(rollout.trainable_calls) - len(calls)
-    others = f", {other_calls} {'of other agents' if agent_match else 'constrained'} left out" if other_calls else ""
+    others = f", {other_calls} of other agents left out" if other_calls else ""
     rewards = f"reward {_reward(rollout):g}, mean of its group {fmean(map(_reward, group)):.3g}"
     return f"trained on {tokens} tokens of {len(calls)} call(s){others}: {rewards}"

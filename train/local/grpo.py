@@ -30,6 +30,7 @@ from groundwire.train.algorithms.losses import (
     learning_rate,
     token_weights,
 )
+from groundwire.train.algorithms.token_logprobs import Head, token_logprobs
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.lora import adapters, without_adapters
 from groundwire.train.local.packing import (
@@ -42,7 +43,6 @@ from groundwire.train.local.packing import (
     packed_hidden,
     to_device,
 )
-from groundwire.train.local.token_logprobs import Head, token_logprobs
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.constraint import Constraints
 
@@ -323,14 +323,12 @@ class GRPO:
         one_row = self._shares and device.type == "cuda"
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
         items = [item for row in rows for item in row.items]
-        forbidden = None
-        if any(call.grammar for item in items for call in item.trajectory.calls):
-            forbidden = self._forbidden(items, len(packed.targets))
-        logprobs, entropy = self._logprobs(self.model, packed, forbidden)
+        masks = self._masks(items, len(packed.targets)) if any(item.constrained for item in items) else None
+        logprobs, entropy = self._logprobs(self.model, packed, masks)
         reference = None
         if self.config.kl_coef:
             with torch.no_grad(), without_adapters(self._reference):
-                reference, _ = self._logprobs(self._reference, packed, forbidden)
+                reference, _ = self._logprobs(self._reference, packed, masks)
         sampled = [
             (old, advantage, item.weight, item.penalty)
             for item in items
@@ -342,7 +340,7 @@ class GRPO:
         sequences = torch.arange(len(items), device=device).repeat_interleave(lengths)
         return _Tokens(logprobs, old, advantages, weights, penalties, sequences, entropy, reference)
 
-    def _logprobs(self, model: Any, packed: Packed, forbidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, model: Any, packed: Packed, masks: Tensor | None) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the targets and the entropies, both [M]."""
         config = self.config
         with torch.autocast(packed.ids.device.type, torch.bfloat16, enabled=config.bf16):
@@ -351,27 +349,23 @@ class GRPO:
                 packed_hidden(model, packed),
                 packed.targets,
                 temperature=config.temperature,
-                forbidden=forbidden,
+                masks=masks,
                 logits_per_chunk=config.logits_per_chunk,
                 entropy_gradient=config.entropy_coef > 0,
             )
 
-    def _forbidden(self, items: Sequence[WeightedItem], targets: int) -> Tensor:
-        """bool [M, vocabulary]: tokens that a grammar forbade, so the sampler gave them no probability."""
+    def _masks(self, items: Sequence[WeightedItem], targets: int) -> Tensor:
+        """uint8 [M, bytes]: the tokens that the sampler gave a probability, for :func:`.unpack_masks`."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
-        forbidden = torch.zeros(targets, self._heads[self.model].out_features, dtype=torch.bool)
-        start = 0
+        masks = torch.full((targets, (self._heads[self.model].out_features + 7) // 8), 255, dtype=torch.uint8)
+        before = 0  # an item's targets are the tokens that it trains
         for item in items:
-            for call in item.trajectory.calls:
-                # An item's targets are the replies that it trains.
-                if not item.mask[len(call.prompt_ids) - len(item.trajectory.prompt_ids)]:
-                    continue
-                end = start + len(call.response_ids)
-                if call.grammar:
-                    forbidden[start:end] = ~self._constraints.replay(call.grammar, call.response_ids)
-                start = end
-        return forbidden
+            for start, end, grammar in item.constrained:
+                place, reply = before + sum(item.mask[:start]), item.trajectory.response_ids[start:end]
+                masks[place : place + len(reply)] = self._constraints.replay(grammar, reply)
+            before += sum(item.mask)
+        return masks
 
 
 def check_state(model: torch.nn.Module, state: Any) -> None:

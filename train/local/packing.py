@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from groundwire.train.algorithms.credit import TrainingItem
-from groundwire.train.local.token_logprobs import Head
+from groundwire.train.algorithms.token_logprobs import Head
 from groundwire.train.policy.attention import TREE, tree_block_mask
 
 

@@ -102,7 +102,7 @@ class LocalTrainer:
             settings_for_model(config, self.model, max_model_len),
             seed=config.seed,
             reference=(self.model if config.lora_rank else load_start(config)) if config.kl_coef else None,
-            constraints=Constraints(self.model, self.tokenizer),
+            constraints=Constraints(self.model, self.tokenizer, by_vllm=vllm is not None),
         )
         callback.timer, self.grpo.on_pass = self.timer, callback.on_rollout_end
         if initial.state is not None and (note := self.grpo.load_state(initial.state)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,9 +19,9 @@ from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PREFIXES
+from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR
 from groundwire.train.step_timer import StepTimer
-from groundwire.train.verl.hydra_config import chooses_old_logprobs
+from groundwire.train.verl.hydra_config import chooses_old_logprobs, has_own_engine
 from groundwire.train.verl.metrics import last_probability_difference
 from groundwire.train.verl.patches import patch_trainer
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
@@ -71,7 +70,9 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        patch_trainer(shared_prefixes=_shares_prefixes(config))
+        own_engine = has_own_engine(config)
+        attention = config.actor_rollout_ref.model.override_config.get("attn_implementation")
+        patch_trainer(own_engine=own_engine, shared_prefixes=own_engine and attention == "groundwire_varlen")
         number = config.actor_rollout_ref.rollout.agent.num_workers
         processes, cls.processes = cls.processes or WorkerProcesses(number), None
 
@@ -137,16 +138,6 @@ def choose_old_logprobs(rule: OldLogprobs, verl: Any, run: RunDir, step: int) ->
     computes = rule.computes(step, last_probability_difference(run))
     verl.algorithm.rollout_correction.bypass_mode = not computes
     return {"rollouts/old_logprobs_recomputed": float(computes)}
-
-
-def _shares_prefixes(verl: Any) -> bool:
-    """Whether verl's workers have the engine of :mod:`.shared_prefixes.engine`; Megatron, for example, has its own."""
-    actor_rollout = verl.actor_rollout_ref
-    return (
-        actor_rollout.model.external_lib == SHARED_PREFIXES
-        and {actor_rollout.actor.strategy, actor_rollout.ref.strategy} <= {"fsdp", "fsdp2"}
-        and os.environ.get("VERL_ENGINE_VENDOR") == ENGINE_VENDOR
-    )
 
 
 def minibatch_prompts(rows: int, updates: int, *, group_size: int, devices: int) -> int:

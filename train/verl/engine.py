@@ -29,6 +29,7 @@ class VerlEngine:
 
     ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``. ``interrupted``: verl ends requests to
     change the weights, and for that waits for their first token. ``together``: see :class:`.RouteKeys`.
+    ``why_unconstrained`` is the end of an error if no reply can be constrained, else "".
     """
 
     client: Any
@@ -38,6 +39,7 @@ class VerlEngine:
     server: str
     interrupted: bool = True
     together: int = 1
+    why_unconstrained: str = ""
 
     def __post_init__(self) -> None:
         self.weights_version, self._closed = 0, False
@@ -52,12 +54,8 @@ class VerlEngine:
             raise EngineClosedError("the engine is closed")
         if len(prompt_ids) >= self.max_model_len:
             raise ContextLengthError(len(prompt_ids), self.max_model_len)
-        if sampling.grammar and self.server != "vllm":
-            raise ChatRequestError(
-                "response_format and tool_choice are only served with vLLM (rollout.name=vllm), and this run has "
-                f"rollout.name={self.server}",
-                param="response_format",
-            )
+        if sampling.grammar and self.why_unconstrained:
+            raise ChatRequestError(f"response_format and tool_choice {self.why_unconstrained}", param="response_format")
         work = self._generate(tuple(prompt_ids), sampling, on_token)
         future = asyncio.run_coroutine_threadsafe(work, asyncio.get_running_loop())
         self._running.add(future)

@@ -21,6 +21,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import (
+    ENGINE_VENDOR,
     ESTIMATOR,
     LOGGER,
     MINIBATCH,
@@ -125,8 +126,7 @@ def flat_config(
     _check_overrides(config, plain, mode, {_UPDATES: updates, _WORKERS: workers})
     minibatches = updates if mode == "separate_async" else config.minibatches
     attention = attention_settings(plain, model)
-    if attention.get(_ATTENTION) == "groundwire_varlen":  # which the engine for shared prefixes needs
-        attention["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES
+    attention["actor_rollout_ref.model.external_lib"] = SHARED_PREFIXES  # which has our attention, too
     changeable = {
         **BASE,
         MINIBATCH: max(1, config.tasks_per_step // minibatches),
@@ -268,6 +268,32 @@ def chooses_old_logprobs(config: RunConfig, verl: Any) -> bool:
         or verl.actor_rollout_ref.actor.policy_loss.loss_mode != "vanilla"
     )
     return not (given or needed)
+
+
+def has_own_engine(verl: Any) -> bool:
+    """Whether verl's workers have the engine of :mod:`.shared_prefixes.engine`; Megatron, for example, has its own."""
+    actor_rollout = verl.actor_rollout_ref
+    return (
+        actor_rollout.model.external_lib == SHARED_PREFIXES
+        and {actor_rollout.actor.strategy, actor_rollout.ref.strategy} <= {"fsdp", "fsdp2"}
+        and os.environ.get("VERL_ENGINE_VENDOR") == ENGINE_VENDOR
+    )
+
+
+def why_unconstrained(verl: Any) -> str:
+    """Why no reply can be constrained in a run with this composed config: it would be trained wrongly. "" if it can."""
+    server, model = verl.actor_rollout_ref.rollout.name, verl.actor_rollout_ref.model
+    if server != "vllm":
+        return f"are only served with vLLM (rollout.name=vllm), and this run has rollout.name={server}"
+    if not has_own_engine(verl):
+        return (
+            "are only trained by this project's engine for verl: leave VERL_ENGINE_VENDOR and model.external_lib as "
+            "they are, and set actor.strategy and ref.strategy to fsdp or fsdp2"
+        )
+    backend = (model.fused_kernel_options or {}).get("impl_backend")
+    if model.use_fused_kernels and backend == "triton":
+        return "are not trained with model.fused_kernel_options.impl_backend=triton: leave it at torch"
+    return ""
 
 
 def _verl_overrides(config: RunConfig) -> dict[str, Any]:

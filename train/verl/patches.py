@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groundwire.train.config.verl_names import OWN_ESTIMATOR
-from groundwire.train.verl.rows import DERIVED_COLUMNS, PADDED_COLUMNS, READ_COLUMNS
+from groundwire.train.verl.rows import DERIVED_COLUMNS, GRAMMARS, PADDED_COLUMNS, READ_COLUMNS
 from groundwire.train.verl.shared_prefixes.balance import divide_rows
 
 
@@ -60,7 +60,7 @@ PATCHES: Mapping[str, Patch] = {
     "transformer_impl.prepare_micro_batches": Patch(
         _ENGINE, "786b212905c6", "verl/workers/engine/utils.py:prepare_micro_batches"
     ),
-    # It computes logits for every token; ours for those with a loss.
+    # It computes logits for every token; ours for those with a loss, and within the grammar of a reply.
     "torch_functional.FusedLinearForPPO": Patch("verl.utils.experimental.torch_functional", "79a8adf00701"),
     # It slices row by row, and the GPU stops for each row.
     "losses.no_padding_2_padding": Patch(
@@ -80,6 +80,7 @@ EXTENDED: Mapping[str, str] = {
     "verl/trainer/ppo/v1/replay_buffer.py:ReplayBuffer._wait_for_next_poll": "2a2b9e7c1cb9",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.forward_backward_batch": "5e839f106665",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngine.get_per_tensor_param": "d5eab48fadf1",
+    "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.forward_step": "d2fa75d4cdf9",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_inputs": "2652efd0aee1",
     "verl/workers/engine/fsdp/transformer_impl.py:FSDPEngineWithLMHead.prepare_model_outputs": "384ab09aab7b",
     "verl/workers/rollout/llm_server.py:LLMServerClient._acquire_server": "c349eb1ca92b",
@@ -140,18 +141,18 @@ def source_digest(source: str) -> str:
 # -- What verl's trainer does in its own process. ``verls`` is the function of verl's that is replaced.
 
 
-def patch_trainer(*, shared_prefixes: bool) -> None:
+def patch_trainer(*, own_engine: bool, shared_prefixes: bool) -> None:
     """verl's trainer in this process takes old log-probabilities and advantages from the rows from now on.
 
-    Its workers read only the columns that they use (:data:`.READ_COLUMNS`). With ``shared_prefixes`` their engine
-    is :mod:`.shared_prefixes.engine`, and rows are divided among GPUs as :func:`.divide_rows` says.
+    Its workers read only the columns that they use (:data:`.READ_COLUMNS`). With ``own_engine`` their engine is
+    :mod:`.shared_prefixes.engine`; if it has ``shared_prefixes``, rows are divided among GPUs by :func:`.divide_rows`.
     """
 
     def method(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:
         return lambda verls: partialmethod(function, verls, *arguments)
 
-    patch("trainer_base.PPOTrainer._compute_old_log_prob", method(_old_log_prob_of_rows, shared_prefixes))
-    patch("trainer_base.PPOTrainer._compute_advantage", method(_advantage_of_rows, shared_prefixes))
+    patch("trainer_base.PPOTrainer._compute_old_log_prob", method(_old_log_prob_of_rows, own_engine))
+    patch("trainer_base.PPOTrainer._compute_advantage", method(_advantage_of_rows, own_engine))
     patch("padding_utils.construct_minimal_padding_template", lambda verls: partial(_short_padding, verls))
     if shared_prefixes:
         patch("trainer_base.PPOTrainer._balance_batch", method(_groups_together))
@@ -207,6 +208,7 @@ def _short_padding(verls: Callable[..., Any], *arguments: Any) -> tuple[dict[str
 
     row, tag = verls(*arguments)
     row.update({name: torch.zeros(1) for name in PADDED_COLUMNS if name in row})
+    row[GRAMMARS] = ""
     return row, tag
 
 

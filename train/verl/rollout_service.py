@@ -12,7 +12,6 @@ failed groups in a row the trainer gets an error instead of one new prompt after
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,12 +37,7 @@ if TYPE_CHECKING:
     from groundwire.train.rollouts.runtime import RolloutRuntime
     from groundwire.train.verl.rollout_workers import RolloutWorkers
 
-_log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
-_CONSTRAINED = (
-    "calls with response_format or a required tool are not trained with verl, which cannot compute the "
-    "log-probabilities of constrained replies (--trainer local can)"
-)
 _MAX_EMPTY_BATCHES = 3  # as many prompts in a row without a usable group end the training
 
 
@@ -100,7 +94,6 @@ class RolloutService:
         self._scores = FailureScores(self.config.failures, self.run)
         self._steps = defaultdict[int, _Step](_Step)
         self._empty_groups, self._last_failure = 0, ""  # training groups in a row that had no use, and why
-        self._warned_of_constraints = False
         # verl's trainer reads what the event loop's thread writes.
         self._lock = threading.Lock()
         self._ended = {"train": _Ended(), "val": _Ended()}
@@ -191,9 +184,6 @@ class RolloutService:
         self._scores.settle(list(ended.values()))
         scored = {session: rollout for session, rollout in ended.items() if rollout.outcome.reward is not None}
         if partition == "train":
-            if not self._warned_of_constraints and _constrained(ended.values()):
-                self._warned_of_constraints = True
-                _log.warning("%s", _CONSTRAINED)
             rows, counts = self._train(prompt, ended, scored)
         else:
             rows = self._validate(prompt, scored)
@@ -252,8 +242,8 @@ class RolloutService:
     def _group(
         self, prompt: Prompt, scored: Mapping[int, Rollout], config: RunConfig, *, own_advantages: bool
     ) -> tuple[TrainingGroup, list[TrainingRow]]:
-        """What a group trains, and that as rows. verl trains no replies to a grammar: they are context alone."""
-        groups = training_items(list(scored.values()), config, least=self._scores.least, constrained=False)
+        """What a group trains, and that as rows."""
+        groups = training_items(list(scored.values()), config, least=self._scores.least)
         group = groups[0] if groups else TrainingGroup(rollouts=[], teaches=False)
         rows = training_rows(group, scored, prompt.step, config.agent_match, own_advantages=own_advantages)
         return group, rows
@@ -262,16 +252,11 @@ class RolloutService:
         """Remember why the last of these rollouts is not trained."""
         if not rollouts:
             return
-        outcome = (last := rollouts[-1]).outcome
+        outcome = rollouts[-1].outcome
         if outcome.failure:
             self._last_failure = f"the last failed of {outcome.status}: {outcome.message[:300]}"
             return
         self._last_failure = outcome.message or (
             "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
-            + (f"; {_CONSTRAINED}" if _constrained([last]) else "")
             + ("; truncated replies are masked (--truncated mask)" if self.config.truncated == "mask" else "")
         )
-
-
-def _constrained(rollouts: Iterable[Rollout]) -> bool:
-    return any(call.grammar for rollout in rollouts for call in rollout.trainable_calls)

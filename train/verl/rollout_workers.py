@@ -30,6 +30,7 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.hydra_config import why_unconstrained
 from groundwire.train.verl.shared_prefixes.prefixes import rollouts_together
 from groundwire.train.verl.transfer_queue import RowWriter
 
@@ -68,6 +69,7 @@ class RolloutWorker:
             server=rollout.name,
             interrupted=interrupted,
             together=rollouts_together(config.tasks_per_step, rollout.n, _servers(verl)),
+            why_unconstrained=why_unconstrained(verl),
         )
         self._runtime = RolloutRuntime(
             engine=engine,

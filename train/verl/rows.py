@@ -8,6 +8,7 @@ derive what follows from these.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,11 @@ if TYPE_CHECKING:  # verl's workers import this module and need none of these
 
 PADDED_COLUMNS = ("old_log_probs", "advantages", "returns")
 """Our columns with a value per token: in verl's rows of padding they need the length of its reply."""
-READ_COLUMNS = ("input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages")
+GRAMMARS = "grammars"
+"""Our column with :attr:`TrainingRow.grammars`; "" in verl's rows of padding."""
+READ_COLUMNS = (
+    "input_ids", "response_mask", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages", GRAMMARS
+)  # fmt: skip
 """What a pass for log-probabilities or an update needs of a row, if the row has it."""
 DERIVED_COLUMNS = ("prompts", "responses", "position_ids", "loss_mask")
 """What verl's engine also reads; ours calls :func:`add_derived_columns`."""
@@ -49,6 +54,8 @@ class TrainingRow:
     """Versions of the weights at the first and at the last sampled token."""
     step: int
     info: Mapping[str, float] = field(default_factory=dict)
+    grammars: str = ""
+    """JSON of :attr:`.TrainingItem.constrained`; "" without a trained reply to a grammar."""
 
     @property
     def key(self) -> str:
@@ -91,6 +98,7 @@ def training_rows(
                     last_version=max(last for _, last in versions),
                     step=step,
                     info={name: float(value) for name, value in trained.rollout.outcome.reward_components.items()},
+                    grammars=json.dumps(item.constrained) if item.constrained else "",
                 )
             )
     return rows
@@ -145,6 +153,7 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
         "old_log_probs": logprobs,  # until verl computes others
         **advantages,
         "rm_scores": scores,
+        GRAMMARS: row.grammars,
         "multi_modal_inputs": {},
         "uid": row.uid,
         "session_id": row.session,

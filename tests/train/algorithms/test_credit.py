@@ -247,16 +247,6 @@ def test_a_rollout_has_the_credit_of_its_calls_once_its_group_is_recorded() -> N
     ]
 
 
-def test_a_reply_to_a_grammar_is_context_where_it_cannot_be_trained() -> None:
-    constrained = llm_call(1, [1, 2], [3, 4], grammar="{}", reward=0.5)
-    after = llm_call(2, [1, 2, 3, 4, 5], [6])
-    rollouts = [Rollout(task={"id": "a"}, group="a", outcome=Outcome(reward=1.0), calls=[constrained, after])]
-    config = RunConfig(credit="turns")
-    for trains, mask in ((True, [1, 1, 0, 1]), (False, [0, 0, 0, 1])):
-        [group] = training_items(rollouts, config, least=0.0, constrained=trains)
-        assert [item.mask for item in group.items] == [mask]
-
-
 def test_a_rollout_without_a_reward_is_in_no_group() -> None:
     rollouts = [Rollout(task={"id": "a"}, group="a", outcome=Outcome(reward=reward)) for reward in (None, 0.0)]
     [group] = training_items(rollouts, RunConfig(), least=0.0)

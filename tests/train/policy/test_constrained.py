@@ -10,13 +10,22 @@ from dataclasses import replace
 
 import openai
 import pytest
+from constrained import (
+    ANSWER,
+    GRAMMARS,
+    SMALL,
+    TOOLS,
+    byte_level_tokenizer,
+    call_of,
+    sentencepiece_tokenizer,
+)  # fmt: skip
 from programs import ROOT
 from training_groups import Sampled, training_groups
 
 torch = pytest.importorskip("torch")
 
 from dev.pretrain.model import new_policy  # noqa: E402
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+from tokenizers import Tokenizer, decoders, models  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from groundwire.adapters.tracing import calls_from_spans, trajectories  # noqa: E402
@@ -27,59 +36,14 @@ from groundwire.train.local.grpo import GRPO, GRPOConfig  # noqa: E402
 from groundwire.train.local.packing import Row, WeightedItem  # noqa: E402
 from groundwire.train.policy.chat import request as chat_request  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
-from groundwire.train.policy.constraint import Constraints  # noqa: E402
+from groundwire.train.policy.constraint import Constraints, unpack_masks  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.errors import ChatRequestError, EngineError  # noqa: E402
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, to_lark  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Sampling  # noqa: E402
 
-SMALL = {"width": 32, "layers": 2, "heads": 2, "intermediate": 64}
 HELLO = [{"role": "user", "content": "the age of a singer"}]
-QUERY = {"type": "object", "properties": {"sql": {"type": "string", "maxLength": 12}}, "required": ["sql"]}
-QUERY["additionalProperties"] = False
-TOOLS = [
-    {"type": "function", "function": {"name": "query", "parameters": QUERY}},
-    {"type": "function", "function": {"name": "list tables"}},
-]
-ANSWER = {
-    "type": "object",
-    "properties": {"name": {"enum": ["New York", "b, c", "t.name", "é"]}, "ages": {"type": "array", "maxItems": 2,
-                   "items": {"type": "integer", "minimum": 0, "maximum": 99}}, "sure": {"type": "boolean"}},
-    "required": ["name", "ages", "sure"],
-    "additionalProperties": False,
-}  # fmt: skip
-GRAMMARS = {
-    "schema": calls_and_json(ANSWER),
-    "calls": calls_and_json(None, TOOLS[:1]),
-    "either": calls_and_json(ANSWER, TOOLS[:1], several=False),
-    "llama": calls_and_json(None, TOOLS[:1], tool_format="llama3_json"),
-}
-
-
-def byte_level_tokenizer():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(['{"name": "query", "ages": [1, 22], "sure": true}', "<tool_call> select"], trainer)
-    return fast(tokenizer)
-
-
-def sentencepiece_tokenizer():
-    space = "\u2581"
-    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *map(chr, range(0x21, 0x7F)), space, f"{space}{{", '":']
-    vocabulary, merges = {token: index for index, token in enumerate(tokens)}, [(space, "{"), ('"', ":")]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse()])
-    return fast(tokenizer)
-
-
-def fast(tokenizer):
-    tokenizer.add_special_tokens(["<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
 
 
 @pytest.fixture(scope="module", params=["glue", "byte-level", "sentencepiece"])
@@ -101,13 +65,6 @@ def sample(engine, grammar, *, count=1, **sampling):
         engine.submit([5, 6, 7, index], Sampling(grammar=grammar, seed=index, **sampling)) for index in range(count)
     ]
     return [future.result(60) for future in futures]
-
-
-def call_of(reply, grammar="", sequence=0):
-    return LLMCall(
-        rollout_id="r", attempt_id="a", sequence=sequence, prompt_ids=list(reply.prompt_ids),
-        response_ids=reply.token_ids, logprobs=reply.logprobs, grammar=grammar,
-    )  # fmt: skip
 
 
 def trained_logprobs(policy, calls, *, temperature=1.0):
@@ -233,7 +190,7 @@ def test_tokens_that_a_grammar_does_not_allow_are_an_error(policy):
         constraints.replay(GRAMMARS["schema"], [5, 5])
     free = calls_and_json({"type": "object", "properties": {"a": {"const": 1}}})
     ids = policy[1]('{"a": 1}', add_special_tokens=False)["input_ids"]
-    allowed = constraints.replay(free, [*ids, policy[1].eos_token_id])
+    allowed = unpack_masks(constraints.replay(free, [*ids, policy[1].eos_token_id]), policy[0].config.vocab_size)
     assert allowed[range(len(ids) + 1), [*ids, policy[1].eos_token_id]].all()
     assert allowed[-1].sum() >= 1
 

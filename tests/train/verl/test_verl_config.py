@@ -168,7 +168,8 @@ def test_verl_finds_the_engine_with_shared_prefixes_unless_another_is_asked_for(
     own = "groundwire.train.policy.attention"  # makes the attention without padding, and no engine
     assert flat_config(_resolve("fast", f"{library}={own}"))[library] == own
     assert importlib.import_module(own)
-    assert library not in flat_config(_resolve("fast", "actor_rollout_ref.model.use_remove_padding=false"))
+    padded = flat_config(_resolve("fast", "actor_rollout_ref.model.use_remove_padding=false"))
+    assert padded[library] == chosen[library]  # for replies to a grammar, also where it shares no prefix
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
     assert flat_config(_resolve())[vendor] == "nvidia"
 

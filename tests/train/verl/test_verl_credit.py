@@ -51,7 +51,7 @@ def _group(rollouts: Sequence[tuple[int, Rollout, float]], least: float = 0.0, *
     for _, rollout, reward in rollouts:
         rollout.outcome.reward = reward
     scored = [rollout for _, rollout, _ in rollouts]
-    [group] = training_items(scored, RunConfig(**settings), least=least, constrained=False)
+    [group] = training_items(scored, RunConfig(**settings), least=least)
     return group
 
 
@@ -103,14 +103,19 @@ def test_a_row_has_the_weights_versions_of_its_first_and_last_token() -> None:
     assert (row.first_version, row.last_version) == (3, 5)
 
 
-def test_constrained_calls_are_context_without_a_loss() -> None:
-    """verl computes log-probabilities over the whole vocabulary, and theirs are over the tokens of a grammar."""
-    constrained = replace(GROWING[0], grammar='{"schema":{}}')
-    [row] = _rows([constrained, GROWING[1]])
-    assert row.response_ids == [3, 4, 5, 6]
-    assert row.mask == [0, 0, 0, 1]
-    assert _rows([constrained]) == []
-    assert [row.key for row in _rows([replace(APART[0], grammar="{}"), *APART[1:]])] == ["u_2_0", "u_2_1"]
+def test_a_row_has_the_grammars_of_its_trained_replies_and_their_places() -> None:
+    """The worker computes their log-probabilities over the tokens that they allow."""
+    first, second = (replace(call, grammar=f'{{"schema":{{"const":{number}}}}}') for number, call in enumerate(GROWING))
+    [row] = _rows([first, second])
+    assert row.mask == [1, 1, 0, 1]
+    assert json.loads(row.grammars) == [[0, 2, first.grammar], [3, 4, second.grammar]]
+    assert row_fields(row, "spider")["grammars"] == row.grammars
+    [row] = _rows([first, second], credit="last")
+    assert json.loads(row.grammars) == [[3, 4, second.grammar]]
+    assert [row.grammars for row in _rows(GROWING)] == [""]
+    assert [bool(row.grammars) for row in _rows([APART[0], replace(APART[1], grammar="{}"), APART[2]])] == [
+        False, True, False,
+    ]  # fmt: skip
 
 
 def test_last_trains_the_last_call_alone() -> None:
@@ -200,7 +205,7 @@ def test_with_turns_a_row_has_the_advantage_of_each_of_its_calls() -> None:
     assert [row_fields(row, "spider")["rm_scores"].sum().item() for row in rows] == [0.0, 0.0]
 
 
-def test_with_turns_the_reward_of_a_constrained_or_other_agents_call_is_in_the_returns() -> None:
+def test_with_turns_the_reward_of_another_agents_or_untrainable_call_is_in_the_returns() -> None:
     def rows(**changes: Any) -> list[TrainingRow]:
         pairs = [
             [_call(1, [1, 2], [3]), replace(_call(2, [5], [6]), reward=reward, **changes)] for reward in (1.0, 0.0)
@@ -211,7 +216,7 @@ def test_with_turns_the_reward_of_a_constrained_or_other_agents_call_is_in_the_r
         return training_rows(group, **settings)
 
     high, low = normalize([1.0, 0.0])
-    for made in (rows(), rows(grammar="{}"), rows(logprobs=[])):
+    for made in (rows(), rows(logprobs=[])):
         assert [row.advantages for row in made] == [[high], [low]]
 
 
@@ -327,13 +332,3 @@ def test_equal_rewards_have_no_advantage(count: int, credit: Any) -> None:
     rows = training_rows(group, uid="u", step=4, credit=credit)
     assert len(rows) >= count
     assert not _advantages(rows).any()
-
-
-def test_the_final_reward_is_that_of_the_last_call_that_is_trained() -> None:
-    """A constrained call, which verl cannot train, is context."""
-    last = replace(GROWING[1], grammar="{}")
-    group = [(0, _outcome([GROWING[0], last]), 1.0), (1, _outcome([GROWING[0]]), 0.0)]
-    for credit in ("last", "turns"):
-        rows = training_rows(group, uid="u", step=4, credit=credit)
-        high, low = normalize([1.0, 0.0])
-        torch.testing.assert_close(_advantages(rows), torch.tensor([[high, high, 0.0, 0.0], [low, low, 0.0, 0.0]]))

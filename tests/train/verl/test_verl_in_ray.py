@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from groundwire.adapters import Endpoint, Question
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json
 from groundwire.train.verl import launch
 
 pytest.importorskip("verl")
@@ -35,9 +37,17 @@ from groundwire.train.verl.samplers import TaskRunner  # noqa: E402
 REPLY = [70, 71, 72]
 REWARDS = itertools.cycle((1.0, 0.0))
 QUESTIONS, ROLLOUTS = 3, 4
+VLLM = """
+class RequestOutputKind:
+    FINAL_ONLY = 'once'
+
+class StructuredOutputsParams:
+    def __init__(self, grammar):
+        self.grammar = grammar
+"""
 
 
-READ = {"input_ids", "response_mask", "old_log_probs", "advantages"}
+READ = {"input_ids", "response_mask", "old_log_probs", "advantages", "grammars"}
 """What an update reads of a row. The engine for shared prefixes derives what else verl reads."""
 
 
@@ -123,7 +133,7 @@ class Trainer:
         batch, metrics = trainer._balance_batch(sampled, metrics={}), dict[str, Any]()
 
         def columns() -> list[dict[str, Any]]:
-            names = ("responses", "rollout_log_probs", "old_log_probs", "advantages", "returns", "uid")
+            names = ("responses", "rollout_log_probs", "old_log_probs", "advantages", "returns", "uid", "grammars")
             fields = transfer_queue.kv_batch_get(batch.keys, "train", list(names))
             return [
                 {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
@@ -153,6 +163,12 @@ class Training(TaskRunner):
         super().run(config)
 
 
+async def ask_for_json(question: Question, endpoint: Endpoint) -> str:
+    """The agent, whose replies are constrained."""
+    sampling = {**endpoint.sampling, "response_format": {"type": "json_object"}}
+    return await ask(question, replace(endpoint, sampling=sampling))
+
+
 async def ask_once_ended(question: Question, endpoint: Endpoint) -> str:
     """The agent, whose first rollout ends the process that it is in."""
     _end_process_once()
@@ -177,7 +193,7 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("agent", ["test_verl_manager:ask", f"{__name__}:ask_once_ended"])
+@pytest.mark.parametrize("agent", [f"{__name__}:ask_for_json", f"{__name__}:ask_once_ended"])
 def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     agent: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +201,7 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     from groundwire.train.verl.ray_job import ray_job
 
     (tmp_path / "vllm").mkdir()  # only the server has vLLM
-    (tmp_path / "vllm" / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 'once'\n")
+    (tmp_path / "vllm" / "sampling_params.py").write_text(VLLM)
     tests = [str(Path(__file__).parent), str(ROOT / "tests" / "helpers")]
     paths = [*tests, str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
@@ -213,8 +229,10 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     assert sorted(row["key"] for row in rows) == sorted(
         f"uid{number}_{session}_0" for number in range(QUESTIONS) for session in range(ROLLOUTS)
     )
+    constrained = [[0, len(REPLY), calls_and_json(ANY_OBJECT)]] if agent.endswith("json") else []
     for row in rows:
         assert row["responses"] == REPLY
+        assert json.loads(row["grammars"] or "[]") == constrained
         assert row["rollout_log_probs"] == row["old_log_probs"] == [-0.5] * len(REPLY)
         assert row["advantages"] == row["returns"] == [row["advantages"][0]] * len(REPLY)
         assert row["has_gradient"] == (row["advantages"][0] != 0)
@@ -223,4 +241,5 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     assert any(row["has_gradient"] for row in rows)
     assert len(padding) == 3
     for row in padding:
+        assert row["grammars"] == ""
         assert row["old_log_probs"] == row["advantages"] == row["returns"] == [0.0]

@@ -34,11 +34,16 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl import agent_loop_manager, launch, rollout_workers, transfer_queue
 from groundwire.train.verl.agent_loop_manager import (
     RolloutManager,
-    _shares_prefixes,
     choose_old_logprobs,
     minibatch_prompts,
 )
-from groundwire.train.verl.hydra_config import chooses_old_logprobs
+from groundwire.train.verl.hydra_config import (
+    chooses_old_logprobs,
+    compose,
+    flat_config,
+    has_own_engine,
+    why_unconstrained,
+)  # fmt: skip
 from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
@@ -145,7 +150,33 @@ def test_workers_derive_columns_only_with_the_engine_that_does(
     for key, value in values.items():
         section, name = key.split(".")
         sections[section] = SimpleNamespace(**{name: value})
-    assert _shares_prefixes(SimpleNamespace(actor_rollout_ref=SimpleNamespace(**sections))) == expected
+    assert has_own_engine(SimpleNamespace(actor_rollout_ref=SimpleNamespace(**sections))) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({}, ""),
+        ({"rollout.name": "sglang"}, "only served with vLLM (rollout.name=vllm), and this run has rollout.name=sglang"),
+        ({"actor.strategy": "megatron"}, "set actor.strategy and ref.strategy to fsdp or fsdp2"),
+        (
+            {"model.external_lib": "groundwire.train.policy.attention"},
+            "leave VERL_ENGINE_VENDOR and model.external_lib",
+        ),
+        ({"model.fused_kernel_options.impl_backend": "triton"}, "impl_backend=triton: leave it at torch"),
+    ],
+)
+def test_a_run_whose_workers_know_no_grammars_says_so_to_the_agent(
+    setting: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "groundwire")
+    fused = {"actor_rollout_ref.model.use_fused_kernels": True}
+    given = {f"actor_rollout_ref.{key}": value for key, value in setting.items()}
+    verl = compose(flat_config(resolve("starter", trainer="verl")) | fused | given)
+    said = why_unconstrained(verl)
+    assert bool(said) == bool(reason)
+    assert reason in said
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
@@ -185,8 +216,9 @@ def _config(run: RunDir, **settings: Any) -> Any:
         multi_turn=SimpleNamespace(format="hermes"),
     )
     model = SimpleNamespace(
-        path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None, external_lib=None
-    )
+        path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None, external_lib=None,
+        override_config={},
+    )  # fmt: skip
     actor = SimpleNamespace(ppo_mini_batch_size=99, policy_loss=SimpleNamespace(loss_mode="vanilla"))
     return SimpleNamespace(
         groundwire=SimpleNamespace(run_dir=str(run.path), config=ours),

@@ -299,8 +299,8 @@ def test_vllm_sends_a_reply_once_where_verl_does_not_interrupt_it(server: str, i
 
 @pytest.mark.usefixtures("vllm")
 def test_vllm_gets_the_grammar_and_the_stop_token_ids() -> None:
-    async def ask(servers: _Servers, server: str = "vllm") -> Any:
-        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server)
+    async def ask(servers: _Servers, **options: str) -> Any:
+        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server="vllm", **options)
         sampling = Sampling(grammar=calls_and_json({"const": 1}), stop_token_ids=(END,))
         return await asyncio.wrap_future(engine.submit([1, 2], sampling))
 
@@ -311,21 +311,22 @@ def test_vllm_gets_the_grammar_and_the_stop_token_ids() -> None:
     assert servers.params[0]["stop_token_ids"] == [END]
     with pytest.raises(EngineError, match="the weights changed from version 3 to 4 during a constrained reply"):
         asyncio.run(ask(_Servers()))
-    with pytest.raises(ChatRequestError, match=r"only served with vLLM .* rollout.name=sglang"):
-        asyncio.run(ask(servers, "sglang"))
+    with pytest.raises(ChatRequestError, match=r"^response_format and tool_choice are only served with vLLM"):
+        asyncio.run(ask(servers, why_unconstrained="are only served with vLLM"))
 
 
 @pytest.mark.usefixtures("vllm")
-def test_constrained_calls_are_not_trained_and_the_run_says_so(tmp_path: Path, caplog: Any) -> None:
+def test_constrained_calls_are_trained_with_their_grammar(tmp_path: Path) -> None:
     backend = _Backend(options={"response_format": {"type": "json_object"}})
     with _service(tmp_path, backend, tasks_per_step=1) as made:
         made.servers.changing = False
-        made.service.submit([_prompt(uid) for uid in "abcd"])
-        made.until_done(4)
-        assert not made.queue.rows
-        with pytest.raises(RolloutsFailedError, match=r"not trained with verl.*--trainer local can"):
-            made.service.check()
-    assert sum("not trained with verl" in record.getMessage() for record in caplog.records) == 1
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert len(made.queue.rows) == 4
+    grammar = calls_and_json({"type": "object"})
+    for row in made.queue.rows.values():
+        assert json.loads(row.grammars) == [[0, len(row.response_ids), grammar]]
+        assert all(row.mask)
 
 
 def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ This engine divides a mini-batch so that rows with a long common prefix are in o
 once (:mod:`.tree`), and returns log-probabilities and entropies of all tokens, so verl's losses and metrics are
 unchanged. Shared are only tokens before a row's first trained one. Logits are computed only for tokens with a loss; the
 log-probabilities and entropies of others are 0, and verl masks them. An update leaves out rows that have no gradient.
+Those of a reply to a grammar are over the tokens that it allows, as vLLM has sampled them.
 
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
 takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
-the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it computes as verl's own.
+the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it computes as verl's own,
+but for replies to a grammar.
 
 On one GPU with FSDP 1 (verl's default) a mini-batch that runs out of memory is computed again in micro-batches of half
 as many tokens.
@@ -15,29 +17,35 @@ as many tokens.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import NonTensorData, TensorDict
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import AutoTokenizer
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
 from verl.utils.fsdp_utils import fsdp_version
+from verl.utils.ulysses import ulysses_pad_and_slice_inputs
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
 from groundwire.tools.startup import freeze_objects
+from groundwire.train.algorithms.token_logprobs import token_logprobs
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.policy.constraint import Constraints, unpack_masks
 from groundwire.train.verl.patches import patched
-from groundwire.train.verl.rows import add_derived_columns
+from groundwire.train.verl.rows import GRAMMARS, add_derived_columns
 from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches, prefix_tree
 
 _log = logging.getLogger(__name__)
@@ -57,8 +65,10 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._used = torch.empty(0, dtype=torch.long)
-        """The :attr:`_Kept.used` of the micro-batch that is computed."""
+        self._used: Tensor | None = None
+        """The :attr:`_Kept.used` of the micro-batch that is computed; None if all of its tokens are."""
+        self._constrained: _Constrained | None = None
+        """That of the micro-batch that is computed."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -88,15 +98,14 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
         trained = _rows_with_gradient(data, loss_function) if shares and not forward_only else None
-        prepare = partial(_prepare_micro_batches, trained=trained)
+        prepare = partial(_prepare_micro_batches, trained=trained, constrain=self._constrain)
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
             try:
                 with ExitStack() as stack:
-                    if shares:  # verl takes our micro-batches and our output layer
+                    if shares:  # verl takes our micro-batches
                         stack.enter_context(patched("transformer_impl.prepare_micro_batches", lambda _: prepare))
-                        stack.enter_context(patched("torch_functional.FusedLinearForPPO", self._of_used_tokens))
                         stack.enter_context(patched("losses.no_padding_2_padding", lambda _: _padded_replies))
                     return super().forward_backward_batch(data, loss_function, forward_only)
             except torch.OutOfMemoryError:
@@ -132,16 +141,27 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         units = _full_weights(self.module)
         return (pair for unit in units for pair in transformer_impl.convert_weight_keys(unit, model).items()), None
 
+    def forward_step(self, *arguments: Any, **options: Any) -> Any:
+        """As verl's, with our output layer."""
+        with patched("torch_functional.FusedLinearForPPO", self._output_layer):
+            return super().forward_step(*arguments, **options)
+
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
-        if (kept := _setting(micro_batch, _KEPT, None)) is not None:
-            device = inputs["input_ids"].device
+        device = inputs["input_ids"].device
+        if (kept := _setting(micro_batch, _KEPT, None)) is None:
+            self._used, constrained = None, self._constrain(*_ids_masks_and_grammars(micro_batch))
+            self._constrained = constrained and self._placed(constrained, micro_batch, inputs["input_ids"])
+        else:
             tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
             for name in ("input_ids", "position_ids", "shift_labels"):
                 inputs[name] = inputs[name][:, tree.keep]
             inputs["attention_mask"] = tree_block_mask(tree.end[None], inputs["position_ids"])
             output_args["expand"], self._used = tree.expand, kept.used.to(device)
+            self._constrained = kept.constrained
+        if self._constrained:
+            self._constrained = _Constrained(self._constrained.places.to(device), self._constrained.masks)
         return inputs, output_args
 
     def prepare_model_outputs(
@@ -151,25 +171,83 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         if (expand := output_args.get("expand")) is not None:
             for name in ("log_probs", "entropy"):
                 output[name] = output[name].index_select(1, expand)
+        elif self._constrained and not _setting(micro_batch, "use_fused_kernels"):
+            logits = output.logits.view(-1, output.logits.shape[-1])
+            chosen = logits[self._constrained.places]
+            allowed = unpack_masks(self._constrained.masks.to(logits.device), logits.shape[1])
+            # Finite, because verl's entropy multiplies it by a probability of 0.
+            logits.index_copy_(0, self._constrained.places, chosen.masked_fill(~allowed, -1e4))
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
 
-    def _of_used_tokens(self, fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
-        """verl's output layer, which returns log-probabilities and entropies, for the tokens that have a loss."""
+    def _output_layer(self, fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
+        """verl's output layer, for the tokens that have a loss. Replies to a grammar have the local trainer's."""
         engine = self
 
-        class UsedTokens(fused_linear):
+        class OutputLayer(fused_linear):
             def forward(
                 self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
-            ) -> tuple[Tensor, Tensor]:
-                """``hidden_states`` [1, U, hidden], ``input_ids`` the labels, int64 [1, U]; returns two of [1, U]."""
-                used = engine._used
-                values = super().forward(hidden_states[0, used], vocab_weights, input_ids[0, used], temperature)
-                log_probs, entropy = (
-                    value.new_zeros(input_ids.shape).index_copy(1, used, value[None]) for value in values
-                )
-                return log_probs, entropy
+            ) -> tuple[Tensor, ...]:
+                """``hidden_states`` [N, T, hidden], ``input_ids`` the labels, int64 [N, T]; returns two of [N, T]."""
+                used, constrained = engine._used, engine._constrained
+                hidden, labels = hidden_states.flatten(0, 1), input_ids.flatten()
+                values = (hidden.new_zeros(len(hidden), dtype=torch.float32),) * 2
+                if used is None:
+                    values = super().forward(hidden, vocab_weights, labels, temperature)
+                elif len(used):
+                    found = super().forward(hidden[used], vocab_weights, labels[used], temperature)
+                    values = _replaced(values, used, found)
+                if constrained:
+                    places = constrained.places
+                    head: Any = partial(nn.functional.linear, weight=vocab_weights)
+                    head.out_features = len(vocab_weights)
+                    found = token_logprobs(
+                        head,
+                        hidden[places],
+                        labels[places],
+                        temperature=temperature,
+                        masks=constrained.masks,
+                        entropy_gradient=True,
+                    )
+                    values = _replaced(values, places, found)
+                return tuple(value.view(input_ids.shape) for value in values)
 
-        return UsedTokens
+        return OutputLayer
+
+    @cached_property
+    def _constraints(self) -> Constraints:
+        model = self.model_config
+        path = model.local_tokenizer_path or model.local_path
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return Constraints(self.module, tokenizer, by_vllm=True)
+
+    def _constrain(
+        self, ids: Sequence[Tensor], masks: Sequence[Tensor], grammars: Sequence[str]
+    ) -> _Constrained | None:
+        """What the ``grammars`` of these rows allow; None without one that a loss needs."""
+        places, allowed, end = list[Tensor](), list[Tensor](), 0
+        for row, mask, text in zip(ids, masks, grammars, strict=True):
+            end += len(row)
+            reply = row[len(row) - len(mask) :]
+            for start, stop, grammar in json.loads(text or "[]"):
+                if mask[start:stop].any():  # verl may have rejected the row
+                    places.append(torch.arange(start, stop) + (end - len(mask) - 1))  # the token before has the label
+                    allowed.append(self._constraints.replay(grammar, reply[start:stop].tolist()))
+        return _Constrained(torch.cat(places), torch.cat(allowed)) if places else None
+
+    def _placed(self, constrained: _Constrained, micro_batch: Any, inputs: Tensor) -> _Constrained:
+        """With places in the ``inputs`` of the model, which may be padded or a part for one of several GPUs."""
+        places, masks = constrained
+        offsets = micro_batch["input_ids"].offsets().cpu()
+        if not _setting(micro_batch, "use_remove_padding", True):
+            rows = torch.searchsorted(offsets, places, right=True) - 1
+            return _Constrained(places - offsets[rows] + rows * inputs.shape[1], masks)
+        if self.use_ulysses_sp:
+            numbers = torch.zeros(1, int(offsets[-1]), dtype=torch.long)
+            numbers[0, places] = torch.arange(1, len(places) + 1)
+            own = ulysses_pad_and_slice_inputs(numbers, sp_size=self.ulysses_sequence_parallel_size)[0][0]
+            places = torch.nonzero(own)[:, 0]
+            return _Constrained(places, masks[own[places] - 1])
+        return constrained
 
     def _shares(self, data: Any) -> bool:
         model = self.model_config.hf_config
@@ -189,16 +267,32 @@ def _setting(data: Any, name: str, default: Any = False) -> Any:
     return tensordict_utils.get_non_tensor_data(data, name, default)
 
 
+class _Constrained(NamedTuple):
+    """The tokens of a micro-batch that a grammar has constrained, and what it allowed; on the CPU."""
+
+    places: Tensor
+    """int64 [K]: the tokens before, whose logits choose them, in a micro-batch without padding"""
+    masks: Tensor
+    """uint8 [K, bytes], for :func:`.unpack_masks`"""
+
+
 class _Kept(NamedTuple):
     """What a micro-batch computes of its rows' tokens; on the CPU, before the first pass waits for the GPU."""
 
     tree: PrefixTree
     used: Tensor
     """int64 [K]: the kept tokens whose next one has a loss; the first token if there is none, for a gradient of 0"""
+    constrained: _Constrained | None
+    """Others, with places among the kept tokens"""
 
 
 def _prepare_micro_batches(
-    data: Any, dp_group: Any, *, trained: Sequence[int] | None = None, **_: Any
+    data: Any,
+    dp_group: Any,
+    *,
+    trained: Sequence[int] | None = None,
+    constrain: Callable[..., _Constrained | None],
+    **_: Any,
 ) -> tuple[_MicroBatches, list[list[int]]]:
     """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both.
 
@@ -218,7 +312,7 @@ def _prepare_micro_batches(
         others = sorted(set(range(len(lengths))).difference(rows))
         rows += others[: max(0, int(number) - len(rows))]
         batches = divided(int(number))
-    return _MicroBatches(data, batches, (prompts, masks, lengths)), batches
+    return _MicroBatches(data, batches, (prompts, masks, lengths), constrain), batches
 
 
 @dataclass(frozen=True)
@@ -233,6 +327,8 @@ class _MicroBatches(Sized):
     batches: list[list[int]]
     of_rows: tuple[list[Tensor], list[Tensor], list[int]]
     """:func:`_prompts_masks_and_lengths` of the data."""
+    constrain: Callable[..., _Constrained | None]
+    """:meth:`SharedPrefixesEngine._constrain`; its thread is ahead of the passes."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -241,20 +337,45 @@ class _MicroBatches(Sized):
         tensors = {name: value for name, value in self.data.items() if isinstance(value, Tensor)}
         rows = {name: _rows(value) for name, value in tensors.items() if value.is_nested}
         settings = {name: value.data for name, value in self.data.items() if isinstance(value, NonTensorData)}
-        for batch in self.batches:
-            fields: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
-            for name, value in tensors.items():
-                fields[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
-            fields[_KEPT] = NonTensorData(_kept(*([values[row] for row in batch] for values in self.of_rows)))
-            yield TensorDict(fields, batch_size=len(batch))
+        to_constrain = _ids_masks_and_grammars(self.data)
+
+        def constrained(batch: list[int]) -> _Constrained | None:
+            return self.constrain(*([values[row] for row in batch] for values in to_constrain))
+
+        with ThreadPoolExecutor(1, thread_name_prefix="grammars") as thread:
+            for batch, found in zip(self.batches, thread.map(constrained, self.batches), strict=True):
+                fields: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
+                for name, value in tensors.items():
+                    fields[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
+                prompts, masks, lengths = ([values[row] for row in batch] for values in self.of_rows)
+                fields[_KEPT] = NonTensorData(_kept(prompts, masks, lengths, found))
+                yield TensorDict(fields, batch_size=len(batch))
 
 
-def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Kept:
+def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int], constrained: _Constrained | None) -> _Kept:
     tree = prefix_tree(prompts, lengths)
     # A reply's mask is at the end of its row, and the token before has the label.
     positions = zip(torch.tensor(lengths).cumsum(0).tolist(), masks, strict=True)
     used = torch.cat([torch.nonzero(mask)[:, 0] + (end - len(mask) - 1) for end, mask in positions])
-    return _Kept(tree, tree.expand[used if len(used) else torch.zeros(1, dtype=torch.long)])
+    if constrained:
+        used = used[~torch.isin(used, constrained.places)]
+        constrained = _Constrained(tree.expand[constrained.places], constrained.masks)
+    elif not len(used):
+        used = torch.zeros(1, dtype=torch.long)
+    return _Kept(tree, tree.expand[used], constrained)
+
+
+def _replaced(values: tuple[Tensor, ...], places: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    pairs = zip(values, others, strict=True)
+    return tuple(value.index_copy(0, places, other.to(value.dtype)) for value, other in pairs)
+
+
+def _ids_masks_and_grammars(data: Any) -> tuple[Sequence[Tensor], Sequence[Tensor], list[str]]:
+    """Of each row, on the CPU: its ids, the mask of its reply, and :attr:`.TrainingRow.grammars`."""
+    grammars = tensordict_utils.get(data, GRAMMARS, "")
+    # A TensorDict may have one value for all rows.
+    of_rows = [grammars] * len(data) if isinstance(grammars, str) else list(grammars)
+    return _rows(data["input_ids"].cpu()), _rows(data["loss_mask"].cpu()), of_rows
 
 
 def _padded_replies(values: Tensor, data: Any) -> Tensor:

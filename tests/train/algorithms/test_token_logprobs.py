@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from groundwire.train.local.token_logprobs import token_logprobs
+from groundwire.train.algorithms.token_logprobs import token_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 50, 8, 600
 
@@ -57,7 +58,7 @@ def test_values_and_gradients_are_those_of_one_plain_pass(chunk: int, masked: bo
         hidden,
         targets,
         temperature=0.7,
-        forbidden=forbidden if masked else None,
+        masks=torch.from_numpy(np.packbits(~forbidden.numpy(), axis=1, bitorder="little")) if masked else None,
         logits_per_chunk=chunk,
         entropy_gradient=True,
     )

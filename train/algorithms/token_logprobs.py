@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
+from groundwire.train.policy.constraint import unpack_masks
+
 
 class Head:
     """What a causal LM computes after its last hidden states: [M, width] to [M, vocabulary], with a gradient.
@@ -51,40 +53,40 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    forbidden: Tensor | None = None,
+    masks: Tensor | None = None,
     logits_per_chunk: int = 1 << 26,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The log-probabilities of ``targets`` (int64 [M]) and the entropies (nats), both float32 [M].
 
-    ``head`` is a :class:`Head` or an output layer; ``hidden`` is [M, width]. ``temperature`` divides the
-    logits. ``forbidden``, bool [M, vocabulary] on any device, are tokens without a probability. At most
-    ``logits_per_chunk`` logits exist at once, but those of one token. The entropies can be differentiated only with
-    ``entropy_gradient``; otherwise they cost one pass over the logits.
+    ``head`` is a :class:`Head` or another function with ``out_features``; ``hidden`` is [M, width]. ``temperature``
+    divides the logits. ``masks``, uint8 [M, bytes] on any device, are the tokens with a probability, for
+    :func:`.unpack_masks`. At most ``logits_per_chunk`` logits exist at once, but those of one token. The entropies can
+    be differentiated only with ``entropy_gradient``; otherwise they cost one pass over the logits.
     """
 
-    def chunk(hidden: Tensor, targets: Tensor, forbidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    def chunk(hidden: Tensor, targets: Tensor, masks: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float()
         if temperature != 1:
             logits = logits / temperature
-        if forbidden is not None:
-            logits = logits.masked_fill(forbidden.to(logits.device), -torch.inf)
+        if masks is not None:
+            logits = logits.masked_fill(~unpack_masks(masks.to(logits.device), head.out_features), -torch.inf)
         logprobs = torch.log_softmax(logits, -1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             # 0 times infinity is not a number.
-            finite = logprobs if forbidden is None else logprobs.clamp(min=-1e4)
+            finite = logprobs if masks is None else logprobs.clamp(min=-1e4)
             entropy = -(logprobs.exp() * finite).sum(-1)
         return logprobs.gather(1, targets[:, None])[:, 0], entropy
 
     size = max(1, logits_per_chunk // head.out_features)
     if len(hidden) <= size:
-        return chunk(hidden, targets, forbidden)
+        return chunk(hidden, targets, masks)
     chunks = [
         checkpoint(chunk, *tensors, use_reentrant=False)
         for tensors in zip(
             hidden.split(size),
             targets.split(size),
-            [None] * len(hidden) if forbidden is None else forbidden.split(size),
+            [None] * len(hidden) if masks is None else masks.split(size),
             strict=False,
         )
     ]
