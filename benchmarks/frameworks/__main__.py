@@ -57,6 +57,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make frameworks", description=__doc__)
     parser.add_argument("agents", nargs="*", metavar="AGENT", help=f"of {', '.join(folders)}; default: all")
     parser.add_argument("--no-training", action="store_true", help="only the check against the scripted policy")
+    parser.add_argument(
+        "--gpu", metavar="PYTHON", help="only train, with verl in this environment; the agent's is that of PYTHON"
+    )
     parser.add_argument("--set", nargs="*", default=SETTINGS, metavar="KEY=VALUE", help="settings of the training")
     options = parser.parse_args()
     if unknown := sorted(set(options.agents) - set(folders)):
@@ -67,9 +70,12 @@ def main() -> int:
         if options.agents and agent.folder not in options.agents:
             continue
         before = results.get(agent.folder, {})
-        result = _run(agent, [] if options.no_training else list(options.set))
-        if options.no_training and "training" in before:
-            result["training"] = before["training"]
+        if options.gpu:
+            result = before | _run_on_gpu(agent, options.gpu, options.set)
+        else:
+            result = _run(agent, [] if options.no_training else list(options.set))
+            kept = ("training", "gpu") if options.no_training else ("gpu",)
+            result |= {name: before[name] for name in kept if name in before}
         results[agent.folder] = result
         failed += bool(result.get("reason"))
         print(f"{agent.title}: {result.get('reason') or 'ok'}, {result['seconds']:.0f} s", flush=True)
@@ -93,6 +99,14 @@ def _run(agent: Agent, settings: list[str]) -> dict[str, Any]:
     except (InstallError, FailedError) as error:
         result["reason"] = str(error)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _run_on_gpu(agent: Agent, python: str, settings: Sequence[str]) -> dict[str, Any]:
+    import torch
+
+    options = ["--trainer", "verl", "--config", "starter", "--runner-python", python]
+    trained = _train(agent, sys.executable, [*options, *settings])
+    return {"gpu": {"card": torch.cuda.get_device_name(), **trained}}
 
 
 def _train(agent: Agent, python: str, settings: Sequence[str]) -> dict[str, Any]:

@@ -22,9 +22,9 @@ _API_NAMES = {
 }
 _HEAD = (
     "Framework", "Version", "Wire API", "Exact calls", "Tools; structured output", "Agent names", "Prefix breaks, %",
-    "Greedy accuracy", "Sampled accuracy",
+    "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
 )  # fmt: skip
-_README_HEAD = ("Framework", "Greedy accuracy", "Gain")
+_README_HEAD = ("Framework", "Greedy accuracy", "Gain", "Gain on a GPU")
 
 
 def write_pages(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -50,16 +50,21 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     """Whether the agent gained by its training, in points."""
-    link = f"[{agent.title}]({agent.path})"
     trained = (result.get("training") or {}).get("validation", {})
+    accuracy = f"{trained['before']:.3f} → {trained['after']:.3f}" if "after" in trained else ""
+    on_gpu = (result.get("gpu") or {}).get("validation", {})
+    return [f"[{agent.title}]({agent.path})", accuracy, _gain(trained), _gain(on_gpu)]
+
+
+def _gain(trained: Mapping[str, Any]) -> str:
     if "after" not in trained:
-        return [link, "", ""]
+        return ""
     low, high = trained["difference_ci95"]
     verdict = "gained" if low > 0 else "lost" if high < 0 else "unclear"
     points = f"{100 * trained['difference']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
     if trained.get("baseline") == "first query":  # it was right more often than the answers
         points += f" from {trained['before_first_query']:.3f}"
-    return [link, f"{trained['before']:.3f} → {trained['after']:.3f}", f"{verdict}: {points}"]
+    return f"{verdict}: {points}"
 
 
 def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
@@ -70,7 +75,7 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     link = f"[{agent.title}](../{agent.path})"
     check = result.get("check")
     if check is None:
-        return [link, version, *[""] * (len(_HEAD) - 3), str(result.get("reason", ""))]
+        return [link, version, *[""] * (len(_HEAD) - 4), str(result.get("reason", "")), ""]
     apis = ", ".join(_API_NAMES.get(name, name) for name in check["wire_apis"])
     differs = f" of {check['served']}: {check['problems'][0]}" if check["problems"] else ""
     return [
@@ -103,9 +108,14 @@ def _breaks(training: Mapping[str, Any] | None) -> str:
 
 
 def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
-    """The greedy accuracy, and of how many questions; then the sampled one, of the same questions."""
+    """The greedy accuracy, and of how many questions; the sampled one, of the same; the greedy one on a GPU."""
+    gpu = result.get("gpu")
+    on_gpu = f"{_accuracy(gpu, 'validation')} ({gpu['card']})" if gpu else ""
     if (training := result.get("training")) is None:
-        return ["", str(result.get("reason") or ("" if agent.trained else "not trained"))]
-    found = [training.get(name, {}) for name in ("validation", "validation_sampled")]
-    greedy, sampled = (f"{each['before']:.3f} → {each['after']:.3f}" if "after" in each else "" for each in found)
-    return [f"{greedy} of {found[0]['n']}" if greedy else "", sampled]
+        return ["", str(result.get("reason") or ("" if agent.trained else "not trained")), on_gpu]
+    return [_accuracy(training, "validation"), _accuracy(training, "validation_sampled").partition(" of ")[0], on_gpu]
+
+
+def _accuracy(training: Mapping[str, Any], name: str) -> str:
+    found = training.get(name, {})
+    return f"{found['before']:.3f} → {found['after']:.3f} of {found['n']}" if "after" in found else ""

@@ -17,7 +17,8 @@ except speed, scaling, update and uneven use the model of --model.
   update  the local trainer's update and sampling, and verl's update, at the
           shape of an agent's calls, with random weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
-  constrained  replies with a JSON schema, and calls of a required tool
+  constrained  replies with a JSON schema, and calls of a required tool: their form, and the probabilities of
+               sampler and trainer
   learning     supervised fine-tuning on two thirds of Spider's training
           databases, then GRPO on the others, for each agent and seed; beside
           them SFT alone for the time of both; evaluations of all validation
@@ -271,6 +272,9 @@ def part_constrained(suite: Suite) -> dict[str, Any]:
     if folder is not None:
         rollouts = final_rollouts(RunDir.open(folder))
         result["complete"] = f"{sum(bool(rollout.outcome.answer) for rollout in rollouts)} of {len(rollouts)}"
+        lines = [line["data"] for line in read_lines(folder / "verl.jsonl")] if suite.options.device == "cuda" else []
+        names = ("training/rollout_probs_diff_mean", "training/rollout_probs_diff_max")
+        result["differences"] = [{name: line[name] for name in names if name in line} for line in lines]
     return result
 
 

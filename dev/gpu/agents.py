@@ -56,7 +56,7 @@ _TOOL = {"type": "function", "function": {"name": "run_sql", "parameters": _SCHE
 
 
 async def constrained(question: Question, endpoint: Endpoint) -> str:
-    """A free reply, one with a JSON schema and one with a required tool. Raises if a complete one has another form."""
+    """A reply with a JSON schema and one with a required tool. Raises if a complete one has another form."""
     client, model, headers = (
         _client.with_options(base_url=endpoint.base_url),
         endpoint.model,
@@ -67,7 +67,7 @@ async def constrained(question: Question, endpoint: Endpoint) -> str:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}},
         {"tools": [_TOOL], "tool_choice": "required"},
     ]
-    answer = await _ask(endpoint, messages)  # the only one that verl trains
+    answer = ""
     for given in formats:
         reply = await client.chat.completions.create(
             model=model, messages=messages, extra_headers=headers, **given, **endpoint.sampling
