@@ -446,7 +446,7 @@ def test_every_gpu_has_as_many_micro_batches_if_few_rows_have_a_gradient(engines
     prompts, replies = some_rows(2)
     data = verl_batch([torch.cat(pair) for pair in zip(prompts, replies, strict=True)], replies)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda number, **_: number.fill_(3))  # another GPU has three
-    parts, rows = shared_prefixes._prepare_micro_batches(data, None, trained=[5])
+    parts, rows = shared_prefixes._prepare_micro_batches(data, None, trained=[5], constrain=lambda *_: None)
     assert len(parts) == len(rows) == 3
     assert all(len(part) == len(each) > 0 for part, each in zip(parts, rows, strict=True))
     assert 5 in [row for each in rows for row in each]
