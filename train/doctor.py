@@ -34,6 +34,7 @@ from groundwire.train.cli.machine_checks import (
 )
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.job.trainer import trainer_of
+from groundwire.train.policy.chat.tool_formats import FORMATS, THINK, written_format
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.policy.pretrained.model_settings import read_chat_templates
 
@@ -58,9 +59,11 @@ def main(
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model: check its chat template")] = None,
     tool_format: Annotated[
-        Literal["hermes", "llama3_json"],
-        typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="FORMAT"),
-    ] = "hermes",
+        Literal[tuple(FORMATS)] | None,  # type: ignore[valid-type]
+        typer.Option(
+            help="How tool calls are read. Default: as the template writes them; verl: hermes", metavar="FORMAT"
+        ),
+    ] = None,
     external_store_address: Annotated[
         str | None, typer.Option(help="A store's address: check that it answers", metavar="URL")
     ] = None,
@@ -113,7 +116,7 @@ def examine(
     *,
     trainer: str | None = None,
     model: str | None = None,
-    tool_format: str = "hermes",
+    tool_format: str | None = None,
     store: str | None = None,
     token_file: Path | None = None,
     endpoint: str | None = None,
@@ -135,7 +138,11 @@ def examine(
         _check_logins(),
     ]
     checks += [check_memory(planned, gpu_memory)] if planned is not None else []
-    checks += [_check_chat_template(model, tool_format)] if model is not None else []
+    checks += (
+        [_check_chat_template(model, tool_format or ("" if wanted.in_process else "hermes"))]
+        if model is not None
+        else []
+    )
     checks += [_check_store(store, token_file)] if store is not None else []
     checks += [_check_endpoint(endpoint)] if endpoint is not None else []
     for check in checks:
@@ -170,8 +177,8 @@ def _check_logins() -> Iterator[Check]:
         yield Check("ok", f"Weights & Biases: {state}")
 
 
-def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
-    """Whether the model's chat template writes tool calls in the format that the server parses."""
+def _check_chat_template(model: str, tool_format: str | None) -> Iterator[Check]:
+    """Whether the model's chat template writes tool calls in the format that the server parses; None for any."""
     if is_hub_name(model):
         yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
         return
@@ -180,17 +187,16 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return
-    written = "llama3_json" if '"parameters"' in template else None
-    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML inside the tag, not JSON
-        written = "hermes"
+    written = written_format(template)
     if written is None:
         remedy = "use the langgraph backend, which calls no tools"
         yield Check("warning", f"the chat template of {model} has no tool calls", remedy)
-    elif written != tool_format:
+    elif tool_format and FORMATS[written].read is not FORMATS[tool_format].read:
         remedy = f"actor_rollout_ref.rollout.multi_turn.format={written}"
         yield Check("failure", f"{model} writes tool calls as {written}, but they are parsed as {tool_format}", remedy)
     else:
-        yield Check("ok", f"{model}: chat template with {written} tool calls")
+        thinks = " and reasoning in <think>" if THINK in template else ""
+        yield Check("ok", f"{model}: chat template with {written} tool calls{thinks}")
 
 
 def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:

@@ -38,8 +38,9 @@ def main(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps or xpu")] = "cpu",
     tool_format: Annotated[
-        str, typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="NAME")
-    ] = "hermes",
+        str | None,
+        typer.Option(help="How the model writes tool calls. Default: as its chat template does", metavar="NAME"),
+    ] = None,
     token_file: TokenFile = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
     version: Version = False,

@@ -54,7 +54,7 @@ def serve(
     served_model_name: str | None = None,
     max_model_len: int | None = None,
     device: str = "cpu",
-    tool_format: str = "hermes",
+    tool_format: str | None = None,
     token_file: str | Path | None = None,
 ) -> ServedModel:
     """Serve a model as an OpenAI-compatible endpoint, as ``groundwire serve`` does; returns at once.
@@ -66,7 +66,7 @@ def serve(
         served_model_name: requests for another model are refused. Without it, any name is accepted.
         max_model_len: tokens of prompt and reply together. Default: that of the run, else 4096.
         device: cpu, cuda, mps or xpu.
-        tool_format: how the model writes tool calls, hermes or llama3_json.
+        tool_format: how the model writes tool calls, such as hermes; by default as its chat template does.
         token_file: a file with the endpoint's API key. Without it: GROUNDWIRE_TOKEN, else the user's own token.
 
     Returns:
@@ -97,7 +97,7 @@ def serve(
     from groundwire.train.policy.server import PolicyServer
     from groundwire.train.rollouts.event_loop import EventLoopThread
 
-    if tool_format not in FORMATS:
+    if tool_format is not None and tool_format not in FORMATS:
         raise CommandError(f"tool format {tool_format!r} is unknown; known: {', '.join(FORMATS)}")
     check_device(device)
     model, tokenizer = load_policy(folder)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
@@ -33,8 +34,11 @@ from groundwire.train.policy.chat.prompt import Prompt, Prompts
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.chat.template import is_trusted
+from groundwire.train.policy.chat.tool_formats import written_format
 from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, Engine
+
+_log = logging.getLogger(__name__)
 
 MAX_BODY = 16 << 20
 """Largest request, in bytes."""
@@ -56,7 +60,8 @@ class PolicyServer(HttpServer):
         engine: samples the replies; it is not closed with the server.
         host: the address to listen on, at ``port``; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404, unless ``any_model``.
-        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`.
+        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`;
+            by default as its chat template does, which is ``hermes`` where it writes none. A warning names another one.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.
 
@@ -72,13 +77,17 @@ class PolicyServer(HttpServer):
         port: int = 0,
         model_name: str = "policy",
         any_model: bool = False,
-        tool_format: str = "hermes",
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         token: str | None = None,
     ) -> None:
         super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name, self._any_model = engine, model_name, any_model
-        self._tool_format, self._prompts = FORMATS[tool_format], Prompts(engine, template_options or {})
+        written = written_format(str(engine.tokenizer.chat_template))
+        self._tool_format = FORMATS[tool_format or written or "hermes"]
+        if tool_format and written and FORMATS[written].read is not self._tool_format.read:
+            _log.warning("the chat template writes tool calls as %s, but they are read as %s", written, tool_format)
+        self._prompts = Prompts(engine, template_options or {})
         self._one_long_request = asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()

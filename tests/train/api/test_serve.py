@@ -97,7 +97,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served: ServedMod
         ("starter", {"host": "0.0.0.0"}, "listening on 0.0.0.0 needs a token"),
         ("starter", {"port": port}, f"port {port} on 127.0.0.1 is in use"),
         ("starter", {"device": "tpu"}, "device is 'tpu'"),
-        ("starter", {"tool_format": "xml"}, "tool format 'xml' is unknown; known: hermes, llama3_json"),
+        ("starter", {"tool_format": "xml"}, "tool format 'xml' is unknown; known: hermes, qwen3_xml, qwen3_coder, "),
     ):
         with pytest.raises(UserError) as raised:
             serve(checkpoint, **options)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_verl_without_its_packages_is_a_failure_with_install_commands() -> None:
     ("arguments", "expected"),
     [
         (("--trainer", "nope"), "'nope' is not one of 'local', 'verl'"),
-        (("--tool-format", "nope"), "'nope' is not one of 'hermes', 'llama3_json'"),
+        (("--tool-format", "nope"), "'nope' is not one of 'hermes', 'qwen3_xml', "),
     ],
 )
 def test_an_unknown_value_is_an_error_that_lists_the_known_ones(arguments: tuple[str, ...], expected: str) -> None:
@@ -80,14 +80,18 @@ def test_an_unreachable_store_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("template", "tool_format", "level"),
     [
-        ("{{ '<tool_call>' }}", "hermes", "ok"),
-        ("{{ '<tool_call>' }}", "llama3_json", "failure"),
-        ('{{ \'{"name": n, "parameters": p}\' }}', "llama3_json", "ok"),
+        ('<tool_call>{"name": {{ n }}, "arguments": {{ a }}}', "hermes", "ok"),
+        ('<tool_call>{"name": {{ n }}, "arguments": {{ a }}}', "llama3_json", "failure"),
+        ("<tool_call>{{ n }}<arg_key>", "hermes", "warning"),
+        ("<tool_call><function={{ n }}>", "hermes", "failure"),
+        ("<tool_call><function={{ n }}>", "qwen3_coder", "ok"),
+        ("[TOOL_CALLS]{{ n }}", None, "ok"),
+        ('{"name": {{ n }}, "parameters": {{ p }}}', "llama3_json", "ok"),
         ("{{ messages }}", "hermes", "warning"),
     ],
 )
 def test_the_tool_format_must_match_the_chat_template(
-    tmp_path: Path, template: str, tool_format: str, level: str
+    tmp_path: Path, template: str, tool_format: str | None, level: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))

@@ -38,7 +38,7 @@ class ChatResponse:
         self._tokenizer = tokenizer
         self._shown, self.hidden = _special_tokens(tokenizer, tool_format.special if self.tools else ())
         """The special tokens that are part of the text, and those that are not."""
-        self._thinks = request.raw_prompt is None and has_reasoning(tokenizer)
+        self._thinks = not (request.raw_prompt or request.grammar) and has_reasoning(tokenizer)
         self._opened = self._thinks and tokenizer.decode(prompt_ids[-_WINDOW:]).rstrip().endswith(THINK)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}

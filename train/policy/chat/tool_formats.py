@@ -45,8 +45,8 @@ class ToolFormat:
 
     name: str
     openings: tuple[str, ...]
-    read: Callable[[str, int, Collection[str], bool], _Read]
-    """From (text, place of an opening, names, whether the text has ended): the calls and where they end, or None."""
+    read: Callable[[str, int, Collection[str]], _Read]
+    """From (text, place of an opening, names): the calls and where they end, or None."""
     special: tuple[str, ...] = ()
     """Its parts that are special tokens of the tokenizer."""
     written: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class ToolFormat:
             if mark == THINK:
                 end = text.find(END_THINK, at)
                 at = len(text) if end < 0 else end
-            elif (read := self._read(text, start, names, ended)) is not None:
+            elif (read := self._read(text, start, names)) is not None:
                 calls += read[0]
                 content.append(text[kept:start])
                 kept = at = read[1]
@@ -78,9 +78,9 @@ class ToolFormat:
         said = "".join((*content, text[kept : max(kept, len(text) - held)]))
         return (said.rstrip() or None if calls or not ended else said), calls
 
-    def _read(self, text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+    def _read(self, text: str, start: int, names: Collection[str]) -> _Read:
         try:
-            return self.read(text, start, names, ended)
+            return self.read(text, start, names)
         except (ValueError, RecursionError):  # what is there is no JSON
             return None
 
@@ -90,12 +90,12 @@ def written_format(template: str) -> str | None:
     return next((f.name for f in FORMATS.values() if all(t in template for t in f.written or f.openings[:1])), None)
 
 
-def _read_hermes(text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+def _read_hermes(text: str, start: int, names: Collection[str]) -> _Read:
     value, end = _json(text, start + len("<tool_call>"))
-    return _one(_openai_call(value, names), _HERMES_END.match(text, end), "</tool_call>", ended)
+    return _one(_openai_call(value, names), _HERMES_END.match(text, end))
 
 
-def _read_qwen3(text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+def _read_qwen3(text: str, start: int, names: Collection[str]) -> _Read:
     function = _FUNCTION.match(text, start)
     if function is None or function[1] not in names:
         return None
@@ -107,7 +107,7 @@ def _read_qwen3(text: str, start: int, names: Collection[str], ended: bool) -> _
         arguments[key] = _typed(value, schemas.get(key) if isinstance(schemas, dict) else None)
         at = parameter.end()
     call = _openai_call({"name": function[1], "arguments": arguments}, names)
-    return _one(call, _FUNCTION_END.match(text, at), "</tool_call>", ended)
+    return _one(call, _FUNCTION_END.match(text, at))
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -125,11 +125,11 @@ def _typed(text: str, schema: Any) -> Any:
         return text
 
 
-def _read_llama(text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+def _read_llama(text: str, start: int, names: Collection[str]) -> _Read:
     """The whole reply is calls, or it is content."""
     calls, at = list[dict[str, Any]](), start + len(_LLAMA_TAG) * text.startswith(_LLAMA_TAG, start)
     rest = text[at:].strip()
-    if not ended or text[:start].strip() or not rest:
+    if text[:start].strip() or not rest:
         return None
     while rest:
         value, end = _json(rest, 0)
@@ -141,16 +141,16 @@ def _read_llama(text: str, start: int, names: Collection[str], ended: bool) -> _
     return calls, len(text)
 
 
-def _read_deepseek(text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+def _read_deepseek(text: str, start: int, names: Collection[str]) -> _Read:
     head = _DEEPSEEK.match(text, start)
     if head is None:
         return None
     value, end = _json(text, head.end())
     call = _openai_call({"name": head["v3"] or head["v31"], "arguments": value}, names)
-    return _one(call, _DEEPSEEK_END.match(text, end), "｜>", ended)
+    return _one(call, _DEEPSEEK_END.match(text, end))
 
 
-def _read_mistral(text: str, start: int, names: Collection[str], ended: bool) -> _Read:
+def _read_mistral(text: str, start: int, names: Collection[str]) -> _Read:
     head = _MISTRAL.match(text, start)
     assert head is not None  # the opening is there
     value, end = _json(text, head.end())
@@ -171,11 +171,8 @@ def _json(text: str, at: int) -> tuple[Any, int]:
     return json.JSONDecoder().raw_decode(text, blanks.end() if blanks else at)
 
 
-def _one(call: dict[str, Any] | None, end: re.Match[str] | None, closing: str, ended: bool) -> _Read:
-    """A call whose end is certain: its closing tag is there, or another text follows, or the text has ended."""
-    if call is None or end is None or not (ended or end.end() < len(end.string) or end.string.endswith(closing)):
-        return None
-    return [call], end.end()
+def _one(call: dict[str, Any] | None, end: re.Match[str] | None) -> _Read:
+    return None if call is None or end is None else ([call], end.end())
 
 
 def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
@@ -196,13 +193,15 @@ _V3 = _DEEPSEEK_TOKENS[:2], _read_deepseek, _DEEPSEEK_TOKENS
 FORMATS = {
     tool_format.name: tool_format
     for tool_format in (
+        ToolFormat(
+            "hermes", ("<tool_call>",), _read_hermes, ("<tool_call>", "</tool_call>"), ("<tool_call>", '"arguments"')
+        ),
         ToolFormat("qwen3_xml", *_QWEN3, written=("<tool_call>", "<function=")),
         ToolFormat("qwen3_coder", *_QWEN3, written=("<tool_call>", "<function=")),
         ToolFormat("deepseek_v3", *_V3, written=("<｜tool▁call▁begin｜>", "```json")),
         ToolFormat("deepseek_v31", *_V3, written=("<｜tool▁call▁begin｜>",)),
         ToolFormat("mistral", ("[TOOL_CALLS]",), _read_mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
-        ToolFormat("hermes", ("<tool_call>",), _read_hermes, ("<tool_call>", "</tool_call>")),
-        ToolFormat("llama3_json", ("{", _LLAMA_TAG), _read_llama, written=('"parameters"',)),
+        ToolFormat("llama3_json", ("{", _LLAMA_TAG), _read_llama, written=('{"name": ', '"parameters": ')),
     )
 }
 """By name; a chat template writes the first one whose ``written`` it has."""

@@ -1,0 +1,249 @@
+"""What holds for the reply of every family of models: its template writes reasoning and calls, and we read them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from groundwire.train.policy.chat.request import parse_request
+from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice
+from groundwire.train.policy.chat.tool_formats import written_format
+from groundwire.train.policy.errors import ChatRequestError
+from groundwire.train.policy.types import Completion
+
+HERMES = (
+    """{{ '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}"""
+)
+CALLS = {
+    "hermes": HERMES,
+    "qwen3_xml": "{{ '<tool_call>\\n<function=' + f.name + '>\\n' }}{% for k, v in f.arguments.items() %}"
+    "{{ '<parameter=' + k + '>\\n' + (v if v is string else v | tojson) + '\\n</parameter>\\n' }}{% endfor %}"
+    "{{ '</function>\\n</tool_call>' }}",
+    "deepseek_v3": "{{ '<｜tool▁calls▁begin｜>' if loop.first }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    "{{ f.name + '\\n```json\\n' + f.arguments | tojson + '\\n```<｜tool▁call▁end｜>' }}"
+    "{{ '<｜tool▁calls▁end｜>' if loop.last }}",
+    "deepseek_v31": "{{ '<｜tool▁calls▁begin｜>' if loop.first }}<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"
+    "{{ f.arguments | tojson }}<｜tool▁call▁end｜>{{ '<｜tool▁calls▁end｜>' if loop.last }}",
+    "mistral": "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}",
+    "llama3_json": """{{ '{"name": "' + f.name + '", "parameters": ' + f.arguments | tojson + '}' }}""",
+}
+SEPARATORS = {"hermes": "\n", "qwen3_xml": "\n", "deepseek_v3": "\n", "llama3_json": "; "}
+THINKS = "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' if m.reasoning_content }}"
+PROPERTIES = {"sql": {"type": "string"}, "n": {"type": ["integer", "null"]}, "list": {"type": "array"}, "on": {}}
+TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": PROPERTIES}}}
+TEXTS = [
+    "Let me look.",
+    "\n",
+    " ",
+    "é\U0001f600",
+    "<",
+    "{",
+    "}",
+    "</",
+    "<think",
+    "<tool",
+    '"',
+    "\\",
+    "a b",
+    "`",
+    "1; 2",
+    "[",
+]
+DRAFTS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=run>", "</function>", "[TOOL_CALLS]",
+    '{"name": "run"}', '<tool_call>{"name": "run"}</tool_call>', "<｜tool▁call▁begin｜>run<｜tool▁sep｜>{}",
+]  # fmt: skip
+letters = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x1f"), max_size=6
+)  # 1f: the starter's own
+relaxed = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+said = st.lists(st.sampled_from(TEXTS), max_size=6).map("".join)
+values = st.recursive(letters | st.integers() | st.booleans() | st.none(), st.lists, max_leaves=4)
+arguments = st.fixed_dictionaries({}, optional={
+    "sql": said | st.sampled_from(DRAFTS) | letters,
+    "n": st.none() | st.integers(),
+    "list": st.lists(values),
+})  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def family(request, tiny_policy):
+    """(format, tokenizer), with the special tokens of the format and the template of a family that does not think."""
+    tokenizer = copy.deepcopy(tiny_policy[1])
+    if request.param not in ("hermes", "qwen3_xml"):
+        tokenizer.add_tokens(list(FORMATS[request.param].special), special_tokens=True)
+    separator = json.dumps(SEPARATORS.get(request.param, ""))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+        f"{{{{ {separator} if m.tool_calls and m.content and {separator} == '\\n' }}}}"
+        "{% for c in m.tool_calls %}{% set f = c.function %}"
+        f"{{{{ {separator} if not loop.first }}}}{CALLS[request.param]}"
+        "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return FORMATS[request.param], tokenizer
+
+
+@functools.cache
+def thinking(tokenizer):
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = tokenizer.chat_template.replace("+ m.content }}", "}}" + THINKS + "{{ m.content }}", 1)
+    return changed
+
+
+def response(family, prompt="", **request):
+    tool_format, tokenizer = family
+    body = {"messages": [{"role": "user", "content": "Q"}], "tools": [TOOL], **request}
+    ids = tuple(tokenizer(prompt or "Q", add_special_tokens=False)["input_ids"])
+    chat = parse_request(body, served="m", tool_format=tool_format.name)
+    return ChatResponse(chat, ids, model="m", tokenizer=tokenizer, tool_format=tool_format)
+
+
+def sample(family, *pieces, stop=()):
+    """The reply whose tokens are those of ``pieces``, up to the stop string, as an engine answers it."""
+    tokenizer, ids, text = family[1], [], ""
+    tokens = [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
+    for token in [*tokens, tokenizer.eos_token_id]:
+        ids.append(token)
+        text = tokenizer.decode(ids, skip_special_tokens=True) if stop or token == tokenizer.eos_token_id else ""
+        if places := [text.index(end) for end in stop if end in text]:
+            text = text[: min(places)]
+            break
+    return Completion((1,), ids, [-1.0] * len(ids), text, "stop")
+
+
+def functions(message):
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
+
+
+def render(tokenizer, *messages, add=True):
+    return tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=add)
+
+
+def conversation(family, reasoning, content, calls):
+    """The prompt, a canonical reply to it as the template writes it, and its message."""
+    tokenizer, user = family[1], {"role": "user", "content": "Q"}
+    tool_calls = [
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": "run", "arguments": call}}
+        for i, call in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": tool_calls}
+    prompt = render(tokenizer, user)
+    return prompt, render(tokenizer, user, message, add=False)[len(prompt) :].removesuffix("<|im_end|>\n"), user
+
+
+@relaxed
+@given(
+    pieces=st.lists(st.sampled_from([*TEXTS, *DRAFTS]) | letters, max_size=12),
+    calls=st.lists(arguments, max_size=2),
+    end=st.lists(st.sampled_from([*TEXTS, *DRAFTS]), max_size=3),
+    stop=st.sampled_from([(), ("look.\n<t",), ("</tool_call>", "zz"), ("</think>\n\n",)]),
+    opened=st.sampled_from(["", "", "<think>\n"]),
+    thinks=st.booleans(),
+)
+def test_a_stream_is_the_whole_reply(family, pieces, calls, end, stop, opened, thinks):
+    family = (family[0], thinking(family[1])) if thinks else family
+    answered = response(family, opened, stop=list(stop), return_token_ids=True)
+    reply = sample(family, *pieces, conversation(family, "", "", calls)[1], *end, stop=stop)
+    message, finish = answered.message(reply)
+    streamed = StreamedChoice(0, answered)
+    deltas = [choice["delta"] for choice in (streamed.add(token, -1.0) for token in reply.token_ids)]
+    before = "".join(delta.get("content", "") for delta in deltas)
+    assert (message["content"] or "").startswith(before)
+    deltas.append(streamed.end(message, finish)["delta"])
+    for name in ("content", "reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == (message.get(name) or "")
+    assert deltas[-1].get("tool_calls", []) == [{"index": i, **c} for i, c in enumerate(message.get("tool_calls", []))]
+
+
+@relaxed
+@given(
+    draft=st.lists(st.sampled_from([*TEXTS, *DRAFTS]), max_size=8).map("".join),
+    call=arguments,
+    closed=st.booleans(),
+)
+def test_a_draft_in_reasoning_is_never_a_call(family, draft, call, closed):
+    draft = draft.replace("</think>", "")
+    drafted = draft + conversation(family, "", "", [{"sql": "DROP"}])[1]
+    text = f"{drafted}</think>" + conversation(family, "", "", [call])[1] if closed else drafted
+    for thinks, prompt, start in ((True, "", "<think>"), (True, "<think>\n", ""), (False, "", "<think>")):
+        answered = (family[0], thinking(family[1])) if thinks else family
+        message, _ = response(answered, prompt).message(sample(answered, start + text))
+        whole_reply = family[0].name == "llama3_json" and not thinks
+        assert functions(message) == ([("run", call)] if closed and not whole_reply else [])
+        assert ("reasoning" in message) is thinks
+        assert thinks or message["content"].startswith("<think>")
+
+
+@relaxed
+@given(reasoning=said.filter(str.strip), content=said, calls=st.lists(arguments, max_size=3), thinks=st.booleans())
+def test_the_next_prompt_begins_with_what_a_template_writes(family, reasoning, content, calls, thinks):
+    content = "" if calls and family[0].name == "llama3_json" else content.strip()
+    family, reasoning = ((family[0], thinking(family[1])), reasoning.strip()) if thinks else (family, "")
+    prompt, sampled, user = conversation(family, reasoning, content, calls)
+    message, finish = response(family).message(sample(family, sampled))
+    assert functions(message) == [("run", call) for call in calls]
+    assert finish == ("tool_calls" if calls else "stop")
+    for call in message.get("tool_calls", []):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    message |= {
+        "content": (message["content"] or "").lstrip("\n"),
+        "reasoning_content": message.get("reasoning", "").strip("\n"),
+    }
+    assert render(family[1], user, message, user).startswith(prompt + sampled)
+
+
+@pytest.mark.parametrize(("written", "read"), [
+    ("null", {}), ('"{}"', {}), ('""', {}), ('"null"', {}), ('"{\\"sql\\": \\"1\\"}"', {"sql": "1"}), ("{}", {}),
+    ("[]", None), ('"x"', None), ("1", None), ('{"sql": ', None),
+])  # fmt: skip
+def test_arguments_may_be_null_or_text_but_nothing_else(family, written, read):
+    text = conversation(family, "", "", [{"sql": "HERE"}])[1].replace('{"sql": "HERE"}', written)
+    if family[0].name != "qwen3_xml":
+        message, _ = response(family).message(sample(family, text))
+        assert functions(message) == ([] if read is None else [("run", read)])
+        assert message["content"] == (None if read is not None else text)
+
+
+def test_a_parameter_that_is_written_as_text_has_the_type_of_its_schema():
+    text = "<function=run><parameter=%s>\n%s\n</parameter></function>"
+    for name, written, value in [
+        ("sql", "12", "12"), ("n", "12", 12), ("n", "None", None), ("n", "x", "x"), ("on", "true", "true"),
+        ("list", "[1, true]", [1, True]), ("list", "[", "["), ("sql", "</parameter>", "</parameter>"),
+    ]:  # fmt: skip
+        _, [call] = FORMATS["qwen3_coder"].parse(text % (name, written), {"run": TOOL["function"]["parameters"]})
+        assert json.loads(call["function"]["arguments"]) == {name: value}
+
+
+def test_a_template_says_which_format_it_writes_and_only_json_can_be_forced(family):
+    tool_format, tokenizer = family
+    assert written_format(tokenizer.chat_template) == tool_format.name
+    if tool_format.name in ("hermes", "llama3_json"):
+        assert response(family, tool_choice="required").request.grammar
+    else:
+        with pytest.raises(ChatRequestError, match=f"format {tool_format.name} cannot be constrained"):
+            response(family, tool_choice="required")
+
+
+def test_a_completion_of_a_prompt_and_a_constrained_reply_have_no_reasoning(family):
+    family = family[0], thinking(family[1])
+    reply = sample(family, '{"a": 1}')
+    message, _ = response(family, "<think>\n", tools=[], response_format={"type": "json_object"}).message(reply)
+    assert message == {"role": "assistant", "content": '{"a": 1}'}
+    assert response(family, "<think>\n", tools=[], raw_prompt="<think>\n").message(reply)[0] == message
+
+
+def test_mistrals_lists_of_calls_keep_their_ids_and_new_ones_are_as_its_templates_want_them():
+    text = '[TOOL_CALLS] [{"name": "run", "arguments": {}, "id": "abcdefgh0"}, {"name": "run", "arguments": {}}]'
+    content, calls = FORMATS["mistral"].parse(text, {"run"})
+    assert content is None
+    assert calls[0]["id"] == "abcdefgh0"
+    assert len(calls[1]["id"]) == 9
+    assert FORMATS["mistral"].parse(text.replace('"run"', '"x"', 1), {"run"}) == (text.replace('"run"', '"x"', 1), [])
