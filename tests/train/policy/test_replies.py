@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice
@@ -147,20 +148,40 @@ def conversation(family, reasoning, content, calls):
     stop=st.sampled_from([(), ("look.\n<t",), ("</tool_call>", "zz"), ("</think>\n\n",)]),
     opened=st.sampled_from(["", "", "<think>\n"]),
     thinks=st.booleans(),
+    split=st.booleans(),
 )
-def test_a_stream_is_the_whole_reply(family, pieces, calls, end, stop, opened, thinks):
+def test_a_stream_is_the_whole_reply(family, pieces, calls, end, stop, opened, thinks, split):
     family = (family[0], thinking(family[1])) if thinks else family
     answered = response(family, opened, stop=list(stop), return_token_ids=True)
-    reply = sample(family, *pieces, conversation(family, "", "", calls)[1], *end, stop=stop)
+    pieces = [*pieces, conversation(family, "", "", calls)[1], *end]
+    assert_streamed(answered, sample(family, *("".join(pieces) if split else pieces), stop=stop))
+
+
+def assert_streamed(answered, reply):
+    """The number of events with text, which all begin the whole message's."""
     message, finish = answered.message(reply)
     streamed = StreamedChoice(0, answered)
     deltas = [choice["delta"] for choice in (streamed.add(token, -1.0) for token in reply.token_ids)]
-    before = "".join(delta.get("content", "") for delta in deltas)
-    assert (message["content"] or "").startswith(before)
-    deltas.append(streamed.end(message, finish)["delta"])
-    for name in ("content", "reasoning", "reasoning_content"):
-        assert "".join(delta.get(name, "") for delta in deltas) == (message.get(name) or "")
-    assert deltas[-1].get("tool_calls", []) == [{"index": i, **c} for i, c in enumerate(message.get("tool_calls", []))]
+    for last in (False, True):
+        for name in ("content", "reasoning", "reasoning_content"):
+            sent, whole = "".join(delta.get(name, "") for delta in deltas), message.get(name) or ""
+            assert sent == whole if last else whole.startswith(sent)
+        deltas.append(streamed.end(message, finish)["delta"])
+    assert deltas[-2].get("tool_calls", []) == [{"index": i, **c} for i, c in enumerate(message.get("tool_calls", []))]
+    return sum("content" in delta for delta in deltas[:-2])
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_long_stream_is_sent_as_it_comes(tiny_policy, split, strips):
+    text = "Let me look at the  age of é\U0001f600 'Ann', \n\n 12. " * 8
+    tokenizer = copy.deepcopy(tiny_policy[1])
+    if strips:  # the first space of a text, as Llama 2's tokenizer does
+        decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        tokenizer.backend_tokenizer.decoder = decoder
+    family, stop = (FORMATS["hermes"], tokenizer), ["'Ann', \n\n 12. !"]
+    reply = sample(family, *(text if split else text.split("a")), stop[0], "x", stop=stop)
+    assert assert_streamed(response(family, stop=stop), reply) > 50
 
 
 @relaxed
