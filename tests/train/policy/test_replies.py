@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -20,11 +21,9 @@ from groundwire.train.policy.chat.tool_formats import written_format
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Completion
 
-HERMES = (
-    """{{ '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}\\n</tool_call>' }}"""
-)
 CALLS = {
-    "hermes": HERMES,
+    "hermes": '{{ \'<tool_call>\\n{"name": "\' + f.name + \'", "arguments": \' + f.arguments | tojson }}'
+    "{{ '}\\n</tool_call>' }}",
     "qwen3_xml": "{{ '<tool_call>\\n<function=' + f.name + '>\\n' }}{% for k, v in f.arguments.items() %}"
     "{{ '<parameter=' + k + '>\\n' + (v if v is string else v | tojson) + '\\n</parameter>\\n' }}{% endfor %}"
     "{{ '</function>\\n</tool_call>' }}",
@@ -150,6 +149,7 @@ def conversation(family, reasoning, content, calls):
     thinks=st.booleans(),
     split=st.booleans(),
 )
+@example(pieces=["<think>", "a", "</think>", "b"], calls=[], end=[], stop=(), opened="", thinks=True, split=True)
 def test_a_stream_is_the_whole_reply(family, pieces, calls, end, stop, opened, thinks, split):
     family = (family[0], thinking(family[1])) if thinks else family
     answered = response(family, opened, stop=list(stop), return_token_ids=True)
@@ -209,9 +209,11 @@ def test_the_next_prompt_begins_with_what_a_template_writes(family, reasoning, c
     content = "" if calls and family[0].name == "llama3_json" else content.strip()
     family, reasoning = ((family[0], thinking(family[1])), reasoning.strip()) if thinks else (family, "")
     prompt, sampled, user = conversation(family, reasoning, content, calls)
-    message, finish = response(family).message(sample(family, sampled))
+    reply = sample(family, sampled)
+    message, finish = response(family).message(reply)
     assert functions(message) == [("run", call) for call in calls]
     assert finish == ("tool_calls" if calls else "stop")
+    assert response(family).message(dataclasses.replace(reply, finish_reason="length"))[1] == "length"
     for call in message.get("tool_calls", []):
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     message |= {
