@@ -93,7 +93,7 @@ def test_an_unreachable_store_is_a_failure() -> None:
 def test_the_tool_format_must_match_the_chat_template(
     tmp_path: Path, template: str, tool_format: str | None, level: str
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     assert _found(str(tmp_path), model=str(tmp_path), tool_format=tool_format).level == level
 
