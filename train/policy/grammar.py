@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.train.policy.errors import ChatRequestError
@@ -98,7 +99,49 @@ def _compile_schema(schema: str) -> tuple[str, tuple[str, ...]]:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(f"start: {_json_rule(json.loads(schema))}")
     if is_error:
         return " ".join(_POSITION.sub("", messages[0]).split())[:500], ()
+    if '"$ref"' in schema and not _has_end(json.loads(schema)):
+        return "it refers to itself without end, so no reply fulfils it", ()
     return "", tuple(messages)
+
+
+def _has_end(schema: Any) -> bool:
+    """Whether some finite value fulfils a JSON schema, as far as its references say."""
+    needs, waiting = dict[int, list[list[Any]]](), [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            needs[id(each)] = _needed(each, schema)
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    order, before = [*needs], 0
+    while len(order) != before:  # what has all that it needs is taken out
+        before = len(order)
+        for part in order:
+            if all(any(id(each) not in needs for each in options) for options in needs[part]):
+                del needs[part]
+        order = [part for part in reversed(order) if part in needs]
+    return id(schema) not in needs
+
+
+def _needed(part: Mapping[str, Any], whole: Any) -> list[list[Any]]:
+    """What a value of this part of a schema needs: one of each of these schemas."""
+
+    def listed(name: str) -> list[Any]:
+        return part[name] if isinstance(part.get(name), list) else []
+
+    needed = [[each] for each in listed("allOf")] + [
+        options for name in ("anyOf", "oneOf") if (options := listed(name))
+    ]
+    if str(reference := part.get("$ref", "")).startswith("#"):
+        target = whole
+        for name in unquote(reference).split("/")[1:]:
+            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        needed.append([target])
+    properties = part.get("properties")
+    if part.get("type") == "object" and isinstance(properties, dict):
+        needed += [[properties.get(name)] for name in listed("required") if isinstance(name, str)]
+    if part.get("type") == "array" and part.get("minItems") and not listed("prefixItems"):
+        needed.append([part.get("items")])
+    return needed
 
 
 def _json_rule(schema: Any) -> str:

@@ -440,6 +440,37 @@ def test_a_keyword_that_a_schema_cannot_enforce_is_named_in_one_warning(warned):
     assert "uniqueItems" in message
 
 
+A = {"$ref": "#/$defs/A"}
+MANY = {f"A{i}": {"$ref": f"#/$defs/A{i + 1}"} for i in range(2000)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "ends"),
+    [
+        ({"$ref": "#"}, False),
+        ({"$defs": {"A": {"$ref": "#/$defs/B"}, "B": A}, **A}, False),
+        ({"$defs": {"A": {"allOf": [A]}}, **A}, False),
+        ({"$defs": {"A": {"anyOf": [A, A]}}, **A}, False),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, False),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"$defs": {"A": {"anyOf": [A, {"type": "null"}]}}, **A}, True),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, True),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"$defs": {**MANY, "A2000": {"type": "null"}}, "$ref": "#/$defs/A0"}, True),
+        ({"$defs": dict(reversed(({**MANY, "A2000": {"type": "null"}}).items())), "$ref": "#/$defs/A0"}, True),
+    ],
+)
+def test_a_schema_that_refers_to_itself_without_end_is_refused_by_name(schema, ends):
+    asked = {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for body in (asked, {"messages": HELLO, "tools": [tool], "tool_choice": "required"}):
+        if ends:
+            parse_request(body, served="policy")
+            continue
+        with pytest.raises(ChatRequestError, match=r"cannot be used as a JSON schema: it refers to itself without"):
+            parse_request(body, served="policy")
+
+
 def test_stop_token_ids_end_a_reply_and_are_not_in_its_text(tiny_engine):
     (whole,) = sample(tiny_engine, "", max_tokens=20, temperature=0)
     stop = whole.token_ids[5]
