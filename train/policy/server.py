@@ -30,7 +30,7 @@ from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedErro
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
-from groundwire.train.policy.chat.prompt import Prompt, Prompts
+from groundwire.train.policy.chat.prompt import ChatPrompt, Prompts
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.chat.template import is_trusted
@@ -234,7 +234,7 @@ class PolicyServer(HttpServer):
 
         return response, finish
 
-    def _read(self, body: Any, session: str, *, long: bool = False) -> Prompt:
+    def _read(self, body: Any, session: str, *, long: bool = False) -> ChatPrompt:
         """The prompt of a request, which is checked first."""
         tool_format = self._tool_format.name
         return self._prompts.make(

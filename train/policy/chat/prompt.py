@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.call import Conversations
-from groundwire.train.policy.chat.request import ChatRequest, Message
+from groundwire.train.policy.chat.request import ChatMessage, ChatRequest
 from groundwire.train.policy.chat.template import (
     TemplateLimitError,
     TemplateRefusedError,
@@ -59,20 +59,20 @@ _EMPTY_REASONING = re.compile(r"<think>\s*</think>\s*")
 Tokenize = Callable[[str], tuple[int, ...]]
 
 
-class Sampled(NamedTuple):
+class KeptReply(NamedTuple):
     """A reply that later prompts may continue."""
 
     ids: array[int]
     """What its call added to the prompt and reply of ``before``, and the reply itself."""
-    before: Sampled | None
+    before: KeptReply | None
     place: int
     """The index of the reply among the messages."""
     shown: tuple[int, bytes]
     """Length and digest of the text before the reply."""
 
-    def chain(self) -> Iterator[Sampled]:
+    def chain(self) -> Iterator[KeptReply]:
         """This reply and those that it continues, the last one first."""
-        each: Sampled | None = self
+        each: KeptReply | None = self
         while each:
             yield each
             each = each.before
@@ -82,7 +82,7 @@ class Sampled(NamedTuple):
         return [token for each in reversed([*self.chain()]) for token in each.ids]
 
 
-class Prompt(NamedTuple):
+class ChatPrompt(NamedTuple):
     """A prompt, with what is needed to continue its replies."""
 
     request: ChatRequest
@@ -90,7 +90,7 @@ class Prompt(NamedTuple):
     words: Any = None
     """A hash object of the messages, if the request has a session."""
     shown: tuple[int, bytes] = (0, b"")
-    before: Sampled | None = None
+    before: KeptReply | None = None
     continued: int = 0
     """The number of first ids that are those of ``before``."""
 
@@ -106,7 +106,7 @@ class Prompts:
         self._opening = functools.lru_cache(maxsize=64)(self._read_opening)
         self._sampled = Conversations()
 
-    def make(self, chat: ChatRequest, *, long: bool = False) -> Prompt:
+    def make(self, chat: ChatRequest, *, long: bool = False) -> ChatPrompt:
         """The prompt of a request. Raises errors derived from :class:`RefusedError`."""
         tokenize = self._tokenize if long else self._tokenize_parts
         prompt = self._raw(chat, tokenize) if chat.raw_prompt else self._chat(chat, tokenize)
@@ -114,35 +114,35 @@ class Prompts:
             raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
         return prompt
 
-    def keep(self, prompt: Prompt, token_ids: Sequence[int], reply: Mapping[str, Any]) -> None:
+    def keep(self, prompt: ChatPrompt, token_ids: Sequence[int], reply: Mapping[str, Any]) -> None:
         """Keep what was sampled for ``prompt``, of which the agent gets the message ``reply``."""
         session = prompt.request.session
         if not session or not token_ids:
             return
         ids = array("I", [*prompt.ids[prompt.continued :], *token_ids])
-        sampled = Sampled(ids, prompt.before, len(prompt.request.messages), prompt.shown)
+        sampled = KeptReply(ids, prompt.before, len(prompt.request.messages), prompt.shown)
         if isinstance(prompt.request.raw_prompt, str):
             key: Any = prompt.request.raw_prompt + self._engine.tokenizer.decode(token_ids)
         elif prompt.words:
             words = prompt.words.copy()
-            words.update(_words(Message.model_validate(reply)))
+            words.update(_words(ChatMessage.model_validate(reply)))
             key = words.digest()
         else:
             return
         self._sampled.of(session, len(ids) * ids.itemsize + len(key)).add(key, sampled)
 
-    def _chat(self, chat: ChatRequest, tokenize: Tokenize) -> Prompt:
+    def _chat(self, chat: ChatRequest, tokenize: Tokenize) -> ChatPrompt:
         words, replies = _hashed(chat)
         kept = self._kept(chat)
         for place, key in reversed(replies if kept else []):
             if key in kept and (prompt := self._continued(chat, place, kept[key][0], words, tokenize)):
                 return prompt
         text = self._render(chat, chat.template_messages)
-        return Prompt(chat, tokenize(text), words, self._shown(chat, text))
+        return ChatPrompt(chat, tokenize(text), words, self._shown(chat, text))
 
     def _continued(
-        self, chat: ChatRequest, place: int, sampled: Sampled, words: Any, tokenize: Tokenize
-    ) -> Prompt | None:
+        self, chat: ChatRequest, place: int, sampled: KeptReply, words: Any, tokenize: Tokenize
+    ) -> ChatPrompt | None:
         """The prompt that continues a reply, which is the message at ``place``; None if the template does not."""
         messages: list[Any] = chat.template_messages
         for each in sampled.chain():
@@ -157,10 +157,10 @@ class Prompts:
             return None
         ids = sampled.all_ids()
         new = new[1:] if new[0] == ids[-1] else new
-        return Prompt(chat, (*ids, *new), words, self._shown(chat, text), before=sampled, continued=len(ids))
+        return ChatPrompt(chat, (*ids, *new), words, self._shown(chat, text), before=sampled, continued=len(ids))
 
     def _end_of_turn(
-        self, chat: ChatRequest, messages: list[dict[str, Any]], text: str, place: int, sampled: Sampled
+        self, chat: ChatRequest, messages: list[dict[str, Any]], text: str, place: int, sampled: KeptReply
     ) -> int | None:
         """Where the end token of the marked reply at ``place`` is in ``text``; None if it is not to be continued."""
         before, found, after = text.rpartition(_ARGUMENTS if "tool_calls" in messages[place] else _CONTENT)
@@ -184,13 +184,13 @@ class Prompts:
                 return None
         return end
 
-    def _raw(self, chat: ChatRequest, tokenize: Tokenize) -> Prompt:
+    def _raw(self, chat: ChatRequest, tokenize: Tokenize) -> ChatPrompt:
         text = chat.raw_prompt or []
         if isinstance(text, list):
             size = len(self._engine.tokenizer)
             if not 0 <= min(text) <= max(text) < size:
                 raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
-            return Prompt(chat, tuple(text))
+            return ChatPrompt(chat, tuple(text))
         self._check_length(text)
         kept = self._kept(chat)
         key = max((key for key in list(kept) if isinstance(key, str) and text.startswith(key)), key=len, default=None)
@@ -198,8 +198,8 @@ class Prompts:
             ids = kept[key][0].all_ids()
             whole = (*ids, *tokenize(text[len(key) :]))
             if self._engine.tokenizer.decode(whole) == text:
-                return Prompt(chat, whole, before=kept[key][0], continued=len(ids))
-        return Prompt(chat, tokenize(text))
+                return ChatPrompt(chat, whole, before=kept[key][0], continued=len(ids))
+        return ChatPrompt(chat, tokenize(text))
 
     def _kept(self, chat: ChatRequest) -> dict[Any, Any]:
         return self._sampled.kept.get(chat.session, {}) if chat.session else {}
@@ -249,7 +249,7 @@ class Prompts:
         return tokenize(self._engine.tokenizer, text)
 
 
-def _words(message: Message) -> bytes:
+def _words(message: ChatMessage) -> bytes:
     """What a client cannot change without changing the conversation, as JSON."""
     if message.role != "assistant":
         return json.dumps([message.role, message.content, message.name]).encode()

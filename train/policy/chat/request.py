@@ -187,7 +187,7 @@ class _ToolCall(_JSONObject):
     function: _ToolFunction
 
 
-class Message(_JSONObject):
+class ChatMessage(_JSONObject):
     """A checked message."""
 
     # Chat templates know OpenAI's newer role "developer" as "system".
@@ -294,7 +294,7 @@ class ChatRequest(_JSONObject):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     raw_prompt: Annotated[str, Field(min_length=1)] | list[int] | None = None
     """Of a legacy completion: sampled as it is, in place of the messages."""
     tools: list[Annotated[dict[str, Any], AfterValidator(_require_function)]] = []
