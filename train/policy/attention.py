@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
@@ -35,6 +37,10 @@ _VARLEN_WIDTH = 256
 _HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "lm_head_bias")
 """Names in configurations for what a model does to its logits."""
 _BIASED_HEADS = ("gptj", "phi")
+_OLD = Version(transformers.__version__) < Version("5.24")
+"""Tried were 5.10.4 and 5.24."""
+WRONG = frozenset({"glm_moe_dsa", "nemotron_h", "zamba2"} if _OLD else ())
+"""Types whose log-probabilities this transformers computes wrong: in its Mamba 2 a token sees later ones."""
 
 
 def packs(config: Any) -> bool:
@@ -49,7 +55,10 @@ def packs(config: Any) -> bool:
     if model is None or config.get_text_config() is not config:
         return False
     known = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
-    known = known and not getattr(config, "num_kv_shared_layers", 0)  # Gemma 4 divides the mask for these
+    # Gemma 4 divides the mask for shared layers; an old Ministral 3 does not pass positions on.
+    known = (
+        known and not getattr(config, "num_kv_shared_layers", 0) and not (_OLD and config.model_type == "ministral3")
+    )
     supports = ("_supports_attention_backend", "_supports_flash_attn", "_supports_flex_attn")
     return known and not model._is_stateful and all(getattr(model, name) for name in supports)
 
@@ -231,7 +240,11 @@ def _tree(
     if blocks and (window := _window(module, options)):
         mask = mask.of_window(window)
     if blocks and query.is_cuda:
-        options = {"score_mod": _soft_cap(softcap) if softcap else None, "scale": scaling, "enable_gqa": True}
+        options = {
+            "score_mod": _soft_cap(softcap, query.device) if softcap else None,
+            "scale": scaling,
+            "enable_gqa": True,
+        }
         if s_aux is not None:
             options["return_aux"] = AuxRequest(lse=True)
         out = _compiled_flex()(query, key, value, block_mask=mask, **options)
@@ -273,8 +286,9 @@ def _with_scores(
 
 
 @cache
-def _soft_cap(softcap: float) -> Callable[..., Tensor]:
-    return lambda score, _row, _head, _query, _key: softcap * torch.tanh(score / softcap)
+def _soft_cap(softcap: float, device: torch.device) -> Callable[..., Tensor]:
+    cap = torch.tensor(softcap, device=device)  # with dynamic shapes the compiler takes no number here
+    return lambda score, _row, _head, _query, _key: cap * torch.tanh(score / cap)
 
 
 @cache

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,11 @@ def attention_settings(overrides: Mapping[str, Any], model: Path | str | None) -
     else:
         from groundwire.train.policy import attention
 
+        if config.model_type in attention.WRONG:
+            raise ConfigError(
+                f"{model} cannot be trained: transformers {version('transformers')} computes wrong log-probabilities "
+                f"of models of type {config.model_type}: use another model, or transformers 5.24"
+            )
         packs, padded = attention.packs(config), attention.padded_attention(config)
         plain = attention.has_plain_head(config)
     flash = importlib.util.find_spec("flash_attn") is not None

@@ -25,7 +25,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import ENGINE_VENDOR, SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
-from groundwire.train.policy import STARTER
+from groundwire.train.policy import STARTER, attention
 from groundwire.train.run import app
 from groundwire.train.verl import hydra_config
 from groundwire.train.verl.hydra_config import attention_settings, check_context_length, compose, flat_config
@@ -141,11 +141,17 @@ def test_the_models_layers_decide_how_rows_are_computed(monkeypatch: pytest.Monk
     assert settings("jamba") == [None, False, "sdpa"]
 
 
-def test_a_model_that_transformers_does_not_know_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_model_that_transformers_does_not_know_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(
         ConfigError, match=r"its model_type is 'newest', and transformers .* it does not know this type$"
     ):
         attention_settings({}, _model(tmp_path / "a", model_type="newest"))
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "WRONG", {"mamba2"})
+        with pytest.raises(ConfigError, match="computes wrong log-probabilities of models of type mamba2"):
+            attention_settings({}, _model(tmp_path / "c", model_type="mamba2"))
     kinds = ["full_attention", "spiral_attention"]
     with pytest.raises(ConfigError, match=r"its model_type is 'qwen3', .*spiral_attention") as refused:
         attention_settings({}, _model(tmp_path / "b", model_type="qwen3", num_hidden_layers=2, layer_types=kinds))
