@@ -68,11 +68,11 @@ def test_the_only_reward_of_a_group_gives_no_gradient() -> None:
     assert reason(rollout(1.0), without_calls(), trainer="verl").kind == "only_reward"
 
 
-def credited(*advantages: float | None, weight: float = 1.0, **changes: Any) -> Rollout:
-    """A rollout whose calls were trained with these advantages, and not trained for None."""
+def credited(*advantages: float, weight: float = 1.0, **changes: Any) -> Rollout:
+    """A rollout whose calls were trained with these advantages."""
     made = rollout(changes.pop("reward", 0.0), **changes)
     for call, advantage in zip(made.calls, advantages, strict=True):
-        call.credit = None if advantage is None else CallCredit(0.5, advantage, weight)
+        call.credit = CallCredit(0.5, advantage, weight)
     return made
 
 
@@ -83,7 +83,6 @@ def test_the_credit_that_was_trained_decides() -> None:
     assert reason(credited(0.0, 0.0, 0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal
     assert reason(credited(0.5, 0.5, 0.5, weight=0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal  # masked
     assert reason(credited(0.0, 0.0, 0.0), credited(0.5, 0.0, 0.0, reward=1.0)).kind == "mean_reward"
-    assert reason(credited(None, None, None), credited(0.5, 0.0, 0.0)).kind == "bad_calls"
 
 
 def test_no_call_at_the_proxy() -> None:

@@ -53,11 +53,13 @@ READ = {"input_ids", "response_mask", "old_log_probs", "advantages", "grammars"}
 
 def read_by_a_worker(batch: Any) -> set[str]:
     """The columns that verl's worker reads for a call with ``batch``."""
+    from verl.utils import tensordict_utils
     from verl.utils.transferqueue_utils import tqbridge
 
-    read: list[set[str]] = []
-    tqbridge()(lambda data: read.append(set(data.keys()) - set(batch.extra_info)))(batch)
-    return read[0]
+    read: list[Any] = []
+    tqbridge()(read.append)(batch)
+    assert {type(text) for text in tensordict_utils.get(read[0], "grammars")} == {str}
+    return set(read[0].keys()) - set(batch.extra_info)
 
 
 class Server:
