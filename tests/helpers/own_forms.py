@@ -13,7 +13,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from providers import bedrock_ask, gemini_ask, ollama_ask
 from wire import PARAMETERS, Bench
 
-from groundwire.adapters.tracing.wire.call import WireCall
+from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.converse import ConverseCall
 from groundwire.adapters.tracing.wire.generate_content import GenerateContentCall
 from groundwire.adapters.tracing.wire.messages import MessagesCall
@@ -58,7 +58,10 @@ async def _chat(b: Bench, stream: bool, items: list[Any]) -> list[Any]:
         state = ChatCompletionStreamState()
         async for chunk in await client.chat.completions.create(**asked, stream=True):
             state.handle_chunk(chunk)
-        return [state.get_final_completion().choices[0].message.to_dict()]
+        message: Any = state.get_final_completion().choices[0].message.to_dict()
+        for call in message.get("tool_calls") or ():
+            del call["function"]["parsed_arguments"]  # the parser's own
+        return [message]
 
 
 async def _responses(b: Bench, stream: bool, items: list[Any], **options: Any) -> list[Any]:
@@ -167,7 +170,7 @@ FORMS = {
     "ollama": Form(OllamaCall, _ollama, _chat_calls, _chat_result, "messages"),
 }
 """The APIs that are translated to chat completions."""
-CHAT = Form(WireCall, _chat, _chat_calls, _chat_result, "messages")
+CHAT = Form(ChatCall, _chat, _chat_calls, _chat_result, "messages")
 ENCRYPTED = Form(ResponsesCall, _encrypted, FORMS["responses"].calls, _responses_result, "input")
 
 

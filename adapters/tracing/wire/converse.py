@@ -22,6 +22,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool
 from groundwire.tools.files import parse_json
@@ -142,6 +143,7 @@ class ConverseCall(BlocksCall):
             data = optional(dict, fields, "source", name).get("bytes")
             data = require(str, data, f"{name}.source.bytes")
             return Part(kind, f"data:image/{fields.get('format')};base64,{data}")
+        warn_unread(cls.title, kind, fields)
         if kind == "reasoningContent":
             thought = optional(dict, fields, "reasoningText", name)
             return Part("thinking", optional(str, thought, "text", f"{name}.reasoningText"))
@@ -191,6 +193,7 @@ def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     if "toolSpec" not in tool:
         raise unserved_tool(f"{name} has {', '.join(tool)!r:.60}", "AWS", "toolSpec")
     spec = require(dict, tool["toolSpec"], f"{name}.toolSpec")
+    warn_unread(ConverseCall.title, "toolSpec", spec)
     return {**spec, "parameters": require(dict, spec.get("inputSchema"), f"{name}.toolSpec.inputSchema").get("json")}
 
 

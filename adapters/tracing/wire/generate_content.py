@@ -26,6 +26,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import PartsCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool, warn_ignored
 from groundwire.tools.files import shorten_repr
@@ -142,6 +143,7 @@ class GenerateContentCall(PartsCall):
         for index, content in enumerate(require(list, request.get("contents"), "contents")):
             name = f"contents[{index}]"
             role = "assistant" if require(dict, content, name).get("role") == "model" else "user"
+            warn_unread(cls.title, "content", content)
             messages += read_message(role, _parts_of(content, name), f"{name}.parts", read_part)
         refuse_beginning(messages, "contents")
         return messages
@@ -190,9 +192,12 @@ def _parts_of(content: Any, name: str) -> Any:
 
 
 def _read_part(ids: CallIds, part: dict[str, Any], name: str) -> Part:
+    warn_unread(GenerateContentCall.title, "part", part)
     if call := optional(dict, part, "functionCall", name):
+        warn_unread(GenerateContentCall.title, "functionCall", call)
         return call_part(ids.of_call(call.get("id"), call.get("name")), call.get("name"), call.get("args"))
     if response := optional(dict, part, "functionResponse", name):
+        warn_unread(GenerateContentCall.title, "functionResponse", response)
         call_id = ids.of_result(response.get("id"), response.get("name"))
         return Part("result", id=call_id, content=_result(response.get("response")))
     if "text" in part:
@@ -225,6 +230,7 @@ def _tools(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(declaration: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    warn_unread(GenerateContentCall.title, "functionDeclaration", declaration)
     schema = declaration.get("parametersJsonSchema") or _json_schema(declaration.get("parameters"))
     return {**declaration, "parameters": schema}
 

@@ -17,9 +17,13 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, warn_ignored
 from groundwire.tools.secrets import masked_values
+
+_SIGNATURE = "unsigned"
+"""Of thoughts, which clients do not send back without one."""
 
 
 class MessagesCall(BlocksCall):
@@ -83,7 +87,10 @@ class MessagesCall(BlocksCall):
         return _event("content_block_delta", index=self._index, delta=delta)
 
     def _end_block(self) -> bytes:
-        return _event("content_block_stop", index=self._index) if self._block_kind else b""
+        delta, events = {"type": "signature_delta", "signature": _SIGNATURE}, b""
+        if self._block_kind == "thinking":
+            events = _event("content_block_delta", index=self._index, delta=delta)
+        return events + _event("content_block_stop", index=self._index) if self._block_kind else b""
 
     def _last_events(self) -> bytes:
         return _event("message_delta", delta=self._stop(), usage=self._counts()) + _event("message_stop")
@@ -108,6 +115,7 @@ class MessagesCall(BlocksCall):
     @classmethod
     def _part(cls, block: dict[str, Any], name: str) -> Part:
         kind = block.get("type")
+        warn_unread(cls.title, kind, block)
         if kind in ("text", "thinking"):
             return Part(kind, require(str, block.get(kind), f"{name}.{kind}"))
         if kind == "image":
@@ -139,7 +147,11 @@ class MessagesCall(BlocksCall):
 def _block(part: Part, text: str, tool_input: Mapping[str, Any]) -> dict[str, Any]:
     if part.kind == "call":
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": tool_input}
-    return {"type": part.kind, part.kind: text, **({"signature": ""} if part.kind == "thinking" else {})}
+    return {
+        "type": part.kind,
+        part.kind: text,
+        **({"signature": text and _SIGNATURE} if part.kind == "thinking" else {}),
+    }
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -150,4 +162,5 @@ def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if (kind := tool.get("type") or "custom") != "custom":
         advice = "Anthropic defines; offer tools with an input_schema, which the agent runs itself"
         raise unserved_kind(name, kind, advice, param="tools")
+    warn_unread(MessagesCall.title, "tool", tool)
     return {**tool, "parameters": tool.get("input_schema")}

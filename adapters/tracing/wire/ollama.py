@@ -18,6 +18,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     chat_tools,
     structured,
 )
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import PartsCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, warn_ignored
 from groundwire.tools.secrets import masked_values
@@ -125,6 +126,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 def _message(message: Any, name: str, ids: CallIds) -> dict[str, Any]:
     role = require(dict, message, name).get("role")
+    warn_unread(OllamaCall.title, "message", message)
     text = optional(str, message, "content", name)
     if role == "tool":
         call_id = ids.of_result(message.get("tool_call_id"), message.get("tool_name") or message.get("name"))
@@ -136,6 +138,8 @@ def _message(message: Any, name: str, ids: CallIds) -> dict[str, Any]:
     for index, call in enumerate(optional(list, message, "tool_calls", name)):
         place = f"{name}.tool_calls[{index}]"
         function = require(dict, require(dict, call, place).get("function"), f"{place}.function")
+        for kind, fields in ("tool_call", call), ("function", function):
+            warn_unread(OllamaCall.title, kind, fields)
         call_id = ids.of_call(call.get("id"), function.get("name"))
         parts.append(call_part(call_id, function.get("name"), function.get("arguments")))
     return assistant_message(parts)

@@ -17,6 +17,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     refuse_beginning,
 )
 from groundwire.adapters.tracing.wire.exchange import FAILED, UNFINISHED, CallDeltas
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.request import RefusedError, refuse_fields, require, warn_ignored
 
 
@@ -35,6 +36,8 @@ class PartsCall(WireCall):
     """Fields that only the provider's servers can honour, and what to do instead."""
     ignored: ClassVar[Sequence[str]] = ()
     """Fields that have no effect on the policy, which is said once."""
+    context: ClassVar[Sequence[str]] = ()
+    """Fields that give a prompt without messages."""
     stop_reasons: ClassVar[Mapping[str, str]] = {}
     """The API's names of :meth:`_finish_reason`, where they are others."""
 
@@ -44,7 +47,10 @@ class PartsCall(WireCall):
         for name in self.ignored:
             if request.get(name):
                 warn_ignored(self.title, name)
-        self.chat = {"messages": self._messages(request), **passed_on(request, self.own), **self._options(request)}
+        messages = self._messages(request)
+        if not messages and not any(map(request.get, self.context)):
+            raise RefusedError(400, f"{self.fields[0]} must not be empty", param=self.fields[0])
+        self.chat = {"messages": messages, **passed_on(request, self.own), **self._options(request)}
         self._model = request.get("model")
         self._usage: Mapping[str, Any] = {}
         self._last_choice: Mapping[str, Any] = {}
@@ -174,6 +180,7 @@ class BlocksCall(PartsCall):
         for index, message in enumerate(require(list, request.get("messages"), "messages")):
             name = f"messages[{index}]"
             role = require(dict, message, name).get("role")
+            warn_unread(cls.title, "message", message)
             messages += read_message(role, message.get("content"), f"{name}.content", cls._part)
         refuse_beginning(messages, "messages")
         return messages

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from groundwire.adapters.tracing.wire.call import Conversation, encode_event
 from groundwire.adapters.tracing.wire.chat_request import (
     Part,
     allowed_tools,
+    assistant_message,
+    call_part,
     chat_tools,
     named_tool,
     read_content,
     renamed,
 )
+from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
-from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, unserved_tool
+from groundwire.adapters.tracing.wire.request import (
+    RefusedError,
+    optional,
+    require,
+    unserved_kind,
+    unserved_tool,
+    warn_ignored,
+)
 
 _REPEATED: dict[str, Any] = {
     "instructions": None,
@@ -42,6 +55,11 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _CUSTOM_INPUT = "input"
 """The one argument of a custom tool, which the policy sees as a function of a text."""
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {_CUSTOM_INPUT: {"type": "string"}}, "required": [_CUSTOM_INPUT]}
+_ORDER = ("thinking", "text", "call")
+"""Of the parts of a reply, which has one text."""
+_ENCRYPTED = "reasoning.encrypted_content"
+_ENCODED = "vllm-reasoning-v1."
+"""How reasoning begins that is encoded for clients which keep nothing else of it, as by vLLM: nothing is secret."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -65,6 +83,7 @@ class ResponsesCall(BlocksCall):
         "prompt": "stored prompts are on OpenAI's servers: send the messages as input",
     }
     ignored = ("max_tool_calls",)
+    context = ("instructions", "previous_response_id")
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         super().__init__(request, conversation)
@@ -75,7 +94,7 @@ class ResponsesCall(BlocksCall):
         first = [{"role": "system", "content": instructions}] if instructions else []
         self.chat["messages"] = [*first, *self._all_messages]
         self.reply_id, self._created = _new_id("resp"), int(time.time())
-        self._custom = {tool["name"] for tool in request.get("tools") or () if tool.get("type") == "custom"}
+        self._offered = _offered_tools(request)
         self._items: list[dict[str, Any]] = []
         self._number = 0
 
@@ -96,8 +115,11 @@ class ResponsesCall(BlocksCall):
     def _begin_block(self, part: Part) -> bytes:
         content: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         if part.kind == "call":
-            kind, text = ("custom_tool_call", "input") if part.name in self._custom else ("function_call", "arguments")
-            fields = {"call_id": part.id, "name": part.name, text: ""}
+            tool = self._offered.get(part.name) or {"name": part.name}
+            is_custom = tool.get("type") == "custom"
+            kind, text = ("custom_tool_call", "input") if is_custom else ("function_call", "arguments")
+            names = {name: tool[name] for name in ("name", "namespace") if tool.get(name)}
+            fields = {"call_id": part.id, **names, text: ""}
         elif part.kind == "text":
             kind, fields = "message", {"role": "assistant", "content": []}
             content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -140,6 +162,8 @@ class ResponsesCall(BlocksCall):
             events = self._item_event("custom_tool_call_input.done", input=item["input"])
         else:
             [content] = item["content"]
+            if item["type"] == "reasoning" and _ENCRYPTED in (self._request.get("include") or ()):
+                item["encrypted_content"] = _encoded_reasoning(content["text"])
             done = {key: content[key] for key in ("text", "logprobs") if key in content}
             events = self._item_event(f"{content['type']}.done", content_index=0, **done)
             events += self._item_event("content_part.done", content_index=0, part=content)
@@ -183,7 +207,7 @@ class ResponsesCall(BlocksCall):
     def _options(cls, request: Mapping[str, Any]) -> dict[str, Any]:
         if request.get("truncation") not in (None, "disabled"):
             raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
-        chat = chat_tools(request.get("tools"), _tool)
+        chat = chat_tools(list(_offered_tools(request).values()), _tool)
         chat |= renamed(request, {"max_output_tokens": "max_completion_tokens"})
         if (choice := request.get("tool_choice")) is not None:
             chat["tool_choice"] = _tool_choice(choice)
@@ -230,47 +254,88 @@ def _input_messages(items: Any) -> list[dict[str, Any]]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
+    reply: list[Part] = []
+
+    def end_reply() -> None:
+        if reply:
+            messages.append(assistant_message(reply))
+            reply.clear()
+
     for index, item in enumerate(require(list, items, "input")):
         name = f"input[{index}]"
         kind = require(dict, item, name).get("type") or "message"
-        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-        if kind == "message" and item.get("role") == "assistant":
-            content = _joined(item.get("content"), f"{name}.content")
-            if last is not None and last.keys() <= {"role", "reasoning", "reasoning_content"}:
-                last["content"] = content
-            else:
-                messages.append({"role": "assistant", "content": content})
-        elif kind == "message":
+        warn_unread(ResponsesCall.title, kind, item)
+        if (part := _reply_part(kind, item, name)) is not None:
+            last = reply[-1].kind if reply else _ORDER[0]
+            if _ORDER.index(part.kind) < _ORDER.index(last) or part.kind == last == "text":
+                end_reply()
+            reply += [part] if part.text or part.kind != "thinking" else []
+            continue
+        end_reply()
+        if kind == "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
             messages.append({"role": role, "content": read_content(item.get("content"), f"{name}.content", _part)})
-        elif kind in ("function_call", "custom_tool_call"):
-            if last is None:
-                messages.append(last := {"role": "assistant"})
-            last.setdefault("content", None)
-            last.setdefault("tool_calls", []).append(_tool_call(item))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = read_content(item.get("output"), f"{name}.output", _part)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind == "reasoning":
-            if text := _reasoning_text(item, name):  # servers read one of the two names
-                messages.append({"role": "assistant", "reasoning": text, "reasoning_content": text})
-        else:
+        elif kind != "additional_tools":
             advice = "is not served: send messages, function calls with their outputs, and reasoning"
             raise unserved_kind(name, kind, advice, param="input")
-    return [message for message in messages if "content" in message]
+    end_reply()
+    return messages
 
 
-def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = item.get("arguments")
-    if item["type"] == "custom_tool_call":
-        arguments = json.dumps({_CUSTOM_INPUT: item.get("input")}, ensure_ascii=False)
-    function = {"name": item.get("name"), "arguments": arguments}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
+def _reply_part(kind: Any, item: Mapping[str, Any], name: str) -> Part | None:
+    """The part of a reply that an item repeats; None for other items."""
+    if kind == "message" and item.get("role") == "assistant":
+        return Part("text", _joined(item.get("content"), f"{name}.content"))
+    if kind == "reasoning":
+        return Part("thinking", _reasoning_text(item, name))
+    if kind == "function_call":
+        return call_part(item.get("call_id"), _flat_name(item), item.get("arguments"))
+    if kind == "custom_tool_call":
+        return call_part(item.get("call_id"), _flat_name(item), {_CUSTOM_INPUT: item.get("input")})
+    return None
 
 
 def _reasoning_text(item: Mapping[str, Any], name: str) -> str:
+    encrypted = item.get("encrypted_content")
+    if not item.get("content") and isinstance(encrypted, str):
+        if encrypted.startswith(_ENCODED):
+            with suppress(ValueError, zlib.error):
+                return zlib.decompress(base64.urlsafe_b64decode(encrypted.removeprefix(_ENCODED))).decode()
+        warn_ignored(ResponsesCall.title, "reasoning.encrypted_content")
     parts = require(list, item.get("content") or item.get("summary") or [], f"{name}.content")
     return "".join(require(str, require(dict, part, name).get("text"), f"{name}.content.text") for part in parts)
+
+
+def _encoded_reasoning(text: str) -> str:
+    return _ENCODED + base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
+
+
+def _flat_name(tool: Mapping[str, Any]) -> Any:
+    """The name of a function for the policy, in a namespace as with vLLM."""
+    return f"{tool['namespace']}__{tool.get('name')}" if tool.get("namespace") else tool.get("name")
+
+
+def _offered_tools(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tools of a request and those that its input adds, by the policy's names for them."""
+    offered: dict[str, dict[str, Any]] = {}
+
+    def add(tools: Any, place: str, **namespace: Any) -> None:
+        for index, tool in enumerate(require(list, tools, place)):
+            warn_unread(ResponsesCall.title, require(dict, tool, f"{place}[{index}]").get("type"), tool)
+            if tool.get("type") == "namespace" and not namespace:
+                add(tool.get("tools"), f"{place}[{index}].tools", namespace=tool.get("name"))
+            else:
+                own = {**tool, **namespace}
+                offered[str(_flat_name(own))] = own
+
+    add(request.get("tools") or [], "tools")
+    for index, item in enumerate(items if isinstance(items := request.get("input"), list) else ()):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            add(item.get("tools") or [], f"input[{index}].tools")
+    return offered
 
 
 def _joined(content: Any, name: str) -> str:
@@ -280,6 +345,7 @@ def _joined(content: Any, name: str) -> str:
 
 def _part(part: dict[str, Any], name: str) -> Part:
     kind = part.get("type")
+    warn_unread(ResponsesCall.title, kind, part)
     if kind in _TEXT_PARTS:
         return Part("text", require(str, part.get("text"), f"{name}.text"))
     if kind == "refusal":
@@ -291,11 +357,9 @@ def _part(part: dict[str, Any], name: str) -> Part:
 
 def _tool(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     kind = tool.get("type")
-    if kind == "custom":
-        return {**tool, "parameters": _CUSTOM_PARAMETERS}
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise unserved_tool(f"{name} is of type {kind!r:.60}", "OpenAI", "function or custom tools")
-    return tool
+    return {**tool, "name": _flat_name(tool), **({"parameters": _CUSTOM_PARAMETERS} if kind == "custom" else {})}
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -303,10 +367,10 @@ def _tool_choice(choice: Any) -> Any:
         return choice
     kind = require(dict, choice, "tool_choice").get("type")
     if kind in ("function", "custom"):
-        return named_tool(choice.get("name"))
+        return named_tool(_flat_name(choice))
     if kind == "allowed_tools":
         tools = require(list, choice.get("tools"), "tool_choice.tools")
-        names = [require(dict, tool, "tool_choice.tools").get("name") for tool in tools]
+        names = [_flat_name(require(dict, tool, "tool_choice.tools")) for tool in tools]
         return allowed_tools(choice.get("mode"), names)
     raise RefusedError(400, f"tool_choice of type {kind!r:.60} is not served; name a function", param="tool_choice")
 

@@ -113,7 +113,8 @@ async def test_thoughts_that_are_passed_back_are_accepted_and_guardrails_named_o
             guardrail = {"guardrailIdentifier": "abcdefgh", "guardrailVersion": "1"}
             await ask(b, messages=[QUESTION, said, QUESTION], guardrailConfig=guardrail)
     assert [record.getMessage() for record in caplog.records if record.name.startswith("groundwire")] == [
-        "agents send the field guardrailConfig of the Converse API, which has no effect on the policy"
+        f"agents send the field {name} of the Converse API, which has no effect on the policy"
+        for name in ("guardrailConfig", "reasoningContent.redactedContent")
     ]
     call, _ = await b.calls()
     assert call.messages[1] == {"role": "assistant", "content": "a", "reasoning": "hm", "reasoning_content": "hm"}

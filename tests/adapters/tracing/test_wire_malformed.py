@@ -187,7 +187,7 @@ def test_every_request_is_translated_or_refused_in_one_sentence(api: Any, reques
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tool_calls_without_ids_are_told_apart_by_their_places(streamed: bool) -> None:
     calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
-    call = MessagesCall({"messages": []}, Conversations().of("r"))
+    call = MessagesCall({"messages": [{"role": "user", "content": "q"}]}, Conversations().of("r"))
     if streamed:
         deltas = [{"tool_calls": [{"index": index, **made}]} for index, made in enumerate(calls)]
         events = b"".join(call.events({"choices": [{"delta": delta}]}) for delta in deltas) + call.end()

@@ -113,7 +113,8 @@ async def test_thinking_blocks_that_are_passed_back_are_accepted(bench: Any, cap
         for _ in range(2):
             await ask(b, messages=[QUESTION, said, QUESTION], thinking={"type": "enabled", "budget_tokens": 1024})
     assert [record.getMessage() for record in caplog.records if record.name.startswith("groundwire")] == [
-        "agents send the field thinking of the Messages API, which has no effect on the policy"
+        f"agents send the field {name} of the Messages API, which has no effect on the policy"
+        for name in ("redacted_thinking.data", "thinking")
     ]
     call, _ = await b.calls()
     assert call.messages[1] == {"role": "assistant", "content": "a", "reasoning": "hm", "reasoning_content": "hm"}

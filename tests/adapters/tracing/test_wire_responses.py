@@ -7,7 +7,7 @@ from typing import Any
 import agents
 import openai
 import pytest
-from wire import CALL, OTHER_CALL, PARAMETERS, Bench, bench
+from wire import ARGUMENTS, CALL, OTHER_CALL, PARAMETERS, Bench, bench
 
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
 
@@ -140,6 +140,78 @@ async def test_a_custom_tool_is_a_function_of_one_text(bench: Any, stream: bool)
     [trajectory] = await b.trajectories()
     assert len(trajectory.calls) == 2
     assert b.server.requests[0]["tools"][0]["function"]["parameters"]["required"] == ["input"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_a_namespace_are_called_by_vllms_name_for_them_and_come_back_by_their_own(
+    bench: Any, stream: bool
+) -> None:
+    calls = [
+        {**made, "function": {"name": name, "arguments": arguments}}
+        for made, name, arguments in (
+            (CALL, "crm__run", ARGUMENTS),
+            (OTHER_CALL, "run", ARGUMENTS),
+            ({**CALL, "id": "c3"}, "fs__patch", '{"input": "x"}'),
+        )
+    ]  # fmt: skip
+    b = await bench(Reply(tool_calls=calls), "found", "found")
+    patch = {"type": "custom", "name": "patch", "description": "Edit"}
+    tools: Any = [{"type": "namespace", "name": "crm", "description": "Sales", "tools": [TOOL]}, TOOL]
+    added = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "fs", "description": "Files", "tools": [patch]}, TOOL],
+    }
+    asked: Any = [added, {"role": "user", "content": "q"}]
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "namespace": "crm", "name": "run"}],
+    }
+    first = await ask(b, stream, input=asked, tools=tools, tool_choice=choice)
+    assert [(item.type, getattr(item, "namespace", None), item.name) for item in first.output] == [
+        ("function_call", "crm", "run"),
+        ("function_call", None, "run"),
+        ("custom_tool_call", "fs", "patch"),
+    ]
+    outputs = [
+        {"type": item.type + "_output", "call_id": item.call_id, "output": "ok", "name": item.name}
+        for item in first.output
+    ]
+    await ask(b, stream, input=[*asked, *(item.to_dict() for item in first.output), *outputs], tools=tools)
+    await ask(b, stream, input=outputs, tools=tools, previous_response_id=first.id)
+    one, two, three = b.server.requests
+    assert [tool["function"]["name"] for tool in one["tools"]] == ["crm__run", "run", "fs__patch"]
+    assert one["tool_choice"]["allowed_tools"]["tools"][0]["function"]["name"] == "crm__run"
+    assert two["messages"][1]["tool_calls"] == three["messages"][1]["tool_calls"] == calls
+    assert len((await b.trajectories())[0].calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        (["thought", "thought", "text", "call"], [{"reasoning": "hmhm", "content": "a", "tool_calls": 1}]),
+        (["text", "thought", "call"], [{"content": "a"}, {"reasoning": "hm", "content": None, "tool_calls": 1}]),
+        (["text", "text"], [{"content": "a"}, {"content": "a"}]),
+        (["call", "call", "text"], [{"content": None, "tool_calls": 2}, {"content": "a"}]),
+        (["thought"], [{"reasoning": "hm", "content": ""}]),
+    ],
+)
+async def test_items_in_the_order_of_a_reply_are_one_message(bench: Any, items: Any, messages: Any) -> None:
+    b = await bench("x")
+    known = {
+        "thought": {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
+        "text": {"type": "message", "role": "assistant", "content": "a"},
+        "call": {"type": "function_call", "call_id": "c", "name": "run", "arguments": "{}"},
+    }
+    await ask(b, input=[*(known[item] for item in items), {"role": "user", "content": "q"}])
+    [asked] = b.server.requests
+    for message in asked["messages"]:
+        assert message.pop("role") in ("assistant", "user")
+        if "tool_calls" in message:
+            message["tool_calls"] = len(message["tool_calls"])
+        assert message.pop("reasoning_content", None) == message.get("reasoning")
+    assert asked["messages"] == [*messages, {"content": "q"}]
 
 
 async def test_a_reply_that_ends_at_the_limit_is_incomplete(bench: Any) -> None:
