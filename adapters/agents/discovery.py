@@ -34,6 +34,8 @@ _OF_CLASSES = ("crewai.project.CrewBase", "dspy.Module", "agentlightning.LitAgen
 """Decorators and bases of classes that are agents, beside those that make agents themselves."""
 _CLIENTS = ("openai", "anthropic", "litellm", "ollama", "google.genai", "groq", "mistralai", "boto3", "instructor")
 _TASK_NAMES = ("question", "task", *TEXT_NAMES)
+_ANSWERS = {"answer", "completion", "prediction", "response", "output"}
+"""Parameters of rewards."""
 _OBJECT, _MAKER, _FUNCTION = range(3)
 
 
@@ -107,20 +109,34 @@ def _agents_of(tree: ast.Module, parts: set[str]) -> Iterator[tuple[int, str, st
                 parts |= _names_in(statement.value)
                 yield from ((_OBJECT, name, f"agent of {_framework(made_by)}", statement) for name in names)
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            made = [made for node in ast.walk(statement) if (made := _maker(node, module)) and _makes_agent(made)]
-            first = [argument.arg for argument in statement.args.args[:1]]
+            made = _made_in(statement, module)
             if made:
                 parts |= _names_in(statement) - {statement.name}
+            names = [argument.arg for argument in statement.args.args]
+            asks = calls_a_model and names[:1] and names[0] in _TASK_NAMES and _ANSWERS.isdisjoint(names)
             if made and not _required(statement):
-                yield _MAKER, statement.name, f"function that makes an agent of {_framework(made[-1])}", statement
-            elif calls_a_model and first and first[0] in _TASK_NAMES and not statement.decorator_list:
-                yield _FUNCTION, statement.name, f"function of the {first[0]}", statement
+                yield _MAKER, statement.name, f"function that makes an agent of {_framework(made)}", statement
+            elif asks and not statement.decorator_list:
+                yield _FUNCTION, statement.name, f"function of the {names[0]}", statement
         elif isinstance(statement, ast.ClassDef):
             marks = [_full_name(node, module) for node in (*statement.decorator_list, *statement.bases)]
             mark = next((mark for mark in marks if mark in _OF_CLASSES or _makes_agent(mark)), None)
             if mark:
                 module.imports[statement.name] = mark  # a call of the class makes an agent, too
                 yield _MAKER, statement.name, f"class of {_framework(mark)}", statement
+
+
+def _made_in(function: ast.FunctionDef | ast.AsyncFunctionDef, module: _Module) -> str:
+    """The full name of what makes an agent in a function; empty without one. What the function returns is noted."""
+    own = _Module(module.imports, {**module.variables})
+    nodes = list(ast.walk(function))
+    for node in nodes:  # a graph that is built in steps
+        if isinstance(node, ast.Assign) and (made_by := _maker(node.value, own)):
+            own.variables |= {target.id: made_by for target in node.targets if isinstance(target, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Return) and node.value and _makes_agent(name := _full_name(node.value, own)):
+            module.imports[function.name] = name  # a call of the function makes an agent, too
+    return next((name for node in reversed(nodes) if _makes_agent(name := _maker(node, own))), "")
 
 
 def _imports_of(tree: ast.Module) -> dict[str, str]:

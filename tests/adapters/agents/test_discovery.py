@@ -31,6 +31,14 @@ def make(steps: int = 3): return CodeAgent([], InferenceClientModel(), max_steps
 def needs(model): return CodeAgent([], model)
 def unrelated(): return 1
 """
+BUILT = """
+from langgraph.graph import StateGraph
+def reward(task, answer): return 1.0
+def build():
+    builder = StateGraph(dict)
+    builder.add_node("ask", print)
+    return builder.compile()
+"""
 ASKS = """
 from openai import OpenAI
 client = OpenAI()
@@ -52,6 +60,10 @@ class Research:
         pytest.param(TRIAGE, [("agent.py:triage", "agent of the OpenAI Agents SDK")], id="the whole, not its parts"),
         pytest.param(FLOWS, [("agent.py:flow", "agent of LangGraph")], id="a graph that is built in steps"),
         pytest.param(MADE, [("agent.py:make", "function that makes an agent of smolagents")], id="a maker"),
+        pytest.param(
+            BUILT, [("agent.py:build", "function that makes an agent of LangGraph")], id="a maker in steps, no reward"
+        ),
+        pytest.param(f"{BUILT}graph = build()", [("agent.py:graph", "agent of LangGraph")], id="what a maker made"),
         pytest.param(ASKS, [("agent.py:answer", "function of the question")], id="a function of the question"),
         pytest.param(CREW, [("agent.py:Research", "class of CrewAI")], id="a decorated class"),
         pytest.param(TRIAGE + "def f(:", [], id="a file that is no Python"),
