@@ -123,7 +123,7 @@ def with_gold_trust(data: TaskData, file: Path, *, seed: int = 0) -> tuple[TaskD
             kept.append(corrected[-1])
         elif random.Random(f"{seed}/{task['id']}").random() < row.get("trust", 1):
             kept.append(task)
-    if rows.keys().isdisjoint((str(task["id"]), task.get("query")) for task in data.train):
+    if rows and rows.keys().isdisjoint((str(task["id"]), task.get("query")) for task in data.train):
         raise DataError(f"{file} lists no training task of {data.source}: name the file that was made of this data.")
     if problems := check_golds(corrected):
         task = next(task for task in corrected if gold_of(task) in problems)

@@ -129,6 +129,7 @@ def test_a_task_stays_with_the_probability_of_its_trust(folder: Path) -> None:
     assert kept.validation == data.validation
     assert with_gold_trust(data, folder / "trust.json")[0].train == kept.train
     assert with_gold_trust(data, folder / "trust.json", seed=1)[0].train != kept.train
+    assert with_gold_trust(data, _file(folder))[0].train == tasks  # data without suspicious golds
 
 
 def test_a_run_trains_on_the_golds_that_the_file_corrects(folder: Path) -> None:
