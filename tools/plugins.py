@@ -98,7 +98,10 @@ class Registry(Generic[T]):
 
         def register(name: str, value: Any) -> None:
             if name in entries:
-                raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
+                raise PluginError(
+                    f"the {self._kind} {name!r} is registered twice, as {entries[name]!r} and {value!r}: uninstall one "
+                    "of the packages, or give it another name"
+                )
             entries[name] = value
 
         getattr(manager.hook, self._hook)(register=register)

@@ -69,7 +69,7 @@ def main(
     ] = None,
     token_file: TokenFile = None,
     endpoint: Annotated[
-        str | None, typer.Option(help="An OpenAI base URL (/v1): check that it sends token ids")
+        str | None, typer.Option(help="An OpenAI base URL (/v1): check that it sends token ids; key: OPENAI_API_KEY")
     ] = None,
     proxy_port: Annotated[
         int, typer.Option(help="A port: check that it is free", metavar="PORT", min=0, max=65535)
@@ -214,7 +214,8 @@ def _check_endpoint(url: str) -> Iterator[Check]:
     from groundwire.train.evaluation.probe_endpoint import probe_endpoint
 
     try:
-        probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_ENDPOINT_S)
+        key = os.environ.get("OPENAI_API_KEY")
+        probe = probe_endpoint(url, api_key=key, sampling={"max_tokens": 4}, timeout_s=_ENDPOINT_S)
     except ConfigError as error:
         yield Check("failure", str(error), "start the server, or correct --endpoint")
         return

@@ -124,6 +124,8 @@ def train_here(
         given = given if resume else _of_this_folder(given)
         if warm_start and resume:
             raise CommandError("--warm-start and --resume exclude each other: a run that goes on has its model")
+        if warm_start and not Path(warm_start).exists():
+            raise CommandError(f"--warm-start {warm_start} does not exist: give a file of chats, or a run's folder")
         if warm_start and not show_config:
             given["model"] = _fine_tuned(given, warm_start)
         _run(given, False, base_url, resume=resume, watch=watch, show_config=show_config, debug=debug)
@@ -134,8 +136,6 @@ def _fine_tuned(given: dict[str, Any], source: str) -> str:
     from groundwire.train.config.sft_settings import SFTSettings
     from groundwire.train.sft.run import train_and_print
 
-    if not Path(source).exists():
-        raise CommandError(f"--warm-start {source} does not exist: give a file of chats, or the folder of a run")
     kind = "rollouts" if Path(source).is_dir() else "chats"
     names = SFTSettings.model_fields.keys() & {"model", "device", "seed", "max_model_len"}
     own = {kind: source, "output_dir": f"{given.get('output_dir', 'runs')}/warm-start"}

@@ -54,3 +54,14 @@ def test_a_name_whose_module_raises_is_named(tmp_path: Path, monkeypatch: pytest
         PluginError, match=r"domain 'mine' \(broken_domain:domain\) cannot be loaded: ZeroDivisionError"
     ):
         registry.get("mine")
+
+
+def test_a_name_of_two_packages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = "    register('mine', 'one:domain')\n    register('mine', 'other:domain')\n"
+    (tmp_path / "twice_builtin.py").write_text(
+        f"from groundwire.tools.plugins import hookimpl\n\n\n@hookimpl\ndef register_domains(register):\n{twice}"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[object] = Registry("domain", hook="register_domains", builtin="twice_builtin")
+    with pytest.raises(PluginError, match="the domain 'mine' is registered twice, as 'one:domain' and 'other:domain'"):
+        registry.names()

@@ -63,6 +63,8 @@ def test_a_warm_start_fine_tunes_first_and_trains_that_model(app: Path) -> None:
     both = _groundwire(app, "train", "--warm-start", "chats.jsonl", "--resume", "runs/latest")
     assert both.returncode == 2
     assert "exclude each other" in both.stderr
+    shown = _groundwire(app, "train", "--print-config", "--warm-start", "none.jsonl")
+    assert (shown.returncode, "--warm-start none.jsonl does not exist" in shown.stderr) == (2, True)
 
 
 def test_a_folder_without_settings_is_told_what_is_taken(app: Path) -> None:
