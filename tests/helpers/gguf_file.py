@@ -30,6 +30,7 @@ def write_gguf(
     heads: int = 4,
     left_out: str = "",
     end: int = 2,
+    positions: int = 1024,
 ) -> LlamaForCausalLM:
     """Write a random model with a tokenizer of bytes (and two merged words) to ``file``; returns the model.
 
@@ -46,14 +47,14 @@ def write_gguf(
             num_attention_heads=heads,
             num_key_value_heads=2,
             intermediate_size=48,
-            max_position_embeddings=1024,
+            max_position_embeddings=positions,
             tie_word_embeddings=True,
             initializer_range=0.2,
         )
     ).eval()
     writer = gguf.GGUFWriter(str(file), architecture)
     writer.add_name("tiny")
-    writer.add_context_length(1024)
+    writer.add_context_length(positions)
     writer.add_embedding_length(32)
     writer.add_block_count(2)
     writer.add_feed_forward_length(48)

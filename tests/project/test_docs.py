@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shlex
-import shutil
 import sqlite3
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
 from dev.commands_page import commands
@@ -23,7 +19,6 @@ from programs import ROOT
 from groundwire.adapters import agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
 from groundwire.train import evaluate, fit, serve
-from groundwire.train.cli.app import app
 from groundwire.train.config.run_config import RunConfig
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -37,16 +32,6 @@ PAGES = [
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
 
 TUTORIALS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorials.md").read_text(), re.DOTALL)
-FIRST = [ROOT / name for name in ("README.md", "README.zh.md")] + [
-    ROOT / "docs" / f"{name}.md"
-    for name in ("README", "install", "first-run", "zh/first-hour", "tutorials", "serve", "troubleshooting")
-]
-_SHELL = re.compile(r"```(?:sh|bash)\n(.*?)```", re.DOTALL)
-BLOCKS = [
-    pytest.param(page, block, id=f"{page.name}-{number}")
-    for page in PAGES
-    for number, block in enumerate(_SHELL.findall(page.read_text()))
-]
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -122,37 +107,6 @@ def test_chinese_pages_have_the_commands_of_the_english_ones() -> None:
 def test_the_commands_are_described_as_their_help_does() -> None:
     """After a change: ``python -m dev.commands_page``."""
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").endswith(commands())
-
-
-@pytest.mark.parametrize("shell", ["sh", "zsh"])
-@pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_commands_can_be_pasted_into_a_shell(page: Path, block: str, shell: str) -> None:
-    """Where a user pastes, zsh takes a comment for arguments, and brackets outside of quotes for the names of files."""
-    if not shutil.which(shell):
-        pytest.skip(f"no {shell} here")
-    subprocess.run([shell, "-n"], input=block, text=True, check=True)
-    commands = re.sub(r"(?:^|\s)#.*", "", block, flags=re.MULTILINE)
-    assert commands == block or page not in FIRST
-    assert not re.findall(r"\S*\[.*", re.sub(r"'[^']*'|\"[^\"]*\"", "", commands))
-    used = re.findall(r"\$\{?([A-Za-z_]\w*)", re.sub(r"'[^']*'", "", commands))
-    assert set(used) <= set(re.findall(r"\b(\w+)=", commands)) | {"HOME"}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_have_the_options_that_are_shown(page: Path) -> None:
-    group: Any = typer.main.get_command(app)
-    text = page.read_text().replace("\\\n", " ")
-    lines = [
-        line for block in _SHELL.findall(text) for line in re.findall(r"(?:^|&& |/)groundwire ([a-z].*)", block, re.M)
-    ]
-    lines += re.findall(
-        r"(?<!`)`groundwire\s([a-z][^`]*)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.DOTALL)
-    )
-    for words in (shlex.split(line, comments=True) for line in lines):
-        name, command, arguments = group.resolve_command(None, words)
-        ends = [place for place, word in enumerate(arguments) if word in ("&", "&&", "|", ">")]
-        context = command.context_class(command, info_name=name)
-        command.make_parser(context).parse_args(arguments[: min(ends, default=None)])
 
 
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
