@@ -79,7 +79,7 @@ class KeptReply(NamedTuple):
 
     def all_ids(self) -> list[int]:
         """The prompt and the reply."""
-        return [token for each in reversed([*self.chain()]) for token in each.ids]
+        return sum((each.ids for each in reversed([*self.chain()])), array("I")).tolist()
 
 
 class ChatPrompt(NamedTuple):
@@ -252,12 +252,16 @@ class Prompts:
 def _words(message: ChatMessage) -> bytes:
     """What a client cannot change without changing the conversation, as JSON."""
     if message.role != "assistant":
-        return json.dumps([message.role, message.content, message.name]).encode()
-    calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or ()]
-    # A client in JavaScript writes 1.0 as 1.
-    calls = json.loads(json.dumps(calls), parse_float=lambda number: int(f) if (f := float(number)).is_integer() else f)
-    texts = [message.content.strip(), (message.reasoning or "").strip()]
-    return json.dumps([*texts, calls], sort_keys=True).encode()
+        return to_json([message.role, message.content, message.name]).encode()
+    calls = [(call.function.name, _fields(to_json(call.function.arguments))) for call in message.tool_calls or ()]
+    return to_json([message.content.strip(), (message.reasoning or "").strip(), calls]).encode()
+
+
+@functools.lru_cache(maxsize=CACHED_PARTS)
+def _fields(arguments: str) -> str:
+    """JSON in one order, with whole numbers as a client in JavaScript writes them: 1.0 as 1."""
+    value = json.loads(arguments, parse_float=lambda number: int(f) if (f := float(number)).is_integer() else f)
+    return json.dumps(value, sort_keys=True)
 
 
 def _hashed(chat: ChatRequest) -> tuple[Any, list[tuple[int, bytes]]]:

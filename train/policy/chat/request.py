@@ -218,7 +218,7 @@ class ChatMessage(_JSONObject):
             if not content:
                 read.add("refusal")
                 content = fields.get("refusal") or ""
-            said = (_reasoning_text(value) for value in (*map(fields.get, _REASONING), thoughts))
+            said = (_reasoning_text(value) for value in (*map(fields.get, _REASONING), thoughts) if value)
             fields = {**fields, "content": content, "reasoning": next(filter(None, said), None)}
         _warn_ignored("messages", fields, read)
         return {name: value for name, value in fields.items() if name in read}

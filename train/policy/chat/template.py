@@ -47,7 +47,7 @@ def render(
     :class:`TemplateRefusedError` and :class:`TemplateLimitError`.
     """
     options["add_generation_prompt"] = add_generation_prompt
-    forms: list[Callable[[Any], Any]] = [lambda arguments: arguments]
+    forms: list[Callable[[Any], Any] | None] = [None]
     if any(map(_calls, messages)):
         forms += [_as_object, _as_text]
     template = str(tokenizer.chat_template)
@@ -56,7 +56,8 @@ def render(
     refused: list[TemplateRefusedError] = []
     for form in forms:
         try:
-            text = _render(tokenizer, [with_arguments(message, form) for message in messages], options)
+            written = [with_arguments(message, form) for message in messages] if form else messages
+            text = _render(tokenizer, written, options)
         except TemplateRefusedError as error:
             refused.append(error)
             continue
