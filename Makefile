@@ -2,15 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VERL := .verl
 ARGS ?=
 
-.PHONY: train test lint wheel docs pages release lock bench chaos environments wild frameworks clean
+.PHONY: train test verl-test lint wheel docs pages release lock bench chaos environments wild frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+
+# The tests of the trainer verl with verl, Ray and TransferQueue, on processors: `make test` skips those that need them.
+verl-test: $(VERL)/.verl
+	$(VERL)/bin/python -m pytest -n 2 --dist worksteal tests/train/verl tests/train/sft/test_several_gpus.py \
+		tests/train/cli/test_doctor.py::test_a_plan_with_verl_refuses_settings_that_it_does_not_have $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -64,14 +70,14 @@ chaos: $(VENV)/.dev
 	PYTHONPATH=tests:tests/helpers $(BIN)/python -m chaos $(ARGS)
 
 # uv takes seconds for what takes pip minutes, if it can resolve the set at all.
-$(VENV)/.uv:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+$(VENV)/.uv $(VERL)/.uv: %/.uv:
+	$(PYTHON) -m venv $*
+	$*/bin/python -m pip install --quiet uv
 	@touch $@
 
 # Installed first and by pip, so that a build from the machine's own index (for example a CPU wheel) is used.
-$(VENV)/.torch: $(VENV)/.uv
-	$(BIN)/python -m pip install --quiet "torch>=2.8,<2.14"
+$(VENV)/.torch $(VERL)/.torch: %/.torch: %/.uv
+	$*/bin/python -m pip install --quiet "torch>=2.8,<2.14"
 	@touch $@
 
 $(VENV)/.train $(VENV)/.dev: $(VENV)/.torch
@@ -79,5 +85,10 @@ $(VENV)/.train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.uv pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[$(subst .,,$(@F))]"
 	@touch $@
 
+$(VERL)/.verl: $(VERL)/.torch pyproject.toml docs/verl-overrides.txt requirements/verl-cpu.txt
+	$(VERL)/bin/uv pip install --quiet --python $(VERL)/bin/python -e ".[verl,dev]" --override docs/verl-overrides.txt \
+		--override requirements/verl-cpu.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .environments .frameworks examples/frameworks/*/node_modules build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VERL) .environments .frameworks examples/frameworks/*/node_modules build dist .mypy_cache .pytest_cache .ruff_cache
