@@ -26,7 +26,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "mistral": {},
     "olmo3": {},
-    "phi": {},
+    "phi": {"resid_pdrop": 0.3, "embd_pdrop": 0.3},
     "phi3": {},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "smollm3": {"no_rope_layers": [1, 0] * 2},

@@ -25,6 +25,7 @@ from groundwire.train.policy.decoding.decoder import computes
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import bf16_is_faster, count_parameters, fitting_length
 from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.model_files import count_stored_parameters
 from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
 
 _KEPT = (40, 8)
@@ -126,16 +127,17 @@ def check_host(config: RunConfig, available: int | None = None) -> None:
     Only what any update needs is counted, since the system ends a process that takes more.
     """
     available = available or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    model, lora = _empty_model(config), config.lora_rank > 0
-    parameters, adapters = count_parameters(model), count_adapters(model, config.lora_rank)
-    settings = {"tokens_per_forward": 1, "max_batch": 1, "max_model_len": 1, "lora": lora, "recomputed": False}
-    update = replace(GRPOConfig.from_settings(config), bf16=bool(config.bf16))
-    states = _plan(model.config, update, parameters, adapters, available, False, settings).states
-    if states > available:
+    try:
+        parameters = count_stored_parameters(find_model(config.model))
+    except (OSError, ValueError):
+        return  # who reads the weights says more
+    trained = parameters // 50 if config.lora_rank else parameters
+    needed = 8 * parameters + 12 * trained  # weights and the sampler's copy; gradients and moments
+    if needed > available:
         raise ConfigError(
-            f"the run needs {states / 1e9:.1f} GB for weights, gradients, moments and the sampler's copy of "
+            f"the run needs {needed / 1e9:.1f} GB for weights, the sampler's copy, gradients and moments of "
             f"{parameters / 1e9:.2f} billion parameters, and this machine has {available / 1e9:.1f} GB: "
-            f"{'' if lora else 'set lora_rank=16, or '}take a larger machine or a smaller model"
+            f"{'' if config.lora_rank else 'set lora_rank=16, or '}take a larger machine or a smaller model"
         )
 
 
@@ -158,7 +160,11 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
 
 def plan_run(config: RunConfig, available: int) -> MemoryPlan:
     """:func:`plan_for_model` for a run with these settings; the model's weights are not loaded."""
-    model = _empty_model(config)
+    folder = find_model(config.model)
+    try:
+        model = empty_model(str(folder))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error
     return plan_for_model(
         config,
         model.config,
@@ -167,11 +173,3 @@ def plan_run(config: RunConfig, available: int) -> MemoryPlan:
         available=available,
         max_model_len=fitting_length(model, config.max_model_len),
     )
-
-
-def _empty_model(config: RunConfig) -> Any:
-    folder = find_model(config.model)
-    try:
-        return empty_model(str(folder))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error

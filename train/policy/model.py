@@ -66,7 +66,8 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
     except BaseException as error:  # the libraries raise many types for missing and damaged files
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust: no Exception
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_MAX_REASON]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = " ".join(lines[: 1 + lines[0].endswith(":")])[:_MAX_REASON]
         if what == "tokenizer" and not (folder / "tokenizer.json").is_file():
             reason = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
         if what == "chat template":

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.memory_plan import check_host, plan_for_model
+from groundwire.train.local.memory_plan import check_host, plan_for_model, plan_run
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.model_files import save_policy
 
@@ -81,15 +81,18 @@ def test_states_that_are_larger_than_the_gpu_need_another_gpu_or_lora() -> None:
     assert refusal(2, trained=1_000_000, parameters=1_000_000_000) == larger
 
 
-@pytest.mark.parametrize("kind", ["llama", "lfm2", "gpt_oss", "mamba"])
-def test_a_model_that_is_larger_than_the_machine_is_refused_before_it_is_read(
-    tiny_policy: Any, tmp_path: Path, kind: str
-) -> None:
+def test_a_model_that_is_larger_than_the_machine_is_refused_before_it_is_read() -> None:
+    config, parameters = RunConfig(model="starter"), 1_148_416
+    check_host(config, 20 * parameters)
+    with pytest.raises(ConfigError, match=r"needs 0\.0 GB for .* parameters, .*: set lora_rank=16, or take a larger"):
+        check_host(config, 20 * parameters - 1)
+    check_host(config.model_copy(update={"lora_rank": 2}), 9 * parameters)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "lfm2", "mamba"])
+def test_the_sampler_of_other_architectures_is_one_copy(tiny_policy: Any, tmp_path: Path, kind: str) -> None:
     model = small_causal_lm(kind, vocab_size=339)
     save_policy(model, tiny_policy[1], tmp_path)
-    config, parameters = RunConfig(model=str(tmp_path)), count_parameters(model)
-    copies = 2 if kind == "llama" else 1
-    check_host(config, parameters * (16 + 4 * copies))
-    with pytest.raises(ConfigError, match=r"needs 0\.0 GB for .*: set lora_rank=16, or take a larger machine or a sm"):
-        check_host(config, parameters * (16 + 4 * copies) - 1)
-    check_host(config.model_copy(update={"lora_rank": 2}), parameters * 14)
+    parts = plan_run(RunConfig(model=str(tmp_path), device="cuda", precision="bf16"), 10**12).parts
+    assert parts["sampler"] == 2 * count_parameters(model)
+    assert all(parts.values())

@@ -17,8 +17,9 @@ from gguf_file import TEMPLATE, write_gguf
 from huggingface_hub import constants
 from jinja2 import Environment
 from llguidance.hf import from_tokenizer
+from small_models import small_causal_lm
 from tokenizers import decoders
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from groundwire.train.api.serving import serve
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
@@ -29,6 +30,7 @@ from groundwire.train.policy.chat.template import is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
 
@@ -180,6 +182,52 @@ def test_a_folder_without_a_model_or_with_quantized_weights_is_refused(tmp_path:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "quantization_config": {"quant_method": "awq"}}')
     with pytest.raises(UnsupportedModelError, match=r"are quantized \(awq\), and an update needs plain ones: use the"):
         find_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llava", "qwen3_5"])
+def test_of_a_model_with_images_the_language_model_is_read_and_saved_alone(
+    tmp_path: Path, kind: str, tiny_policy: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = CONFIG_MAPPING[kind]
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14, "depth": 1, "out_hidden_size": 32, "num_heads": 2, "num_position_embeddings": 16,
+    }  # fmt: skip
+    vision = type(whole().vision_config)
+    known = vision().to_dict().keys()
+    text = small_causal_lm(whole().get_text_config().model_type, vocab_size=339).config
+    config = whole(text_config=text, vision_config=vision(**{k: v for k, v in sizes.items() if k in known}))
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    save_policy(model, tiny_policy[1], tmp_path / "whole")
+    found, tokenizer = load_policy(tmp_path / "whole")
+    assert f"whole is a {kind}: its language model, {type(found).__name__}, is read alone" in capsys.readouterr().err
+    save_policy(found, tokenizer, tmp_path / "text")
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["model_type"] == text.model_type
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "text", dtype=torch.float32).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        expected, *others = (each(input_ids=ids).logits for each in (model, found, again))
+    for logits in others:
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"model_type": "of_next_year"}, "has model type `of_next_year` but Transformers does not recognize"),
+        ({"layer_types": ["of_next_year"] * 4}, "The `layer_types` entries must be in"),
+        ({"layer_types": ["linear_attention"] * 4}, r"it has no tensor for model\.layers\.1\.linear_attn\."),
+    ],
+)
+def test_what_transformers_does_not_know_is_refused_with_its_reason(
+    tmp_path: Path, tiny_policy: Any, values: dict[str, Any], reason: str
+) -> None:
+    save_policy(small_causal_lm("qwen3_5_text", vocab_size=339), tiny_policy[1], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(ModelUnreadableError, match=reason) as error:
+        load_policy(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_with_only_a_gguf_file_names_it(tmp_path: Path) -> None:
