@@ -33,11 +33,11 @@ def main() -> None:
     parser.add_argument("--max-batch", default="128,384")
     parser.add_argument("--groups", type=int, default=48)
     parser.add_argument("--fp32", action="store_true", help="products in float32")
-    parser.add_argument("--scripted", action="store_true", help="the decoder of the CPU")
+    parser.add_argument("--plain", action="store_true", help="the decoder of the CPU")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and torch finds none")
-    if options.scripted:
+    if options.plain:
         import groundwire.train.policy.engine as engine_module
 
         engine_module.make_decoder = lambda model, *, max_positions, bf16: Decoder(
@@ -55,7 +55,7 @@ def main() -> None:
 def _measure(model: Any, tokenizer: Any, options: argparse.Namespace, max_batch: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     engine = LocalEngine(
-        model, tokenizer, max_model_len=3072, max_batch=max_batch, bf16=not options.fp32 and not options.scripted
+        model, tokenizer, max_model_len=3072, max_batch=max_batch, bf16=not options.fp32 and not options.plain
     )
     draw = random.Random(0)
     prompts = [
