@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ _CACHE_SHARE = 0.2
 _GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
 """Batch sizes with a CUDA graph; a step between two takes the larger one's."""
 _CLOSE_S = 10.0
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .*")
 
 
 class VLLMEngine:
@@ -89,6 +91,7 @@ class VLLMEngine:
                 tokens=max_batch * max_model_len,
                 available=torch.cuda.get_device_properties(device).total_memory,
             ),
+            "gpu_memory_utilization": 0.05,  # vLLM's check at its start; the memory of the cache is given
             "enable_sleep_mode": True,
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": "groundwire.train.policy.vllm.process.WeightReceiver",
@@ -245,9 +248,10 @@ class VLLMEngine:
         with self._lock:
             expected, self._closed = self._closed, True
             waiting, self._waiting = self._waiting, {}
-        lines = self._log.read_text("utf-8", "replace").strip().splitlines() or ["it wrote nothing"]
-        message = "the engine was closed before the request finished"
-        error = EngineClosedError(message) if expected else EngineError(f"vLLM ended: {lines[-1]} ({self._log})")
+        lines = self._log.read_text("utf-8", "replace").splitlines()
+        errors = [found[0] for line in lines if (found := _ERROR.search(line))] or lines[-1:] or ["it wrote nothing"]
+        message = "the engine was closed before the request finished"  # the first error is the cause of the others
+        error = EngineClosedError(message) if expected else EngineError(f"vLLM ended: {errors[0]} ({self._log})")
         for answered in waiting.values():
             answered.set_exception(error)
 
