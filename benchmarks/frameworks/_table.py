@@ -44,8 +44,10 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The rows under the head, without the columns that are empty in all of them."""
+    shown = [place for place in range(len(head)) if any(row[place] for row in rows)]
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line[place].replace('|', '/') for place in shown)} |" for line in lines)
 
 
 def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
