@@ -184,7 +184,7 @@ def test_a_plan_refuses_what_the_run_refuses(tmp_path: Path) -> None:
     GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
     assert "is not known: models with Llama's layers are planned" in _planned("--model", str(tmp_path), "qwen")
     (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
-    assert "its model_type is 'unknown'" in _planned("--model", str(tmp_path), "hf")
+    assert "has model type `unknown`" in _planned("--model", str(tmp_path), "hf")
     assert "there is no such file or folder" in _planned("--model", str(tmp_path / "none"), "qwen")
 
 
