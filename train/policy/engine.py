@@ -96,8 +96,8 @@ class LocalEngine:
             decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
             self._batch = DecoderBatch(decoder, tokenizer, self._constraints, max_requests=max_batch)
         else:
-            ours = f"slower than our own decoder for {', '.join(FAMILIES)}"
-            print(f"model: {type(model).__name__} is sampled by transformers' forward pass, {ours}", file=sys.stderr)
+            without = f"without the cache of earlier prompts that {', '.join(FAMILIES)} have"
+            print(f"model: {type(model).__name__} is sampled by transformers' forward pass, {without}", file=sys.stderr)
             self._batch = TransformersBatch(model, tokenizer, self._constraints, bf16=bf16)
         self._threads = sampling_threads(model) if threads is None else threads
         self._timer = timer
