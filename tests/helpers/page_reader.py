@@ -79,7 +79,7 @@ FILES = {
 LINKS = {
     **dict.fromkeys(
         (
-            *("Qwen2.5-Coder-0.5B", "Qwen3-1.7B", "DIR", "FOLDER", "OWNER/MODEL", "runs/latest/model"),
+            *("Qwen2.5-Coder-0.5B", "Qwen3-1.7B", "DIR", "FOLDER", "MODEL", "OWNER/MODEL", "runs/latest/model"),
             *("sft/NAME/model", "sft/TIME-smollm2-medical/model"),
         ),
         "home/model",
