@@ -248,6 +248,8 @@ class VLLMEngine:
         with self._lock:
             expected, self._closed = self._closed, True
             waiting, self._waiting = self._waiting, {}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)  # it writes its error after the pipe is closed
         lines = self._log.read_text("utf-8", "replace").splitlines()
         errors = [found[0] for line in lines if (found := _ERROR.search(line))] or lines[-1:] or ["it wrote nothing"]
         message = "the engine was closed before the request finished"  # the first error is the cause of the others
