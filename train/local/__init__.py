@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from typing import Any
 
 from groundwire.tools.startup import fast_import
@@ -23,7 +24,13 @@ class LocalTraining(Trainer):
     """``--trainer local``."""
 
     def check(self, job: Job) -> None:
-        """Refuses a model that is larger than the memory of this machine, before it is read."""
+        """Refuses, before the model is read, one that is larger than this machine's memory, and a sampler that is not
+        here.
+        """
+        if job.config.sampler == "vllm":
+            with spinner("starting"), fast_import():
+                from groundwire.train.policy.vllm.engine import check_vllm
+            check_vllm(job.config.device)
         if job.config.device == "cpu":
             with spinner("starting"), fast_import():
                 from groundwire.train.local.memory_plan import check_host
@@ -33,7 +40,9 @@ class LocalTraining(Trainer):
         """Run the remaining steps."""
         with spinner("starting"), fast_import():
             from groundwire.train.local.trainer import LocalTrainer
-        LocalTrainer(job, run=run, callback=callback, shutdown=shutdown).train()
+        with ExitStack() as stack:  # a trainer that fails leaves no engine on the GPU
+            vllm = stack.enter_context(closing(_start_vllm(job.config, run))) if job.config.sampler == "vllm" else None
+            LocalTrainer(job, run=run, callback=callback, shutdown=shutdown, vllm=vllm).train()
 
     def nothing_left(self, config: RunConfig, run: RunDir) -> str:
         """A message if no step and no validation is left, and the newest checkpoint can be read."""
@@ -55,3 +64,17 @@ class LocalTraining(Trainer):
         from groundwire.train.local.memory_plan import plan_run
 
         return plan_run(config, available), {}
+
+
+def _start_vllm(config: RunConfig, run: RunDir) -> Any:
+    from groundwire.train.policy.pretrained.locate import find_model
+    from groundwire.train.policy.vllm.engine import VLLMEngine
+
+    return VLLMEngine(
+        find_model(config.model),
+        device=config.device,
+        max_model_len=config.max_model_len,
+        max_batch=config.max_batch,
+        dtype="float32" if config.precision == "fp32" else "bfloat16",
+        log=run.path / "vllm.log",
+    )

@@ -23,7 +23,7 @@ from groundwire.train.local.grpo import GRPOConfig
 from groundwire.train.local.lora import adapters
 from groundwire.train.policy.decoding.decoder import computes
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
-from groundwire.train.policy.model import bf16_is_faster, count_parameters, fitting_length
+from groundwire.train.policy.model import bf16_is_faster, count_parameters, fitting_length, key_value_bytes
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import count_stored_parameters
 from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
@@ -84,10 +84,7 @@ def _plan(
     inputs = tokens * 4 * shape.hidden_size
     kept = layers * inputs + WORKING * layer if settings["recomputed"] else (layers + WORKING) * layer
     logits = min(update.logits_per_chunk, tokens * shape.vocab_size) * _LOGIT_BYTES
-    queries = getattr(shape, "num_attention_heads", None) or 1
-    heads = getattr(shape, "num_key_value_heads", None) or queries
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // queries
-    of_token = 2 * size * layers * heads * head
+    of_token = key_value_bytes(shape, size)
     sampled = of_token * batch * length
     # The keys and values of the longest batch, and of earlier prompts. While the cache grows, the old half and the new
     # whole exist at once: what that needs more than a pass does counts, too.
@@ -98,9 +95,7 @@ def _plan(
     if not computes(shape):  # a copy of the model, and no earlier prompts; with windows and states its cache is smaller
         sampler = {"sampler": parameters * size, "cache": sampled}
     if vllm:  # it sleeps during a pass
-        cache = cache_bytes(
-            shape, dtype="bfloat16" if update.bf16 else "float32", tokens=batch * length, available=available
-        )
+        cache = cache_bytes(shape, size=size, tokens=batch * length, available=available)
         sampler = {"sampler": ASLEEP_BYTES, "cache": max(0, parameters * size + cache - int(kept) - logits)}
     parts = {
         "weights": parameters * (6 if update.bf16 else 4) * copies,  # with the copies in bfloat16 that a pass makes

@@ -55,7 +55,6 @@ from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
-from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.types import TrainedEngine
 from groundwire.train.policy.vllm.engine import VLLMEngine
@@ -75,10 +74,16 @@ _DISK_FULL_BYTES = 8 << 20
 
 
 class LocalTrainer:
-    """One training run. ``shutdown`` decides when a signal may interrupt it."""
+    """One training run. ``shutdown`` decides when a signal may interrupt it; ``vllm`` samples if it is given."""
 
     def __init__(
-        self, job: Job, *, run: RunDir, callback: ProgressCallback, shutdown: GracefulShutdown | None = None
+        self,
+        job: Job,
+        *,
+        run: RunDir,
+        callback: ProgressCallback,
+        shutdown: GracefulShutdown | None = None,
+        vllm: VLLMEngine | None = None,
     ) -> None:
         config = job.config
         self._job, self.config, self.run, self.callback = job, config, run, callback
@@ -86,7 +91,6 @@ class LocalTrainer:
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
         self.timer = StepTimer()
-        vllm = self._start_vllm() if config.sampler == "vllm" else None
         initial = load_initial_state(config, run, check_state)
         if initial.note:
             print(f"note: {initial.note}", file=sys.stderr)
@@ -120,7 +124,7 @@ class LocalTrainer:
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
         self.engine: TrainedEngine
         if vllm is not None:
-            vllm.attach(self.model, self.tokenizer)
+            vllm.attach(self.model, self.tokenizer, timer=self.timer)
             self.engine = vllm
         else:
             limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
@@ -241,18 +245,6 @@ class LocalTrainer:
 
     def _training_items(self, results: Sequence[Rollout]) -> list[TrainingGroup]:
         return training_items(results, self.config, least=self.runtime.scores.least)
-
-    def _start_vllm(self) -> VLLMEngine:
-        config = self.config
-        return VLLMEngine(
-            find_model(config.model),
-            device=config.device,
-            max_model_len=config.max_model_len,
-            max_batch=config.max_batch,
-            dtype="float32" if config.precision == "fp32" else "bfloat16",
-            log=self.run.path / "vllm.log",
-            timer=self.timer,
-        )
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

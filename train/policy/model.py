@@ -98,6 +98,17 @@ def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
     return int(min(positions, max_model_len))
 
 
+def key_value_bytes(shape: Any, size: int) -> int:
+    """The keys and values of a token in all layers of a model of this Hugging Face config, numbers of ``size`` bytes.
+
+    An upper bound for layers with a window or a state.
+    """
+    queries = getattr(shape, "num_attention_heads", None) or 1
+    heads = getattr(shape, "num_key_value_heads", None) or queries
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // queries
+    return int(2 * size * shape.num_hidden_layers * heads * head)
+
+
 def check_device(device: str) -> None:
     """Raise :class:`ConfigError` if torch cannot use ``device`` on this machine; says if nobody has tried it yet."""
     if device.startswith("cuda") and not torch.cuda.is_available():

@@ -18,7 +18,7 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
-from groundwire.train.policy.vllm.sampling import reply_text, structured_outputs, vllm_parameters
+from groundwire.train.policy.vllm.sampling import completion, structured_outputs, vllm_parameters
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
@@ -92,16 +92,13 @@ class VerlEngine:
             )
         if last is not None:
             self.weights_version = last
-        if on_token:
-            for token, logprob in zip(tokens, logprobs, strict=True):
-                on_token(token, logprob)
-        text, ended = reply_text(self.tokenizer, tokens, sampling)
-        return Completion(
-            prompt_ids=prompt_ids,
-            token_ids=tokens,
-            logprobs=logprobs,
-            text=text,
-            finish_reason="stop" if ended or len(tokens) < limit else "length",
+        return completion(
+            self.tokenizer,
+            sampling,
+            prompt_ids,
+            list(zip(tokens, logprobs, strict=True)),
+            stopped=len(tokens) < limit,
+            on_token=on_token,
             weights_version=self.weights_version,
             first_weights_version=first,
             cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,

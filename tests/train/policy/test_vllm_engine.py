@@ -15,14 +15,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import small_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.errors import EngineClosedError, EngineError
 from groundwire.train.policy.types import Sampling
 from groundwire.train.policy.vllm import engine as module
-from groundwire.train.policy.vllm.engine import VLLMEngine, cache_bytes
+from groundwire.train.policy.vllm.engine import VLLMEngine, cache_bytes, check_vllm
+from groundwire.train.policy.vllm.process import check_loaded
 
 SCRIPTED = """
 import asyncio, types
@@ -87,25 +90,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     monkeypatch.setattr(module, "reduce_tensor", lambda tensor: (None, tuple(tensor.shape)))
-    small_model().save_pretrained(tmp_path / "model")
+    small_llama().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-def small_model() -> LlamaForCausalLM:
-    sizes = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "vocab_size": 64,
-    }
-    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=100))
+def small_llama() -> LlamaForCausalLM:
+    return small_model(LlamaForCausalLM, LlamaConfig)  # type: ignore[no-any-return]
 
 
 def start(folder: Path, **changes: object) -> VLLMEngine:
-    options = {"device": "cuda", "max_model_len": 200, "max_batch": 4, "dtype": "bfloat16", "log": folder / "vllm.log"}
+    options = {"device": "cuda", "max_model_len": 300, "max_batch": 4, "dtype": "bfloat16", "log": folder / "vllm.log"}
     made = VLLMEngine(folder, **{**options, **changes})  # type: ignore[arg-type]
-    made.attach(small_model(), AutoTokenizer.from_pretrained(STARTER))
+    made.attach(small_llama(), AutoTokenizer.from_pretrained(STARTER))
     return made
 
 
@@ -117,7 +113,7 @@ def engine(folder: Path) -> Iterator[VLLMEngine]:
 
 
 def test_requests_wait_for_weights_and_no_reply_mixes_two_versions(engine: VLLMEngine) -> None:
-    assert engine.max_model_len == 100  # the model has no more positions
+    assert engine.max_model_len == 256  # the model has no more positions
     early = engine.submit([1, 2], Sampling(max_tokens=3))
     engine.update_weights(5)
     before = [early, *(engine.submit([n], Sampling(max_tokens=2)) for n in range(3))]
@@ -151,7 +147,7 @@ def test_an_engine_that_ends_fails_what_waits(engine: VLLMEngine) -> None:
     for future in waiting:
         with pytest.raises(EngineError, match="vLLM ended: "):
             future.result(10)
-    with pytest.raises(EngineClosedError):
+    with pytest.raises(EngineError, match="vLLM ended: "):
         engine.submit([1], Sampling())
 
 
@@ -207,15 +203,25 @@ def has_ended(process: int) -> bool:
 
 def test_it_needs_vllm_and_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="needs a GPU, and device is cpu"):
-        start(folder, device="cpu")
+        check_vllm("cpu")
     monkeypatch.setattr(module, "find_spec", lambda _: None)
+    job = make_job({"trainer": "local", "sampler": "vllm"})
     with pytest.raises(ConfigError, match="not installed"):
-        start(folder)
+        job.trainer.check(job)  # before there is a run directory
 
 
 def test_the_cache_holds_all_requests_or_a_fifth_of_the_memory() -> None:
     shape = LlamaConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
     of_token = 2 * 3 * 2 * 16 * 2
-    assert cache_bytes(shape, dtype="bfloat16", tokens=100, available=1 << 30) == 100 * of_token
-    assert cache_bytes(shape, dtype="float32", tokens=100, available=1 << 30) == 200 * of_token
-    assert cache_bytes(shape, dtype="bfloat16", tokens=1 << 40, available=1000) == 200
+    assert cache_bytes(shape, size=2, tokens=100, available=1 << 30) == 100 * of_token
+    assert cache_bytes(shape, size=4, tokens=100, available=1 << 30) == 200 * of_token
+    assert cache_bytes(shape, size=2, tokens=1 << 40, available=1000) == 200
+
+
+def test_weights_that_the_trainer_does_not_have_are_an_error() -> None:
+    model = small_llama()
+    names = [name for name, _ in model.named_parameters()]
+    check_loaded(model, names)
+    check_loaded(model, None)
+    with pytest.raises(ValueError, match=f"no weights for 1 of vLLM's, such as {names[-1]}"):
+        check_loaded(model, names[:-1])

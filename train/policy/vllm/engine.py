@@ -25,9 +25,10 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
+from groundwire.train.policy.model import key_value_bytes
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 from groundwire.train.policy.vllm.process import READY
-from groundwire.train.policy.vllm.sampling import reply_text, vllm_parameters
+from groundwire.train.policy.vllm.sampling import completion, vllm_parameters
 from groundwire.train.step_timer import StepTimer
 
 ASLEEP_BYTES = 2_400_000_000
@@ -51,10 +52,6 @@ class VLLMEngine:
         max_batch: most requests that are decoded together; further ones wait.
         dtype: of weights and cache, ``bfloat16`` or ``float32``.
         log: the file with vLLM's messages.
-        timer: attributes the time of requests to ``sampling``.
-
-    Raises:
-        ConfigError: vLLM is not installed, or the device is no GPU.
     """
 
     def __init__(
@@ -66,17 +63,15 @@ class VLLMEngine:
         max_batch: int,
         dtype: str,
         log: Path,
-        timer: StepTimer | None = None,
     ) -> None:
-        if not find_spec("vllm"):
-            raise ConfigError("sampler is vllm, which is not installed here: pip install 'groundwire[verl]'")
-        if not device.startswith("cuda"):
-            raise ConfigError(f"sampler is vllm, which needs a GPU, and device is {device}: use sampler=embedded")
         shape = AutoConfig.from_pretrained(folder).get_text_config()
-        self.max_model_len = max_model_len = min(max_model_len, shape.max_position_embeddings)
+        positions = getattr(shape, "max_position_embeddings", None) or max_model_len
+        self.max_model_len = max_model_len = min(max_model_len, positions)
         self.weights_version, self.generated_tokens = 0, 0
-        self._log, self._timer, self._closed, self._asleep = log, timer, False, False
+        self._log, self._closed, self._asleep = log, False, False
         self._lock, self._numbers = threading.RLock(), 0
+        self._error: EngineError | None = None
+        """Why vLLM has ended by itself."""
         self._ready: Future[Any] = Future()
         self._waiting: dict[int, Future[Any]] = {READY: self._ready}
         self._holds, self._held = True, list[tuple[int, str, Any]]()  # until the first weights
@@ -87,7 +82,7 @@ class VLLMEngine:
             "max_num_seqs": max_batch,
             "kv_cache_memory_bytes": cache_bytes(
                 shape,
-                dtype=dtype,
+                size=getattr(torch, dtype).itemsize,
                 tokens=max_batch * max_model_len,
                 available=torch.cuda.get_device_properties(device).total_memory,
             ),
@@ -99,8 +94,7 @@ class VLLMEngine:
             "compilation_config": {
                 "mode": 0,
                 "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": [size for size in _GRAPHS if size < max_batch]
-                + [min(max_batch, _GRAPHS[-1])],
+                "cudagraph_capture_sizes": sorted({min(size, max_batch) for size in _GRAPHS}),
             },
             "disable_log_stats": True,
         }
@@ -129,9 +123,12 @@ class VLLMEngine:
                 env={**os.environ, **environment},
             )
 
-    def attach(self, model: Any, tokenizer: Any) -> None:
-        """The trained model, whose weights :meth:`update_weights` hands over, and its tokenizer."""
-        self._model, self.tokenizer = model, tokenizer
+    def attach(self, model: Any, tokenizer: Any, *, timer: StepTimer | None = None) -> None:
+        """The trained model, whose weights :meth:`update_weights` hands over, and its tokenizer.
+
+        ``timer`` attributes the time of requests to ``sampling``.
+        """
+        self._model, self.tokenizer, self._timer = model, tokenizer, timer
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
@@ -153,8 +150,14 @@ class VLLMEngine:
             with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
                 if error := done.exception():
                     future.set_exception(error)
-                else:
-                    future.set_result(self._completion(tuple(prompt_ids), sampling, on_token, *done.result()))
+                    return
+                sampled, cached, stopped = done.result()
+                self.generated_tokens += len(sampled)
+                told = {"stopped": stopped, "on_token": on_token, "cached_tokens": cached}
+                version = self.weights_version
+                future.set_result(
+                    completion(self.tokenizer, sampling, tuple(prompt_ids), sampled, weights_version=version, **told)
+                )
 
         answered.add_done_callback(finish)
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
@@ -189,7 +192,7 @@ class VLLMEngine:
         with self._lock:
             self._holds = False
             for message in self._held:
-                self._pipe.send(message)
+                self._send(message)
             self._held.clear()
 
     def close(self) -> None:
@@ -216,21 +219,25 @@ class VLLMEngine:
         answered: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                raise EngineClosedError("the engine is closed")
+                raise self._error or EngineClosedError("the engine is closed")
             self._numbers += 1
             number, message = self._numbers, (self._numbers, method, values)
             self._waiting[number] = answered
             if self._holds and method == "generate":
                 self._held.append(message)
             else:
-                self._pipe.send(message)
+                self._send(message)
         return number, answered
 
+    def _send(self, message: tuple[int, str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the process has ended: what waits is told why
+            self._pipe.send(message)
+
     def _cancel(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self._held = [message for message in self._held if message[0] != number]
             if self._waiting.pop(number, None) is not None:
-                self._pipe.send((number, "cancel", ()))
+                self._send((number, "cancel", ()))
 
     def _receive(self) -> None:
         """In a thread: pass the answers on, and fail what waits when the process has ended."""
@@ -245,49 +252,31 @@ class VLLMEngine:
                     answered.set_exception(EngineError(f"vLLM failed: {mask_secrets(str(result))[:500]}"))
                 else:
                     answered.set_result(result)
-        with self._lock:
-            expected, self._closed = self._closed, True
-            waiting, self._waiting = self._waiting, {}
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)  # it writes its error after the pipe is closed
         lines = self._log.read_text("utf-8", "replace").splitlines()
         errors = [found[0] for line in lines if (found := _ERROR.search(line))] or lines[-1:] or ["it wrote nothing"]
-        message = "the engine was closed before the request finished"  # the first error is the cause of the others
-        error = EngineClosedError(message) if expected else EngineError(f"vLLM ended: {errors[0]} ({self._log})")
+        with self._lock:
+            message = "the engine was closed before the request finished"
+            closed: EngineError = EngineClosedError(message)
+            if not self._closed:  # the first error is the cause of the others
+                closed = self._error = EngineError(f"vLLM ended: {errors[0]} ({self._log})")
+            self._closed = True
+            waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
-            answered.set_exception(error)
-
-    def _completion(
-        self,
-        prompt_ids: tuple[int, ...],
-        sampling: Sampling,
-        on_token: OnToken | None,
-        ids: list[int],
-        logprobs: list[float],
-        cached: int,
-        stopped: bool,
-    ) -> Completion:
-        self.generated_tokens += len(ids)
-        if on_token:
-            for token, logprob in zip(ids, logprobs, strict=True):
-                on_token(token, logprob)
-        text, ended = reply_text(self.tokenizer, ids, sampling)
-        return Completion(
-            prompt_ids=prompt_ids,
-            token_ids=ids,
-            logprobs=logprobs,
-            text=text,
-            finish_reason="stop" if ended or stopped else "length",
-            weights_version=self.weights_version,
-            cached_tokens=cached,
-        )
+            answered.set_exception(closed)
 
 
-def cache_bytes(shape: Any, *, dtype: str, tokens: int, available: int) -> int:
-    """The memory of keys and values of a model of this ``shape``: for ``tokens``, but at most a fifth of what is
-    ``available``.
+def check_vllm(device: str) -> None:
+    """Raise :class:`ConfigError` if :class:`VLLMEngine` cannot sample on ``device``."""
+    if not find_spec("vllm"):
+        raise ConfigError("sampler is vllm, which is not installed here: pip install 'groundwire[verl]'")
+    if not device.startswith("cuda"):
+        raise ConfigError(f"sampler is vllm, which needs a GPU, and device is {device}: use sampler=embedded")
+
+
+def cache_bytes(shape: Any, *, size: int, tokens: int, available: int) -> int:
+    """The memory of the keys and values of ``tokens``, in numbers of ``size`` bytes, for a model of this Hugging Face
+    config; but at most a fifth of what is ``available``.
     """
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    size = getattr(torch, dtype).itemsize
-    return int(min(tokens * 2 * shape.num_hidden_layers * heads * head * size, _CACHE_SHARE * available))
+    return int(min(tokens * key_value_bytes(shape, size), _CACHE_SHARE * available))

@@ -14,7 +14,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -43,10 +43,19 @@ class WeightReceiver:
             here[6] = device  # the trainer's number of this GPU may be another
             weights.append((name, rebuild_cuda_tensor(*here)))
         with torch.no_grad():
-            worker.get_model().load_weights(iter(weights))
+            check_loaded(worker.get_model(), worker.get_model().load_weights(iter(weights)))
         torch.cuda.synchronize()
         del weights
         torch.cuda.ipc_collect()
+
+
+def check_loaded(model: Any, loaded: Collection[str] | None) -> None:
+    """Raise ``ValueError`` if the trainer's weights leave out some of the model's, which would stay as they were.
+
+    None from a model that does not say what it has ``loaded``; vLLM checks its own loading in the same way.
+    """
+    if loaded is not None and (missing := sorted({name for name, _ in model.named_parameters()} - set(loaded))):
+        raise ValueError(f"the trained model has no weights for {len(missing)} of vLLM's, such as {missing[0]}")
 
 
 class _Sampler:
@@ -57,8 +66,8 @@ class _Sampler:
 
     async def generate(
         self, prompt_ids: Sequence[int], parameters: Mapping[str, Any], lark: str
-    ) -> tuple[list[int], list[float], int, bool]:
-        """The sampled ids, their log-probabilities, the prompt's cached tokens, and whether the reply was complete."""
+    ) -> tuple[list[tuple[int, float]], int, bool]:
+        """The sampled ids with log-probabilities, the prompt's cached tokens, and whether the reply is complete."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -69,9 +78,10 @@ class _Sampler:
         prompt = {"prompt_token_ids": list(prompt_ids)}
         async for output in self._engine.generate(prompt, sampling, str(next(self._numbers))):
             reply = output.outputs[0]
-        ids = list(reply.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(ids, reply.logprobs, strict=True)]
-        return ids, logprobs, output.num_cached_tokens or 0, reply.finish_reason == "stop"
+        sampled = [(token, entry[token].logprob) for token, entry in zip(reply.token_ids, reply.logprobs, strict=True)]
+        if not sampled:
+            raise ValueError(f"no token was sampled ({reply.finish_reason})")
+        return sampled, output.num_cached_tokens or 0, reply.finish_reason == "stop"
 
     async def sleep(self) -> None:
         """Free the memory of the weights and the cache."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from groundwire.train.policy.types import Sampling
+from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 
 def vllm_parameters(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
@@ -31,7 +32,35 @@ def structured_outputs(lark: str) -> Any:
     return StructuredOutputsParams(grammar=lark)
 
 
-def reply_text(tokenizer: Any, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
+def completion(
+    tokenizer: Any,
+    sampling: Sampling,
+    prompt_ids: tuple[int, ...],
+    sampled: Sequence[tuple[int, float]],
+    *,
+    stopped: bool,
+    on_token: OnToken | None,
+    **fields: Any,
+) -> Completion:
+    """The reply of the ``sampled`` ids and log-probabilities, at least one, with further ``fields``.
+
+    ``stopped``: whether the server says that it is complete. ``on_token`` gets all now.
+    """
+    for token, logprob in sampled if on_token else ():
+        on_token(token, logprob)  # type: ignore[misc]
+    tokens = [token for token, _ in sampled]
+    text, ended = _text(tokenizer, tokens, sampling)
+    return Completion(
+        prompt_ids=prompt_ids,
+        token_ids=tokens,
+        logprobs=[logprob for _, logprob in sampled],
+        text=text,
+        finish_reason="stop" if ended or stopped else "length",
+        **fields,
+    )
+
+
+def _text(tokenizer: Any, tokens: list[int], sampling: Sampling) -> tuple[str, bool]:
     """The text of a reply before what ended it, and whether a stop string or the end of the turn did."""
     ended = tokens[-1] in sampling.stop_token_ids
     text = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
