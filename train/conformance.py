@@ -72,10 +72,12 @@ def main(
             raise CommandError(f"--api {unknown[0]!r} is unknown: give {', '.join(APIS)}")
         if export_command and upstream_port is None:
             raise CommandError("--export-command needs --upstream-port: only tokens that are known can be compared")
-        apis = [name for name in api or APIS if installed_version(APIS[name].package)]
-        for name in set(api or APIS) - set(apis):
-            package = APIS[name].package
-            typer.echo(f"{name} is not played: {package} is not installed (pip install {package})", err=True)
+        apis = list[str]()
+        for name in dict.fromkeys(api or APIS):
+            if installed_version(package := APIS[name].package):
+                apis.append(name)
+            else:
+                typer.echo(f"{name} is not played: {package} is not installed (pip install {package})", err=True)
         if not apis:
             raise CommandError("no SDK is installed: pip install openai anthropic google-genai")
         results = asyncio.run(

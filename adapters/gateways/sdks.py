@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ class SdkReply:
         return json.dumps(["assistant", self.text, [[name, arguments] for _, name, arguments in self.tools]])
 
 
-class Thread:
+class Thread(ABC):
     """One conversation; ``tool`` is a function as chat completions name it."""
 
     package: ClassVar[str]
@@ -49,13 +50,13 @@ class Thread:
         """Add the user's message."""
         self.history.append({"role": "user", "content": text})
 
+    @abstractmethod
     def add_results(self, reply: SdkReply, text: str) -> None:
         """Add ``text`` as the result of each of the reply's tool calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def ask(self, *, stream: bool, limit: int, tool: Any = None, schema: Any = None, n: int = 1) -> SdkReply:
         """The reply to the history, to which it is added. Raises the SDK's errors."""
-        raise NotImplementedError
 
 
 class _OpenAI(Thread):

@@ -8,6 +8,15 @@ from typing import Any
 from groundwire.adapters.tracing.wire.request import warn_ignored
 
 _READ: Mapping[str, Mapping[str, str]] = {
+    "chat completions": {
+        "message": "role content name status",
+        "assistant message": "role content name status tool_calls reasoning_content reasoning thinking "
+        "thinking_blocks reasoning_details",
+        "text": "text",
+        "input_text": "text",
+        "output_text": "text",
+        "refusal": "refusal",
+    },
     "Responses": {
         "message": "role content status",
         "function_call": "name namespace arguments status",
@@ -57,7 +66,8 @@ _READ: Mapping[str, Mapping[str, str]] = {
 }
 _HARMLESS = {
     "type", "id", "call_id", "tool_use_id", "toolUseId", "tool_call_id", "index", "caller", "annotations", "citations",
-    "logprobs", "cache_control", "prompt_cache_breakpoint", "signature", "thoughtSignature",
+    "logprobs", "cache_control", "prompt_cache_breakpoint", "signature", "thoughtSignature", "object", "weight",
+    "provider_specific_fields",
 }  # fmt: skip
 """Facts for clients, and for the providers' servers."""
 _KNOWN = {(api, kind): _HARMLESS.union(names.split()) for api, kinds in _READ.items() for kind, names in kinds.items()}

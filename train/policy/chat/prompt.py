@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.call import Conversations
-from groundwire.train.policy.chat.request import ChatMessage, ChatRequest
+from groundwire.train.policy.chat.messages import ChatMessage
+from groundwire.train.policy.chat.request import ChatRequest
 from groundwire.train.policy.chat.template import (
     TemplateLimitError,
     TemplateRefusedError,

@@ -6,27 +6,24 @@ Each field that it does not apply is accepted, refused, or named in one warning.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
 from groundwire.adapters.tracing.sampling import derive_seed
-from groundwire.adapters.tracing.wire.chat_request import MALFORMED
 from groundwire.tools.files import shorten_repr
+from groundwire.train.policy.chat.messages import ChatMessage, JSONObject
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, check_schema
 from groundwire.train.policy.types import Sampling
@@ -71,25 +68,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
 }
 """Values that are the same as a missing field; so are false, empty lists and empty objects."""
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""The types of text parts, and their fields with the text."""
-_REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
-_THOUGHTS = ("thinking", "reasoning")
-"""The types of parts that are reasoning."""
-_HARMLESS = frozenset(
-    {
-        "annotations",
-        "cache_control",
-        "id",
-        "index",
-        "object",
-        "provider_specific_fields",
-        "signature",
-        "status",
-        "weight",
-    }
-)
-"""Fields of messages and parts that say nothing to a model."""
 _warned: set[str] = set()
 _TEMPLATE_ARGUMENTS = frozenset(
     {
@@ -100,57 +78,6 @@ _TEMPLATE_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
-def _join_text_parts(content: Any) -> Any:
-    """A message's parts as one text, joined as vLLM joins them."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        fields = {"type": "text", "text": part} if isinstance(part, str) else part
-        kind = fields.get("type") if isinstance(fields, dict) else fields
-        name = _TEXT_PARTS.get(kind, "") if isinstance(kind, str) else ""
-        if not isinstance(text := fields.get(name) if name else None, str):
-            raise ValueError(f"has a part of type {kind!r}; this model reads only text parts")
-        _warn_ignored("parts of messages", fields, {"type", name})
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _read_arguments(arguments: Any) -> Any:
-    """Chat templates write the arguments as JSON themselves, so they get the object, as with vLLM.
-
-    What a model has cut off, or written wrongly, stays text.
-    """
-    value = arguments
-    for _ in range(2):  # a client may write the text as JSON once more
-        if isinstance(value, str):
-            try:
-                value = json.loads(value or "{}")
-            except (ValueError, RecursionError):
-                break
-    if value is None:
-        return {}
-    if isinstance(value, dict):
-        raw = value.get(MALFORMED)
-        return raw if len(value) == 1 and isinstance(raw, str) else value
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _reasoning_text(value: Any) -> str:
-    """Reasoning as text, or as a list of blocks."""
-    if isinstance(value, str):
-        return value
-    blocks = [block for block in value if isinstance(block, dict)] if isinstance(value, list) else []
-    texts = (block.get(name) for block in blocks for name in ("thinking", "text", "summary"))
-    return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _warn_ignored(what: str, fields: Mapping[str, Any], read: Collection[str]) -> None:
-    for name, value in fields.items():
-        if name not in read and name not in _HARMLESS and value not in (None, False, "", [], {}):
-            _warn_once(f"{what} {name}", f"{what} have {name} = {shorten_repr(value)}, which the model never sees")
-
-
 def _require_function(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -158,78 +85,12 @@ def _require_function(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-def _drop_nulls(fields: Any) -> Any:
-    if not isinstance(fields, dict):
-        return fields
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-class _JSONObject(BaseModel):
-    """A JSON object; null is the same as a missing field."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    _normalize = model_validator(mode="before")(_drop_nulls)
-
-
-class _ToolFunction(_JSONObject):
-    name: str
-    arguments: Annotated[Any, BeforeValidator(_read_arguments)] = Field(default_factory=dict)
-
-    @model_serializer
-    def _dump(self) -> dict[str, Any]:
-        return {"name": self.name, "arguments": self.arguments}  # arguments may be null, and are never left out
-
-
-class _ToolCall(_JSONObject):
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: _ToolFunction
-
-
-class ChatMessage(_JSONObject):
-    """A checked message."""
-
-    # Chat templates know OpenAI's newer role "developer" as "system".
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool"],
-        AfterValidator(lambda role: "system" if role == "developer" else role),
-    ]
-    content: Annotated[str, BeforeValidator(_join_text_parts)]
-    reasoning: str | None = None
-    tool_calls: Annotated[list[_ToolCall] | None, AfterValidator(lambda calls: calls or None)] = None
-    name: str | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _normalize(cls, fields: Any) -> Any:
-        """Only an assistant may leave out the content, and have tool calls and reasoning, which has many names."""
-        fields = _drop_nulls(fields)
-        if not isinstance(fields, dict):
-            return fields
-        read = {"role", "content", "name", "tool_call_id"}
-        if fields.get("role") == "assistant":
-            read |= {"tool_calls", *_REASONING}
-            content, thoughts = fields.get("content"), []
-            if isinstance(content, list):
-                thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
-                content = [part for part in content if part not in thoughts]
-            if not content:
-                read.add("refusal")
-                content = fields.get("refusal") or ""
-            said = (_reasoning_text(value) for value in (*map(fields.get, _REASONING), thoughts) if value)
-            fields = {**fields, "content": content, "reasoning": next(filter(None, said), None)}
-        _warn_ignored("messages", fields, read)
-        return {name: value for name, value in fields.items() if name in read}
-
-
-class _JSONSchema(_JSONObject):
+class _JSONSchema(JSONObject):
     name: str = ""
     json_schema: Any = Field(default_factory=dict, alias="schema")
 
 
-class _ResponseFormat(_JSONObject):
+class _ResponseFormat(JSONObject):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JSONSchema | None = None
 
@@ -284,11 +145,11 @@ def _check_template_variables(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
-class _StreamOptions(_JSONObject):
+class _StreamOptions(JSONObject):
     include_usage: bool = False
 
 
-class ChatRequest(_JSONObject):
+class ChatRequest(JSONObject):
     """A checked request."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
