@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from typing import Annotated
 
 import httpx
 import typer
@@ -62,7 +62,6 @@ def main(
     api_key_env: Annotated[
         str, typer.Option(help="The environment variable with the gateway's key", metavar="NAME")
     ] = "OPENAI_API_KEY",
-    form: Annotated[Literal["text", "markdown"], typer.Option("--format", help="Format of the table")] = "text",
     version: Version = False,
 ) -> None:
     """Play scripted conversations with a gateway, through the SDKs of each API, and count tokens."""
@@ -83,7 +82,7 @@ def main(
         results = asyncio.run(
             _run(url, os.environ.get(api_key_env) or "none", model, upstream_port, export_command, apis)
         )
-        typer.echo(format_table(_COLUMNS, [_row(played) for played in results], form))
+        typer.echo(format_table(_COLUMNS, [_row(played) for played in results], "text"))
         wrong = sum(played.wrong for played in results)
         compared = [played for played in results if played.tokens is not None]
         typer.echo(f"{counted(len(results), 'conversation')}, {len(compared)} compared, {wrong} with something wrong")

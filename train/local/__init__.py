@@ -15,7 +15,8 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import validation_missing
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import Job
-from groundwire.train.job.trainer import Trainer
+from groundwire.train.job.trainer import Trainer, TrainingError
+from groundwire.train.policy.errors import EngineError
 
 __all__ = ["LocalTraining"]
 
@@ -42,7 +43,10 @@ class LocalTraining(Trainer):
             from groundwire.train.local.trainer import LocalTrainer
         with ExitStack() as stack:  # a trainer that fails leaves no engine on the GPU
             vllm = stack.enter_context(closing(_start_vllm(job.config, run))) if job.config.sampler == "vllm" else None
-            LocalTrainer(job, run=run, callback=callback, shutdown=shutdown, vllm=vllm).train()
+            try:
+                LocalTrainer(job, run=run, callback=callback, shutdown=shutdown, vllm=vllm).train()
+            except EngineError as error:
+                raise TrainingError(f"the sampler ended the run: {error}") from error
 
     def nothing_left(self, config: RunConfig, run: RunDir) -> str:
         """A message if no step and no validation is left, and the newest checkpoint can be read."""

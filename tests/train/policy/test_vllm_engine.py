@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,11 @@ from small_models import small_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from groundwire.train.api.training import make_job
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.evaluation import ProgressCallback
+from groundwire.train.job.graceful_shutdown import GracefulShutdown
+from groundwire.train.job.trainer import TrainingError
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.errors import EngineClosedError, EngineError
 from groundwire.train.policy.types import Sampling
@@ -208,6 +214,21 @@ def test_it_needs_vllm_and_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     job = make_job({"trainer": "local", "sampler": "vllm"})
     with pytest.raises(ConfigError, match="not installed"):
         job.trainer.check(job)  # before there is a run directory
+
+
+def test_a_run_whose_sampler_has_ended_says_so_and_closes_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, failed = start(folder), Future[Any]()
+    failed.set_exception(EngineError("vLLM failed: no memory"))
+    monkeypatch.setattr("groundwire.train.local._start_vllm", lambda *_: engine)
+    engine.update_weights(0)
+    monkeypatch.setattr(engine, "_ask", lambda *_: (0, failed))
+    job = make_job({"trainer": "local", "sampler": "vllm", "config": "fast"})
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=job.config.to_dict())
+    with pytest.raises(TrainingError, match="the sampler ended the run: vLLM failed: no memory"):
+        job.trainer.train(job, run, ProgressCallback(), GracefulShutdown())
+    assert engine._process.poll() is not None
 
 
 def test_the_cache_holds_all_requests_or_a_fifth_of_the_memory() -> None:
