@@ -34,12 +34,12 @@ _BLOCK = 128
 _VARLEN_WIDTH = 256
 """The widest head that the kernel for sequences without padding computes."""
 
-_HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "lm_head_bias")
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "lm_head_bias")
 """Names in configurations for what a model does to its logits."""
 _BIASED_HEADS = ("gptj", "phi")
 _OLD = Version(transformers.__version__) < Version("5.24")
 """Tried were 5.10.4 and 5.24."""
-WRONG = frozenset({"glm_moe_dsa", "nemotron_h", "zamba2"} if _OLD else ())
+MISCOMPUTED = frozenset({"glm_moe_dsa", "nemotron_h", "zamba2"} if _OLD else ())
 """Types whose log-probabilities this transformers computes wrong: in its Mamba 2 a token sees later ones."""
 
 
@@ -76,7 +76,7 @@ def has_plain_head(config: Any) -> bool:
     verl's fused kernels compute nothing else, and find it as ``lm_head`` beside ``model``.
     """
     model = _model_class(config)
-    values = [getattr(config, name, None) for name in _HEADS]
+    values = [getattr(config, name, None) for name in _LOGIT_CHANGES]
     changed = any(value is True or value not in (None, False, 1) for value in values)
     named = model is not None and model.base_model_prefix == "model"
     return named and not changed and config.model_type not in _BIASED_HEADS

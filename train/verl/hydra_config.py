@@ -204,7 +204,7 @@ def attention_settings(overrides: Mapping[str, Any], model: Path | str | None) -
     else:
         from groundwire.train.policy import attention
 
-        if config.model_type in attention.WRONG:
+        if config.model_type in attention.MISCOMPUTED:
             raise ConfigError(
                 f"{model} cannot be trained: transformers {version('transformers')} computes wrong log-probabilities "
                 f"of models of type {config.model_type}: use another model, or transformers 5.24"

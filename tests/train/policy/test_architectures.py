@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from groundwire.train.policy.attention import (
-    WRONG,
+    MISCOMPUTED,
     has_plain_head,
     packs,
 )
@@ -137,7 +137,7 @@ def test_rows_of_every_type_have_the_log_probabilities_and_gradients_of_each_seq
     states: list[Tensor] = []
     model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: states.append(inputs[0].detach()))
     expected, gradients = outcome(model, eager)
-    if kind in WRONG:
+    if kind in MISCOMPUTED:
         with pytest.raises(AssertionError):  # as attention_settings says
             assert _difference(outcome(model, padded)[0], expected) < 1e-4
         return

@@ -149,7 +149,7 @@ def test_a_model_that_transformers_does_not_know_is_refused_in_one_sentence(
     ):
         attention_settings({}, _model(tmp_path / "a", model_type="newest"))
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "WRONG", {"mamba2"})
+        patch.setattr(attention, "MISCOMPUTED", {"mamba2"})
         with pytest.raises(ConfigError, match="computes wrong log-probabilities of models of type mamba2"):
             attention_settings({}, _model(tmp_path / "c", model_type="mamba2"))
     kinds = ["full_attention", "spiral_attention"]
