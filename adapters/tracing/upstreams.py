@@ -1,8 +1,8 @@
 """The policy servers behind the proxy, which are asked over HTTP.
 
-Chat completions are passed on byte for byte, streams chunk by chunk, errors with their status (the usage that only the
-proxy asks for is left out); the replies for other
-APIs are translated. Nothing is parsed that need not be: replies are read for their spans afterwards.
+Chat completions are passed on byte for byte, streams chunk by chunk, without the usage if only the proxy asked for it,
+errors with their status; the replies for other APIs are translated. Nothing is parsed that need not be: replies are
+read for their spans afterwards.
 """
 
 from __future__ import annotations
