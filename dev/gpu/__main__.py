@@ -17,6 +17,7 @@ except speed, scaling, update and uneven use the model of --model.
   update  the local trainer's update and sampling, and verl's update, at the
           shape of an agent's calls, with random weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
+  architectures  gemma3_text, lfm2 and mistral with random weights learn to choose a digit, with each trainer
   constrained  replies with a JSON schema, and calls of a required tool: their form, and the probabilities of
                sampler and trainer
   learning     supervised fine-tuning on two thirds of Spider's training
@@ -52,6 +53,7 @@ from typing import Any
 
 from benchmarks._results import commit, read_lines
 
+from dev.gpu.attention import save_tiny_model
 from dev.gpu.learning import part_learning, part_medical
 from dev.gpu.options import read_options
 from dev.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
@@ -278,6 +280,32 @@ def part_constrained(suite: Suite) -> dict[str, Any]:
     return result
 
 
+def part_architectures(suite: Suite) -> dict[str, Any]:
+    """Model types outside of Llama and Qwen: the mean reward of each step, which begins at 0.5, with each trainer."""
+    chosen = ["--agent", "dev.gpu.agents:choose_digit", "--reward", "dev.gpu.agents:chosen_digit"]
+    local = ["--trainer", "local", "--device", suite.options.device, "--config", "hf", "learning_rate=1e-3"]
+    local += ["steps=10", "tasks_per_step=8", "group_size=16", "val_tasks=8", "val_every=0", "warmup_steps=0"]
+    verl = ["--trainer", "verl", "--config", suite.options.config, "--steps", "10", "--val-tasks", "8"]
+    verl += ["data.train_batch_size=8", "actor_rollout_ref.rollout.n=16", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    trainers = {"embedded": [*local, "sampler=embedded"]}
+    if suite.options.device == "cuda":
+        trainers |= {"vllm": [*local, "sampler=vllm"], "verl": verl}
+    result: dict[str, Any] = {}
+    for kind in ("gemma3_text", "lfm2", "mistral"):
+        model = suite.out / f"tiny-{kind}"
+        save_tiny_model(kind, model)
+        for trainer, settings in trainers.items():
+            name = f"architectures-{kind}-{trainer}"
+            arguments = [*settings, *chosen, "--model", str(model), "--rollout-process", "off"]
+            result[f"{kind}, {trainer}"], folder = suite.train(name, [*arguments, *suite.options.overrides])
+            lines = read_lines(folder / "metrics.jsonl") if folder is not None else []
+            rewards = [line["reward"] for line in lines if line.get("reward") is not None]
+            result[f"{kind}, {trainer}"]["rewards"] = [round(reward, 3) for reward in rewards]
+            suite.results["architectures"] = result
+            suite.write()
+    return result
+
+
 PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "agree": part_agree,
     "ci": part_ci,
@@ -287,6 +315,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "update": part_update,
     "uneven": part_uneven,
     "stop": part_stop,
+    "architectures": part_architectures,
     "constrained": part_constrained,
     "learning": part_learning,
     "medical": part_medical,

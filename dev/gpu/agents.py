@@ -81,13 +81,27 @@ async def constrained(question: Question, endpoint: Endpoint) -> str:
     return answer
 
 
+_DIGIT = {"type": "json_schema", "json_schema": {"name": "choice", "schema": {"enum": list(range(10))}}}
+
+
+async def choose_digit(question: Question, endpoint: Endpoint) -> str:
+    """A digit of the policy's choice."""
+    return await _ask(endpoint, [{"role": "user", "content": question.text}], response_format=_DIGIT)
+
+
+async def chosen_digit(task: Any, answer: str, steps: Any) -> float:
+    """A reward of 0 for ``0`` to 1 for ``9``."""
+    return int(answer) / 9
+
+
 async def coin(task: Any, answer: str, steps: Any) -> float:
     """A reward of 0 or 1 without a reason."""
     return float(random.random() < 0.5)
 
 
-async def _ask(endpoint: Endpoint, messages: list[Any]) -> str:
+async def _ask(endpoint: Endpoint, messages: list[Any], **options: Any) -> str:
+    headers = endpoint.agent_headers("solo")
     reply = await _client.with_options(base_url=endpoint.base_url).chat.completions.create(
-        model=endpoint.model, messages=messages, extra_headers=endpoint.agent_headers("solo"), **endpoint.sampling
+        model=endpoint.model, messages=messages, extra_headers=headers, **options, **endpoint.sampling
     )
     return reply.choices[0].message.content or ""

@@ -22,9 +22,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from groundwire.train.policy import STARTER
 from groundwire.train.policy.attention import TREE, VARLEN, packs, padded_attention, tree_block_mask
+from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 
-__all__ = ["eager", "packed", "padded", "tree"]
+__all__ = ["eager", "packed", "padded", "save_tiny_model", "tree"]
 
 _WINDOW: dict[str, Any] = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2}
 TYPES: dict[str, dict[str, Any]] = {
@@ -84,6 +87,15 @@ def padded(model: Any, prompt: Tensor, replies: Sequence[Tensor]) -> Tensor:
 
 def _logits(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
     return model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
+
+
+def save_tiny_model(kind: str, folder: Path) -> None:
+    """Save a model of a type of :data:`TYPES` with random weights and the starter's tokenizer."""
+    _, tokenizer = load_policy(STARTER)
+    ids = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    config = AutoConfig.for_model(kind, **{**_SIZES, **TYPES[kind], "vocab_size": len(tokenizer), **ids})
+    torch.manual_seed(0)
+    save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
 
 
 @torch.no_grad()
