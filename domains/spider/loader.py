@@ -12,68 +12,22 @@ Databases of validation and test tasks are looked for in ``test_database`` first
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import sqlite3
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-
-from platformdirs import user_cache_path
 
 from groundwire.domains._readers import check_unique_ids, data_folder
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider.hardness import LEVELS, hardness
+from groundwire.domains.spider.schema_files import build
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, database_files, set_database_paths
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
-from groundwire.tools.files import read_bytes
 from groundwire.tools.terminal import progress
-
-CACHE = user_cache_path("groundwire", appauthor=False) / "spider"
-_MAX_BYTES = 64 << 20
-_MAX_STEPS = 10_000
-"""Thousands of SQLite's virtual machine steps that a script may take: some seconds."""
-_DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
-
-
-def build(script: Path) -> Path:
-    """The SQLite file that ``script`` makes, named after the script's folder.
-
-    Raises :class:`DataError` if the script fails or makes no table.
-    """
-    db_id = script.parent.name
-    try:
-        text = read_bytes(script, max_bytes=_MAX_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{script} cannot be read ({error}); copy or download it again.") from error
-    # Named like its origin, which tells apart a database of both folders.
-    folder = CACHE / hashlib.sha256(text.encode()).hexdigest()[:32] / script.parent.parent.name / db_id
-    target = folder / f"{db_id}.sqlite"
-    if target.is_file():
-        return target.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = iter(range(_MAX_STEPS))
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        unfinished = Path(name) / "unfinished.sqlite"
-        try:
-            with closing(sqlite3.connect(unfinished, isolation_level=None)) as db:
-                # The script can reach no other file, and ends after a limit.
-                db.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK)
-                db.set_progress_handler(lambda: next(steps, None) is None, 100_000)
-                db.executescript(text)
-                if not db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]:
-                    raise sqlite3.DatabaseError("it creates no table")
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            remedy = f"repair it, or add {db_id}.sqlite"
-            raise DataError(f"{script} makes no SQLite database: {error}; {remedy}.") from error
-        os.replace(unfinished, target)
-    return target.resolve()
-
 
 BUNDLED = Path(__file__).parent / "bundled"
 _DATABASE_FOLDERS = ("database", "test_database")

@@ -12,12 +12,13 @@ from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, 
 
 from groundwire import domains
 from groundwire.domains import DataError
-from groundwire.domains.spider import loader
+from groundwire.domains.spider import loader, schema_files
 from groundwire.domains.spider.prepare import prepare
 from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.tools.sql import run_query
 
 spider = domains.get("spider")
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 
 
 def ids(tasks: list[domains.Task]) -> list[str]:
@@ -198,7 +199,7 @@ def test_validation_finds_its_databases_in_test_database_first_and_training_in_d
 
 
 def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(schema_files, "CACHE", tmp_path / "cache")
     folder = make_spider(tmp_path / "spider")
     (folder / "database/pets/pets.sqlite").rename(folder / "database/pets/pets.db")
     (folder / "database/cars/cars.sqlite").unlink()
@@ -209,14 +210,36 @@ def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: py
     database = data.validation[0]["db_path"]
     assert run_query(database, "SELECT maker FROM car").rows == [("Volvo",)]
     assert domains.is_inside(database, domains.database_folders(spider, str(folder)))
-    script.write_text(f"ATTACH '{tmp_path}/other' AS o; CREATE TABLE car (maker);")
-    assert "makes no SQLite database: not authorized" in refusal(folder)
-    script.write_text(
-        "CREATE TABLE car (maker); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-        "INSERT INTO car SELECT i FROM n;"
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("ATTACH '{other}' AS o", "ATTACH, DETACH or VACUUM is not allowed in it"),
+        ("VACUUM INTO '{other}'", "ATTACH, DETACH or VACUUM is not allowed in it"),
+        ("SELECT load_extension('{other}')", "load_extension is not allowed in it"),
+        ("CREATE VIRTUAL TABLE t USING dbstat", "dbstat is not allowed in it"),
+        (f"{NUMBERS} INSERT INTO car SELECT zeroblob(1000000) FROM n", "it makes more than 256 MB"),
+        (f"{NUMBERS} SELECT * FROM (SELECT randomblob(1000) AS b FROM n) ORDER BY b", "more than 256 MB of memory"),
+        (f"{NUMBERS} SELECT count(*) FROM n", "it takes more than 0.2 s of CPU time"),
+        (f"SELECT instr({'hex(zeroblob(9000000))'}, {'hex(zeroblob(4000000))'} || '1')", "0.2 s of CPU time"),
+    ],
+)
+def test_a_script_of_others_runs_within_limits_and_reaches_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, problem: str
+) -> None:
+    monkeypatch.setattr(schema_files, "CACHE", tmp_path / "cache")
+    if "0.2 s" in problem:
+        monkeypatch.setattr(schema_files, "_CPU_S", 0.2)
+    folder = make_spider(tmp_path / "spider")
+    (folder / "database/cars/cars.sqlite").unlink()
+    lifted = "PRAGMA hard_heap_limit = 0; PRAGMA max_page_count = 4294967294; PRAGMA temp_store = FILE;"
+    (folder / "database/cars/schema.sql").write_text(
+        f"{lifted} CREATE TABLE car (maker); {statement.replace('{other}', str(tmp_path / 'other'))};"
     )
-    monkeypatch.setattr(loader, "_MAX_STEPS", 3)
-    assert "makes no SQLite database: interrupted" in refusal(folder)
+    assert problem in refusal(folder)
+    assert not (tmp_path / "other").exists()
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 # An error about a folder is one line and contains the path.

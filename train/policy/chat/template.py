@@ -12,10 +12,9 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, limit_memory, time_limit
 from groundwire.train.policy import STARTER
 
 _log = logging.getLogger(__name__)
@@ -156,12 +155,7 @@ def serve(descriptor: int, parent: int) -> None:
                 reply = {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
             return json.dumps(reply).encode()
 
-    sizes = Path("/proc/self/statm")
-    if sizes.is_file():  # on Linux; elsewhere only the time is limited
-        import resource
-
-        limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(_MEMORY_BYTES)
     answer_requests(answer, descriptor, parent)
 
 
