@@ -92,8 +92,8 @@ class RolloutStore(CallSink, Protocol):
 class StateMachine(RolloutStore):
     """The rules of a :class:`RolloutStore`; a subclass keeps the rollouts. For one event loop.
 
-    No method waits for anything, so each is one step for all others. ``scan_s`` is the shortest time, in seconds,
-    between two searches for overdue attempts.
+    No method but :meth:`get` waits for anything, so each is one step for all others; the calls of a long rollout are
+    read in parts. ``scan_s`` is the shortest time, in seconds, between two searches for overdue attempts.
     """
 
     def __init__(self, *, scan_s: float) -> None:
@@ -121,7 +121,7 @@ class StateMachine(RolloutStore):
         with self._transaction():
             self._give_up_overdue()
             rollout = self._find(rollout_id)
-            return self._with_calls(rollout) if rollout is not None and with_calls else rollout
+        return await self._with_calls(rollout) if rollout is not None and with_calls else rollout
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
         with self._transaction():
@@ -242,7 +242,7 @@ class StateMachine(RolloutStore):
         """From the front of the queue."""
 
     @abstractmethod
-    def _with_calls(self, rollout: Rollout) -> Rollout: ...
+    async def _with_calls(self, rollout: Rollout) -> Rollout: ...
 
     @abstractmethod
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None: ...

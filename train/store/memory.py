@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall, order_calls
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
 _SCAN_S = 0.1
+_MANY = 1000
+"""Calls and annotations that take some milliseconds to put into order."""
 _Item = LLMCall | SpanRecord
 
 
@@ -78,13 +82,20 @@ class MemoryStore(StateMachine):
         self._numbers[rollout_id] = max(number, self._numbers.get(rollout_id, 0))
         self._note_calls(rollout, attempt)
 
-    def _with_calls(self, rollout: Rollout) -> Rollout:
-        if rollout.attempts:
-            last, items = rollout.attempts[-1].attempt_id, self._items.get(rollout.rollout_id, {}).values()
+    async def _with_calls(self, rollout: Rollout) -> Rollout:
+        if not rollout.attempts:
+            return rollout
+        last, items = rollout.attempts[-1].attempt_id, list(self._items.get(rollout.rollout_id, {}).values())
+
+        def read() -> tuple[list[LLMCall], list[SpanRecord]]:
             of_attempt = [item for item in items if item.attempt_id == last]
-            rollout.annotations = [item for item in of_attempt if isinstance(item, SpanRecord)]
-            calls = (item for item in of_attempt if isinstance(item, LLMCall))
-            rollout.calls = order_calls(calls, rollout.annotations)
+            annotations = [item for item in of_attempt if isinstance(item, SpanRecord)]
+            return order_calls((item for item in of_attempt if isinstance(item, LLMCall)), annotations), annotations
+
+        many = len(items) > _MANY
+        rollout.calls, rollout.annotations = (
+            await asyncio.wrap_future(in_thread(read, name="spans")) if many else read()
+        )
         return rollout
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ of the trainer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ import pydantic_core
 
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.train.store.agent_lightning import (
     outcome_span,
     read_record,
@@ -30,6 +32,8 @@ from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.rollout import ENDED, UNFINISHED, Outcome, Rollout, RolloutStatus
 
 _MAX_ITEMS = 1000
+_PAGE = 250
+"""Items that our store reads at once: others wait for a few milliseconds."""
 
 
 class RemoteStore(StoreConnection, RolloutStore):
@@ -63,8 +67,9 @@ class RemoteStore(StoreConnection, RolloutStore):
         rollout = read_rollout(value)
         if with_calls and rollout.attempts:
             of_attempt = {"rollout_id": rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
-            spans = [read_span(span) async for span in self._search("/spans/search", of_attempt)]
-            rollout.calls, rollout.annotations, rollout.outcome = read_record(spans)
+            spans = [span async for span in self._search("/spans/search", of_attempt)]
+            read = in_thread(lambda: read_record([read_span(span) for span in spans]), name="spans")
+            rollout.calls, rollout.annotations, rollout.outcome = await asyncio.wrap_future(read)
         return rollout
 
     async def ended(self, rollout_ids: Collection[str]) -> Sequence[str]:
@@ -144,13 +149,19 @@ class RemoteStore(StoreConnection, RolloutStore):
                     await self.request("post", "/spans", json=span)
 
     async def _search(self, path: str, filters: Mapping[str, Any]) -> Any:
-        """All items of a list, which a store may return in pages."""
-        offset, total = 0, 1
-        while offset < total:
-            page = await self.request("post", path, json={**filters, "limit": -1, "offset": offset})
+        """All items of a list, which a store may return in pages. Ours says where the next one begins; to Agent
+        Lightning's an offset does, which takes it longer with each page.
+        """
+        start: dict[str, Any] | None = {"offset": 0}
+        while start is not None:
+            page = await self.request("post", path, json={**filters, "limit": _PAGE if self.batches else -1, **start})
             for item in page["items"]:
                 yield item
-            offset, total = offset + len(page["items"]), page["total"] if page["items"] else 0
+            end = start.get("offset", 0) + len(page["items"])
+            if "next" in page:
+                start = {"after": page["next"]}
+            else:
+                start = {"offset": end} if page["items"] and end < page.get("total", end) else None
 
 
 def _quoted(name: str) -> str:

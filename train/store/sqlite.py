@@ -9,6 +9,7 @@ JSON in the form in which runners send them, with packed token ids; they are rea
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from pydantic_core import from_json, to_json
 
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.train.store.agent_lightning import (
     Request,
     outcome_span,
@@ -48,7 +50,10 @@ _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
 _PAGE_CACHE_KIB = 16 << 10  # and as much to sort: both fit below the heap limit of queries
 _CACHED = 8 << 20  # bytes of JSON
 _SCAN_S = 2.0
-_PRUNED = 20
+_PAGE_SIZE, _PAGE_ROWS = 2 << 20, 250
+"""Characters and rows after which a page ends."""
+_DELETED = 2000
+"""Spans that are deleted at once."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, status TEXT NOT NULL,
     mode TEXT, resources_id TEXT, start_time REAL NOT NULL, end_time REAL, last_number INTEGER NOT NULL DEFAULT 0,
@@ -58,10 +63,15 @@ CREATE INDEX IF NOT EXISTS rollouts_end ON rollouts (end_time);
 CREATE TABLE IF NOT EXISTS queue (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS spans (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, attempt_id TEXT NOT NULL,
     span_id TEXT NOT NULL, sequence_id INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (rollout_id, attempt_id, span_id));
+CREATE INDEX IF NOT EXISTS spans_order ON spans (rollout_id, sequence_id, id, attempt_id);
 CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, resources_id TEXT NOT NULL UNIQUE,
     update_time REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS workers (id INTEGER PRIMARY KEY, worker_id TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
 """
+_NEXT_SPANS = (
+    "SELECT sequence_id, id, body FROM spans WHERE rollout_id = ? AND attempt_id = ? AND (sequence_id, id) > (?, ?) "
+    "ORDER BY sequence_id, id"
+)
 ROLLOUT_COLUMNS = "rollout_id, status, start_time, end_time, request, attempts"
 
 
@@ -81,20 +91,29 @@ class SqliteStore(StateMachine):
         """Close the file, after the WAL has been written into it."""
         self._conn.close()
 
-    def prune(self, *, keep_s: float) -> int:
-        """Delete some rollouts that ended more than ``keep_s`` seconds ago, with all their data; returns how many.
+    def prune(self, *, keep_s: float) -> bool:
+        """Delete some of the rollouts that ended ``keep_s`` seconds ago, with all their data; whether there are more.
 
-        Few are deleted at a time, the oldest first, so that no request waits for long: call it again until it is 0.
-        The file does not shrink; the space is used again.
+        Few spans are deleted at a time, of the oldest rollouts first, so that no request waits for long: call it again
+        until it is False. The file does not shrink; the space is used again.
         """
+        left = _DELETED
         with self._transaction():
             oldest = "SELECT rollout_id FROM rollouts WHERE end_time < ? ORDER BY end_time LIMIT ?"
-            rows = self._conn.execute(oldest, (time.time() - keep_s, _PRUNED)).fetchall()
-            for table in ("spans", "queue", "rollouts"):
-                self._conn.executemany(f"DELETE FROM {table} WHERE rollout_id = ?", rows)  # noqa: S608 - our names
+            rows = self._conn.execute(oldest, (time.time() - keep_s, _DELETED)).fetchall()
             for (rollout_id,) in rows:
+                left -= 1 + self._delete_spans(rollout_id, left)
+                if left <= 0:
+                    break
+                for table in ("queue", "rollouts"):
+                    self._conn.execute(f"DELETE FROM {table} WHERE rollout_id = ?", (rollout_id,))  # noqa: S608
                 self._cache.pop(rollout_id, None)
-            return len(rows)
+            return bool(rows)
+
+    def _delete_spans(self, rollout_id: str, limit: int) -> int:
+        """Delete the last spans of a rollout, its outcome first: what is left of it is read as a failure."""
+        last = "SELECT id FROM spans WHERE rollout_id = ? ORDER BY sequence_id DESC, id DESC LIMIT ?"
+        return self._conn.execute(f"DELETE FROM spans WHERE id IN ({last})", (rollout_id, limit)).rowcount  # noqa: S608
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         with self._transaction():
@@ -138,9 +157,8 @@ class SqliteStore(StateMachine):
         return None if update is None else read_resources(update)
 
     async def forget(self, rollout_id: str) -> None:
-        if not self._in_file:
-            with self._transaction():
-                self._conn.execute("DELETE FROM spans WHERE rollout_id = ?", (rollout_id,))
+        while not self._in_file and self._delete_spans(rollout_id, _DELETED):  # noqa: ASYNC110 - others are served
+            await asyncio.sleep(0)
 
     def _resources(self, resources_id: str | None) -> dict[str, Any] | None:
         """Named resources as Agent Lightning's ``ResourcesUpdate``; without an id the newest."""
@@ -251,16 +269,38 @@ class SqliteStore(StateMachine):
         self._conn.execute("DELETE FROM queue WHERE id = ?", row[:1])
         return row[1]
 
-    def _with_calls(self, rollout: Rollout) -> Rollout:
+    async def _with_calls(self, rollout: Rollout) -> Rollout:
         copy = replace(rollout, attempts=[replace(attempt) for attempt in rollout.attempts])
-        if rollout.attempts:
-            rows = self._conn.execute(
-                "SELECT body FROM spans WHERE rollout_id = ? AND attempt_id = ? ORDER BY sequence_id, id",
-                (rollout.rollout_id, rollout.attempts[-1].attempt_id),
-            ).fetchall()
-            spans = [self._parsed("spans", body, lambda text: read_span(from_json(text))) for (body,) in rows]
-            copy.calls, copy.annotations, copy.outcome = read_record(spans)
+        if not rollout.attempts:
+            return copy
+        ids, after = (rollout.rollout_id, rollout.attempts[-1].attempt_id), (-1, -1)
+        bodies = list[str]()
+        has_more = True
+        while has_more:
+            rows, has_more = self._page(_NEXT_SPANS, (*ids, *after), _PAGE_ROWS)
+            bodies += [body for *_, body in rows]
+            if has_more:
+                after = rows[-1][:2]
+                await asyncio.sleep(0)
+
+        def read() -> Any:
+            spans = (self._parsed("spans", body, lambda text: read_span(from_json(text))) for body in bodies)
+            return read_record(list(spans))
+
+        copy.calls, copy.annotations, copy.outcome = await asyncio.wrap_future(in_thread(read, name="spans"))
         return copy
+
+    def _page(self, select: str, values: Sequence[Any], limit: int, offset: int = 0) -> tuple[list[Any], bool]:
+        """The first ``limit`` rows of a query (-1: all), or fewer, of a few megabytes, and whether there are more: the
+        store serves other clients before the next ones.
+        """
+        rows, size, most = list[Any](), 0, limit + 1 if limit >= 0 else -1
+        for row in self._conn.execute(f"{select} LIMIT ? OFFSET ?", (*values, most, offset)):
+            if len(rows) == limit or size > _PAGE_SIZE:
+                return rows, True
+            rows.append(row)
+            size += sum(len(value) for value in row if isinstance(value, str))
+        return rows, False
 
     def _set_outcome(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> None:
         outcome, number = without_secrets(outcome, self._mask), self._next_number(rollout.rollout_id)

@@ -343,7 +343,7 @@ async def test_a_page_of_large_items_has_few_of_them() -> None:
         rollouts = [Rollout(task={"n": n, "text": "x" * (6 << 20)}, resources_id="run") for n in range(5)]
         await server.store.enqueue(rollouts)
         _, page = await server.post("/rollouts/search", {})
-        assert (len(page["items"]), page["total"]) == (3, 5)
+        assert (len(page["items"]), page["total"]) == (1, 5)
         client = RemoteStore(server.url)
         await client.start()
         assert await client.unfinished("run") == [rollout.rollout_id for rollout in rollouts]

@@ -1,0 +1,128 @@
+"""A rollout with very many spans: the time to read it grows with their number, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.http.access_token import access_token
+from groundwire.tools.http.server import Runner
+from groundwire.train.store.base import RolloutStore
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.remote import RemoteStore
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.server import application
+from groundwire.train.store.sqlite import MEMORY
+
+
+@asynccontextmanager
+async def _remote(store: LightningStore) -> AsyncIterator[RemoteStore]:
+    """A client of ``store`` behind HTTP."""
+    runner = Runner(application(store, access_token()))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = RemoteStore(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+        await runner.cleanup()
+
+
+async def _take(store: RolloutStore, **fields: Any) -> Rollout:
+    await store.enqueue([Rollout(task={}, **fields)])
+    [rollout] = await store.dequeue(1)
+    return rollout
+
+
+def _spans(rollout: Rollout, count: int, text: str = "") -> list[SpanRecord]:
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+    times: dict[str, Any] = {"attributes": {"text": text}, "start_time": 1.0, "end_time": 2.0}
+    return [SpanRecord(name=f"n{number}", sequence_id=number + 1, **ids, **times) for number in range(count)]
+
+
+class _Steps:
+    """Counts what SQLite does, in units of some instructions of its virtual machine."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.count = 0
+        store._conn.set_progress_handler(self._note, 20)
+
+    def _note(self) -> int:
+        self.count += 1
+        return 0
+
+
+async def _steps_of_reading(client: RemoteStore, steps: _Steps, spans: int) -> int:
+    rollout = await _take(client, max_attempts=2)
+    await client.add_annotations(_spans(rollout, 300))
+    await client.end_attempt(rollout.rollout_id, rollout.attempts[-1].attempt_id, None, failed=True)
+    [again] = await client.dequeue(1)
+    await client.add_annotations(_spans(again, spans))
+    before = steps.count
+    read = await client.get(rollout.rollout_id)
+    assert read is not None
+    assert [span.name for span in read.annotations] == [f"n{number}" for number in range(spans)]
+    return steps.count - before
+
+
+async def test_the_work_of_reading_a_rollout_grows_with_its_spans_and_not_with_their_square() -> None:
+    store = LightningStore(MEMORY)
+    async with _remote(store) as client:
+        steps = _Steps(store)
+        some, many = [await _steps_of_reading(client, steps, count) for count in (1000, 8000)]
+    assert many < 12 * some
+
+
+@pytest.mark.parametrize("make", [MemoryStore, lambda: LightningStore(MEMORY)], ids=["memory", "sqlite"])
+async def test_others_are_served_while_a_long_rollout_is_read(make: Any) -> None:
+    store = make()
+    rollout = await _take(store)
+    await store.add_annotations(_spans(rollout, 2000))
+    reading = asyncio.create_task(store.get(rollout.rollout_id))
+    served = 0
+    while not reading.done():
+        assert await store.get(rollout.rollout_id, with_calls=False) is not None
+        served += 1
+        await asyncio.sleep(0)
+    assert len((await reading).annotations) == 2000
+    assert served > 1
+
+
+async def test_pages_after_a_place_and_by_offset_have_the_same_spans() -> None:
+    store = LightningStore(MEMORY)
+    rollout = await _take(store)
+    await store.add_annotations(_spans(rollout, 1700, "x" * 3000))
+
+    async def names(**start: Any) -> list[str]:
+        found, page = list[str](), await store.query_spans(rollout.rollout_id, limit=600, **start)
+        found += [span["name"] for span in page["items"]]
+        while "next" in page:
+            again = {"after": page["next"]} if start else {"offset": len(found)}
+            page = await store.query_spans(rollout.rollout_id, limit=600, **again)
+            found += [span["name"] for span in page["items"]]
+        return found
+
+    assert await names() == await names(offset=0) == [f"n{number}" for number in range(1700)]
+
+
+async def test_old_rollouts_with_many_spans_are_deleted_in_parts(tmp_path: Path) -> None:
+    store = LightningStore(tmp_path / "store.db")
+    rollout = await _take(store)
+    await store.add_annotations(_spans(rollout, 5000))
+    await store.end_attempt(rollout.rollout_id, rollout.attempts[-1].attempt_id, None, failed=False)
+    left = [5000]
+    while store.prune(keep_s=-1):
+        left.append((await store.statistics())["total_spans"])
+    assert left == [5000, 3000, 1000, 0]
+    assert await store.get(rollout.rollout_id) is None
+    store.close()
