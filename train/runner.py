@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -32,7 +33,7 @@ from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AGENT_FUNCTIONS, OF_PROCESSES, AgentSettings
-from groundwire.train.store.health import check_store
+from groundwire.train.store.health import STORE_WAIT_S, check_store
 
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
@@ -64,7 +65,7 @@ def main(
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
     store_wait_s: Annotated[
         float, typer.Option(help="Seconds to wait for the store to start", metavar="SECONDS", min=0)
-    ] = 120.0,
+    ] = STORE_WAIT_S,
     token_file: TokenFile = None,
     until_eof: Annotated[
         bool,
@@ -92,7 +93,9 @@ def main(
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
         address = external_store_address
+        began = time.monotonic()
         check_store(address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
+        left_s = max(0.0, began + store_wait_s - time.monotonic())
         with suppress(KeyboardInterrupt):  # the usual end
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
@@ -106,12 +109,16 @@ def main(
                 check = RequestCheck.of(own, domain, data_dir=data_dir, policy_hosts=hosts, store=address)
                 runner_agent = RemoteRolloutAgent(check)
             started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
-            _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started)
+            _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started, left_s)
     exit_now(0)
 
 
-def _run(store: RemoteStore, agent: RemoteRolloutAgent, n_runners: int, until_eof: bool, started: str) -> None:
-    """Run until interrupted, or until the end of standard input; ``started`` is said when the store is reached."""
+def _run(
+    store: RemoteStore, agent: RemoteRolloutAgent, n_runners: int, until_eof: bool, started: str, wait_s: float
+) -> None:
+    """Run until interrupted, or until the end of standard input; ``started`` is said when the store is reached, which
+    may take another ``wait_s`` seconds.
+    """
     from groundwire.train.rollouts.event_loop import EventLoopThread
     from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 
@@ -119,7 +126,7 @@ def _run(store: RemoteStore, agent: RemoteRolloutAgent, n_runners: int, until_eo
     runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=poll_s)
 
     async def start() -> None:
-        await store.start()
+        await store.start(wait_s)
         await runners.start()
 
     async def stop() -> None:

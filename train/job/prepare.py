@@ -30,7 +30,7 @@ from groundwire.train.policy.pretrained.locate import NAMES
 from groundwire.train.rollouts.agent_python import call_notes, find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend, make_reward, no_reward, runs_elsewhere
-from groundwire.train.store.health import check_store
+from groundwire.train.store.health import STORE_WAIT_S, check_store
 
 _CHECKED = 1000
 """Tasks of each split whose columns are tried, at most."""
@@ -186,7 +186,7 @@ def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.
         )
 
 
-def check_store_settings(address: str | None, token_file: str | None = None, wait_s: float = 120.0) -> None:
+def check_store_settings(address: str | None, token_file: str | None = None, wait_s: float = STORE_WAIT_S) -> None:
     """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store.
 
     The store may start within ``wait_s`` seconds.

@@ -18,15 +18,17 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
 import aiohttp
 import pydantic_core
 
+from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.http.access_token import token_for
 from groundwire.train.store.errors import DAMAGED, StoreFailedError, StoreGoneError
-from groundwire.train.store.health import API, check_store
+from groundwire.train.store.health import API, STORE_WAIT_S, check_store
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
@@ -63,9 +65,13 @@ class StoreConnection:
         self._timeout_s = timeout_s
         self._away_since: float | None = None
 
-    async def start(self) -> None:
-        """Check the store. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
-        health = await asyncio.to_thread(check_store, self.address, token=self.token)
+    async def start(self, wait_s: float = STORE_WAIT_S) -> None:
+        """Check the store, which may start within ``wait_s`` seconds. Raises
+        :class:`groundwire.train.store.errors.StoreAddressError`.
+        """
+        on_wait = partial(_log.warning, "%s")
+        check = partial(check_store, self.address, token=self.token, timeout_s=wait_s, on_wait=on_wait)
+        health = await asyncio.wrap_future(in_thread(check, name="store"))
         headers = {"Content-Type": "application/json"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"

@@ -17,7 +17,10 @@ API = "/v1/agl"
 """The path prefix of agentlightning 0.3's API."""
 HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
 """The health report of our store. Agent Lightning's own store reports only the status."""
+STORE_WAIT_S = 120.0
+"""How long a start waits for its store, over all of its checks."""
 _RETRY_S, _QUIET_S, _REQUEST_S = 0.1, 1.0, 3.0
+_AWAY = (502, 503, 504)
 
 
 def check_store(
@@ -29,9 +32,9 @@ def check_store(
 ) -> dict[str, Any]:
     """Return the health report of the store at ``address``.
 
-    A refused or interrupted connection is retried for ``timeout_s`` seconds: the store may start later or be
-    restarting. ``on_wait`` gets a line about it after a second. Without a ``token``, that of the environment or the
-    user is sent. Raises :class:`StoreAddressError`.
+    While no answer comes, or one of a gateway whose store is away, it is asked again for ``timeout_s`` seconds: the
+    store may start later or be restarting. ``on_wait`` gets a line about it after a second. Without a ``token``, that
+    of the environment or the user is sent. Raises :class:`StoreAddressError`.
     """
     import httpx
 
@@ -57,23 +60,23 @@ def check_store(
             try:
                 return _read_health(client, address)
             except httpx.TransportError as error:
-                interrupted = isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError))
+                reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]
+                if isinstance(error, httpx.TimeoutException):
+                    reason = f"no answer within {request_s:g} s"
                 waited_s = time.monotonic() - began
-                if not (interrupted or "refused" in str(error)) or waited_s >= timeout_s:
-                    reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]
-                    if isinstance(error, httpx.TimeoutException):
-                        reason = f"no answer within {request_s:g} s"
+                if waited_s >= timeout_s:
                     start = f"groundwire store --path FILE --port {url.port or 4747}"
                     message = f"no store answers at {address} ({reason}); start one with: {start}"
                     raise StoreAddressError(message) from error
             if waited_s > _QUIET_S and not has_told:
                 has_told = True
-                on_wait(f"waiting up to {timeout_s:g} s for the store at {address}")
+                on_wait(f"waiting up to {timeout_s:g} s for the store at {address} ({reason})")
             time.sleep(_RETRY_S)
 
 
 def _read_health(client: httpx.Client, address: str) -> dict[str, Any]:
     reply = client.get("/health")
+    _check_gateway(reply)
     try:
         health = reply.json()
     except ValueError:
@@ -83,6 +86,7 @@ def _read_health(client: httpx.Client, address: str) -> dict[str, Any]:
         raise StoreAddressError(f"the server at {address} is not a Lightning store: {answer}")
     # To take zero rollouts from the queue changes nothing, and only version 0.3 knows this request.
     reply = client.post("/queues/rollouts/dequeue", json={"limit": 0})
+    _check_gateway(reply)
     if reply.status_code in (401, 403):
         raise StoreAddressError(
             f"the store at {address} refuses the token: set {VARIABLE}, or give --token-file, as for the store"
@@ -91,3 +95,11 @@ def _read_health(client: httpx.Client, address: str) -> dict[str, Any]:
         answer = f"status {reply.status_code} for {reply.url}"
         raise StoreAddressError(f"the store at {address} does not have the API of agentlightning 0.3: {answer}")
     return health
+
+
+def _check_gateway(reply: httpx.Response) -> None:
+    """A gateway in front of a store that is away answers for it, and so does a store whose disk fails."""
+    import httpx
+
+    if reply.status_code in _AWAY:
+        raise httpx.RemoteProtocolError(f"status {reply.status_code}: {reply.text!r:.100}")

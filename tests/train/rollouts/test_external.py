@@ -281,7 +281,7 @@ def test_a_store_may_start_after_trainer_and_runners(pieces: _Pieces) -> None:
         pieces.start(processes.store, pieces.path, pieces.port)
 
     assert check_store(pieces.address, timeout_s=60, on_wait=start)["status"] == "ok"
-    assert lines == [f"waiting up to 60 s for the store at {pieces.address}"]
+    assert lines == [f"waiting up to 60 s for the store at {pieces.address} (connection refused)"]
 
 
 def test_a_runner_waits_as_long_as_it_is_told() -> None:
@@ -289,8 +289,19 @@ def test_a_runner_waits_as_long_as_it_is_told() -> None:
     done = run("-m", module, "--external-store-address", "http://127.0.0.1:1", "--store-wait-s", "1.2")
     assert done.returncode == 2
     progress, error = done.stderr.splitlines()
-    assert progress == "waiting up to 1.2 s for the store at http://127.0.0.1:1"
+    assert progress == "waiting up to 1.2 s for the store at http://127.0.0.1:1 (connection refused)"
     assert error.startswith("error: no store answers at http://127.0.0.1:1 (connection refused)")
+
+
+async def _serving(answer: Any) -> Any:
+    from aiohttp import web
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner
 
 
 async def _answering(routes: dict[str, Any]) -> Any:
@@ -301,12 +312,32 @@ async def _answering(routes: dict[str, Any]) -> Any:
             raise web.HTTPNotFound
         return web.json_response(routes[request.path])
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return runner
+    return await _serving(answer)
+
+
+async def test_a_runner_whose_store_restarts_between_its_checks_waits_for_it() -> None:
+    from aiohttp import web
+
+    requests, is_away = list[str](), False
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal is_away
+        requests.append(request.path)
+        is_away = is_away or len(requests) == 3  # the first check asks twice
+        replies = {"/v1/agl/health": {"status": "ok"}, "/v1/agl/queues/rollouts/dequeue": list[Any]()}
+        return web.Response(status=503) if is_away else web.json_response(replies[request.path])
+
+    server = await _serving(answer)
+    address = f"http://127.0.0.1:{server.addresses[0][1]}"
+    runner = Program("-m", "train.runner", "--external-store-address", address)
+    try:
+        await asyncio.to_thread(until, lambda: "for the store at" in runner.stderr_so_far(), runner)
+        is_away, requests[:] = False, ["", "", ""]
+        await asyncio.to_thread(until, lambda: "16 langgraph agents for" in runner.stdout_so_far(), runner)
+        runner.send_signal(signal.SIGTERM)
+        assert (await asyncio.to_thread(runner.wait, processes.DEADLINE_S)).returncode == 0
+    finally:
+        await server.cleanup()
 
 
 @pytest.mark.parametrize(
