@@ -35,8 +35,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "mistral": {"sliding_window": 128},
     "gemma3_text": {**_WINDOW, "query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh"},
-    "gpt_oss": {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_theta": 1e4}},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "gpt_oss": {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "conv_dim": 512},
 }
 _SIZES = {
     "vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,

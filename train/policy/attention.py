@@ -244,6 +244,8 @@ def _tree(
             "score_mod": _soft_cap(softcap, query.device) if softcap else None,
             "scale": scaling,
             "enable_gqa": True,
+            # For less than 128 queries torch takes a kernel for decoding, which groups of heads can be too large for.
+            "kernel_options": {"FORCE_USE_FLEX_ATTENTION": True},
         }
         if s_aux is not None:
             options["return_aux"] = AuxRequest(lse=True)
