@@ -51,6 +51,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from groundwire.tools.machine import shortage, too_small
 from groundwire.tools.secrets import mask_secrets
 
 _MODULES = {
@@ -76,9 +77,14 @@ def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> st
 
 
 def check_layer(module: str) -> None:
-    """Raise ``ModuleNotFoundError`` if the layer of ``module`` is missing, so that no other error is reported first."""
+    """Raise ``ModuleNotFoundError`` if the layer of ``module`` is missing, so that no other error is reported first.
+
+    Raises :class:`CommandError` if ``torch`` would not run in this process.
+    """
     if find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    if module == "torch" and (reason := too_small()):
+        raise CommandError(reason)
 
 
 _USER_ERRNOS = (
@@ -134,7 +140,7 @@ def named_layer(extra: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Iterator[None]:
-    """Exit after an error that the user can fix, a disk's (``debug``: with its traceback), Ctrl-C and SIGTERM included.
+    """Exit after an error that the user can fix, Ctrl-C and SIGTERM included; the machine's with ``debug`` as they are.
 
     ``exit_code`` replaces the errors' own.
     """
@@ -154,18 +160,25 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
     except KeyboardInterrupt as caught:  # is no error
         print(mask_secrets(str(caught) or "stopped"), file=sys.stderr)
         exit_now(_INTERRUPTED)
-    except OSError as caught:
-        if debug or (caught.filename is None and caught.errno not in _USER_ERRNOS):
+    except Exception as caught:
+        if debug or not (reason := machine_error(caught)):
             raise
-        where = f" ({caught.filename})" if caught.filename else ""
-        hint = "; free some space and continue with --resume" if caught.errno == errno.ENOSPC else ""
-        error = CommandError(f"{caught.strerror or caught}{where}{hint}", 1)
+        error = CommandError(reason, 1)
     if not error.is_said:
         print(mask_secrets(f"error: {error}"), file=sys.stderr)
     code = error.exit_code if exit_code is None else exit_code
     if error.exits_at_once:
         exit_now(code)
     sys.exit(code)
+
+
+def machine_error(error: Exception) -> str:
+    """What the machine lacks, or which file cannot be used, if that is what ``error`` says; else empty."""
+    if (reason := shortage(error)) or not isinstance(error, OSError):
+        return reason
+    if error.filename is None and error.errno not in _USER_ERRNOS:
+        return ""
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 def exit_now(code: int) -> NoReturn:

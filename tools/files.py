@@ -32,12 +32,12 @@ def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises ``OSError``, also for a pipe, a device or more than ``max_bytes``."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
     with open(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(file))
-        content = opened.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MB", str(file))
-    return content
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MB", str(file))
+        return opened.read()  # read(max_bytes) would allocate so much
 
 
 def parse_json(text: str | bytes) -> Any:

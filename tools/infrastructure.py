@@ -5,6 +5,7 @@ They are found by the names of their classes and by their codes, so that no pack
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,12 @@ _IN_TEXT = re.compile(
     rf"|\w*(?:{'|'.join(_INFRASTRUCTURE - {'Timeout'})})|\w+Timeout|Connection\w+Error|OSError)\b"
 )
 """Classes of exceptions, and codes of the operating system, in what a program writes."""
+_SHORT_OF = {
+    "memory": re.compile("can(?:'|no)t allocate mem|not enough memory|bad_alloc|map segment from shared object$", re.I),
+    "files": re.compile("too many open files", re.I),
+    "processes": re.compile("can't start new thread|resource temporarily unavailable", re.I),
+}
+_SHORT_ERRNOS = {errno.ENOMEM: "memory", errno.EMFILE: "files", errno.ENFILE: "files"}
 _HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+")
 _RESOURCE_NAMES = (
     *("url", "str_or_url", "fullurl", "full_url", "host", "address"),
@@ -90,6 +97,18 @@ def infrastructure_errors(error: BaseException) -> list[BaseException]:
     return [cause for cause in causes(error) if _is_infrastructure(cause)]
 
 
+def short_of(error: BaseException) -> str:
+    """What this machine has no more of, if ``error`` itself says so: memory, files (open ones) or processes."""
+    if isinstance(error, MemoryError):
+        return "memory"
+    if isinstance(error, OSError):
+        of_process = error.errno == errno.EAGAIN and error.filename is None and type(error) is BlockingIOError
+        return "processes" if of_process else _SHORT_ERRNOS.get(error.errno or 0, "")
+    if not isinstance(error, (RuntimeError, ImportError)):
+        return ""
+    return next((name for name, text in _SHORT_OF.items() if text.search(str(error))), "")
+
+
 def is_sqlite_failure(error: BaseException) -> bool:
     """Whether an exception of the module ``sqlite3`` is about the database's file, and not about the query."""
     code = getattr(error, "sqlite_errorcode", None)
@@ -98,7 +117,7 @@ def is_sqlite_failure(error: BaseException) -> bool:
 
 def is_infrastructure_text(text: str) -> bool:
     """Whether the last lines of a program that failed name such a failure."""
-    return _IN_TEXT.search(text) is not None
+    return any(words.search(text) for words in (_IN_TEXT, *_SHORT_OF.values()))
 
 
 def hosts_in(text: str) -> set[str]:
@@ -134,7 +153,7 @@ def _is_infrastructure(error: BaseException) -> bool:
         return _is_database_down(error)
     if "RequestException" in names or names & {"URLError", "HTTPException"}:  # no status: what is behind it says more
         return bool(names & _INFRASTRUCTURE)
-    return isinstance(error, OSError) or bool(names & _INFRASTRUCTURE)
+    return isinstance(error, OSError) or bool(names & _INFRASTRUCTURE) or bool(short_of(error))
 
 
 def _status(error: BaseException) -> int | None:

@@ -28,6 +28,7 @@ from groundwire.rewards import JudgeSettings
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error
 from groundwire.tools.http.access_token import VARIABLE, token_for
+from groundwire.tools.machine import rollouts_at_once
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
@@ -108,6 +109,9 @@ def main(
                 hosts = policy_host or []
                 check = RequestCheck.of(own, domain, data_dir=data_dir, policy_hosts=hosts, store=address)
                 runner_agent = RemoteRolloutAgent(check)
+            n_runners, fewer = rollouts_at_once(n_runners)
+            if fewer:
+                typer.echo(f"runner: {fewer}", err=True)
             started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
             _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started, left_s)
     exit_now(0)

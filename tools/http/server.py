@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import Guard, middleware
+from groundwire.tools.machine import AcceptFilter
 
 Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 _log.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError)))
 )
+logging.getLogger("asyncio").addFilter(AcceptFilter())
 
 
 class Runner(web.AppRunner):

@@ -24,6 +24,7 @@ import typer
 from groundwire.tools.errors import CommandError, check_layer, exit_on_user_error
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
+from groundwire.tools.machine import AcceptFilter
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.secrets import register_secret
 from groundwire.tools.sql import DatabaseError
@@ -98,6 +99,7 @@ def main(
             signal.signal(signal.SIGINT, lambda *_: os._exit(0))
             for name in ("mcp.server.streamable_http", "uvicorn.error"):
                 logging.getLogger(name).addFilter(_is_server_fault)
+            logging.getLogger("asyncio").addFilter(AcceptFilter())
             bound_host, bound_port = listener.getsockname()[:2]
             name = f"[{bound_host}]" if ":" in bound_host else bound_host
             print(f"serving {database} on http://{name}:{bound_port}/mcp", file=sys.stderr, flush=True)

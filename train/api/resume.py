@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from groundwire.domains import Task
-from groundwire.tools.errors import UserError
+from groundwire.tools.errors import UserError, machine_error
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
@@ -96,6 +96,10 @@ def resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
             more = f". More: groundwire why {relative_path(run.path)}" if isinstance(error, RolloutsFailedError) else ""
             error.args = (f"{error}; {_how_to_continue(run, fit)}{more}",)
         raise
+    except Exception as error:
+        if not (reason := machine_error(error)):
+            raise
+        raise TrainingError(f"{reason}; {_how_to_continue(run, fit)}") from error
 
 
 def _how_to_continue(run: RunDir, fit: bool) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.errors import CommandError, named_layer
+from groundwire.tools.errors import CommandError, check_layer, named_layer
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine
@@ -83,6 +83,7 @@ def serve(
     from groundwire.train.job.trained_model import trained_model
     from groundwire.train.policy.pretrained.locate import find_model
 
+    check_layer("torch")
     check_listen(host, given_token(token_file))
     token = access_token(token_file)
     trained = trained_model(checkpoint)

@@ -17,6 +17,7 @@ from groundwire.domains.task_list import is_file
 from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
+from groundwire.tools.machine import rollouts_at_once
 from groundwire.tools.startup import fast_import
 from groundwire.tools.types import TEXT
 from groundwire.train.algorithms.model_size import rl_learning_rate
@@ -68,6 +69,9 @@ def prepare(
         config = config.model_copy(update={"data_dir": data.folder})
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
+    possible, fewer = rollouts_at_once(config.max_batch) if trainer.in_process else (config.n_runners, "")
+    if config.n_runners > possible:
+        config = config.model_copy(update={"n_runners": possible})
     notes = [
         *call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]]),
         f"data: {data.source}",
@@ -75,6 +79,7 @@ def prepare(
         *(f"      {note}" for note in data.notes),
         _columns_note(config, view, tasks, backend),
         *(f"reward: {note}" for note in reward_notes),
+        *([f"rollouts: {fewer}"] if fewer else []),
     ]
     if isinstance(backend, AgentBackend) and objects.agent.get("agent") is not None:
         notes.append(

@@ -7,7 +7,6 @@ chunk.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from groundwire.tools.machine import address_space, total_memory
 from groundwire.train.algorithms.model_size import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -121,7 +121,7 @@ def check_host(config: RunConfig, available: int | None = None) -> None:
 
     Only what any update needs is counted, since the system ends a process that takes more.
     """
-    available = available or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = available or int(min(total_memory(), address_space()))
     try:
         parameters = count_stored_parameters(find_model(config.model))
     except (OSError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.machine import address_space
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -29,13 +31,17 @@ _MAX_REASON = 300  # characters of a library's message
 def keep_freed_memory() -> None:
     """Let the heap of this process keep freed memory, and grow by 256 MB at a time (glibc only).
 
-    With matrices as small as the starter's, page faults on every allocation cost more than the arithmetic.
+    With matrices as small as the starter's, page faults on every allocation cost more than the arithmetic. With few
+    addresses (``ulimit -v``) all threads share two heaps instead, each of which takes 64 MB of them.
     """
+    options = [(-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)]  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+    if address_space() < math.inf:
+        options = [(-8, 2)]  # M_ARENA_MAX
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (AttributeError, OSError):
         return
-    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+    for option, value in options:
         mallopt(option, value)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.errors import check_layer, exit_on_user_error
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.cli.options import SettingsCommand, takes_settings
@@ -43,6 +43,7 @@ def main(
                 given[table] = {**given[table], option: value}
             else:
                 given[name] = value
+        check_layer("torch")
         checked = SFTSettings(**given)
         setup_logging(debug)
         # Before torch: threads that wait for each other busily take most of the CPU time if the cores are shared.

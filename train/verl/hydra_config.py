@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains import TaskData
+from groundwire.tools.machine import processors
 from groundwire.tools.settings import suggestion_for
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
@@ -314,12 +315,8 @@ def _workers(config: RunConfig, overrides: Mapping[str, Any], n_gpus: int) -> An
     """The number of processes that run the rollouts. Each has a proxy, and remote runners know of one fixed port."""
     if config.external_store_address is not None and config.proxy_address[1]:
         return 1
-    usual = max(1, min(_MOST_WORKERS_PER_GPU * n_gpus, _count_processors() * 3 // 4))
+    usual = max(1, min(_MOST_WORKERS_PER_GPU * n_gpus, processors() * 3 // 4))
     return overrides.get(_WORKERS, config.runner_processes or usual)
-
-
-def _count_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:

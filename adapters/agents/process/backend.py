@@ -23,13 +23,16 @@ from groundwire.adapters.agents.process.folders import NOT_COPIED, remove
 from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, failure_from, pickled, warn_of
 from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.machine import PROCESS_LIMITS, free_memory, free_processes, processors
 
 _log = logging.getLogger(__name__)
 _SHOWN_OUTPUT = 1000
 _LEARN_S = 60.0
 """How long other rollouts wait for the first, from which the template learns what to import."""
-_SPARES = 1 + (os.cpu_count() or 1) // 2
+_SPARES = 1 + processors() // 2
 """Fresh processes that import the agent before a rollout needs them."""
+_THREADS = 16
+"""Processes and threads that must be free for one more rollout."""
 _place: ContextVar[RunningAttempt | None] = ContextVar("place", default=None)
 
 
@@ -62,7 +65,7 @@ class ProcessBackend(Backend):
         self._attempts: set[RunningAttempt] = set()
         self._child_bytes = (64 if fork else 256) << 20
         self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
-        self._waits_for_memory = False
+        self._has_waited = False
         warn_of(made.get("hazards", ()))
         if folder == "copy" and made["folder"] == "shared":
             _log.warning(NOT_COPIED, Path.cwd())
@@ -92,7 +95,6 @@ class ProcessBackend(Backend):
 
         def on_report(message: dict[str, Any]) -> None:
             if "modules" in message:
-                self._child_bytes = max(self._child_bytes, message.pop("bytes"))
                 program.learn(message)
             elif emissions is not None:
                 emissions.write(message["emitted"])
@@ -133,6 +135,7 @@ class ProcessBackend(Backend):
             if message is None:
                 status = await attempt.ended
                 raise ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
+            self._child_bytes = max(self._child_bytes, message.get("bytes", 0))
             if "failure" in message:
                 raise failure_from(message["failure"], _last_words(attempt))
             return Answer(**message["answer"])
@@ -175,16 +178,22 @@ class ProcessBackend(Backend):
         return program
 
     async def _room(self) -> None:
-        """Wait until the machine's free memory is enough for one more child, if any is alive."""
-        while self._attempts and not _has_room(self._child_bytes * (len(self._attempts) + 1)):
-            if not self._waits_for_memory:
-                self._waits_for_memory = True
-                _log.warning(
-                    "%d rollouts run at once, each with %d MB of its own: more would take the last free memory",
-                    len(self._attempts),
-                    self._child_bytes >> 20,
-                )
+        """Wait until there are memory and processes for one more child, if any is alive.
+
+        The memory that its children use is counted as well: it may grow.
+        """
+        while self._attempts and (shortage := self._shortage()):
+            if not self._has_waited:
+                self._has_waited = True
+                _log.warning("%d rollouts run at once: %s", len(self._attempts), shortage)
             await asyncio.sleep(0.1)
+
+    def _shortage(self) -> str:
+        if free_memory() <= self._child_bytes * (len(self._attempts) + 1):
+            return f"each has {self._child_bytes >> 20} MB of its own, and more would take the last free memory"
+        if free_processes() < _THREADS:
+            return f"no more processes may be started ({PROCESS_LIMITS})"
+        return ""
 
     async def _end(self, attempt: RunningAttempt) -> None:
         try:
@@ -209,17 +218,3 @@ def _has_ended(starting: asyncio.Task[Program]) -> bool:
 def _last_words(attempt: RunningAttempt) -> str:
     text = attempt.output.decode("utf-8", "replace").strip()
     return f"; it printed last: {text[-_SHOWN_OUTPUT:]}" if text else ""
-
-
-def _has_room(wanted: int) -> bool:
-    """Whether ``wanted`` bytes of memory are free, those that are used by what runs counted as well: it may grow."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return True
-    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    with suppress(OSError, ValueError):  # of a container; "max" if it has no limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-        available = min(available, limit - used)
-    return available > wanted

@@ -27,7 +27,7 @@ from groundwire.adapters.agents.app_environment import hooked_python, provider_u
 from groundwire.adapters.agents.failures import agent_failure
 from groundwire.adapters.agents.process.first_use import first_use
 from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
-from groundwire.adapters.agents.process.guard import adopt_orphans, end_with
+from groundwire.adapters.agents.process.guard import adopt_orphans, end_with, is_killed_first
 from groundwire.adapters.agents.process.network import hang_up, seal, send_to
 from groundwire.adapters.agents.process.program import MAX_RESULT, failure_to
 from groundwire.adapters.tracing.emitted_spans import Emissions
@@ -67,14 +67,14 @@ class _Reports:
             self._connection.sendall(text.encode() + b"\n")
 
     def send_first_use(self, before: set[str], *, soon: bool = False) -> None:
-        """What has been imported since ``before``, what was made, and the memory of this process. With ``soon``, once
-        no import has come for a while.
+        """What has been imported since ``before``, and what was made. With ``soon``, once no import has come for a
+        while.
         """
         count = -1
         while soon and count != len(sys.modules):
             count = len(sys.modules)
             time.sleep(_QUIET_S)
-        self.send({**first_use(before), "bytes": _own_bytes()})
+        self.send(first_use(before))
 
 
 def run_agent(
@@ -94,6 +94,7 @@ def run_agent(
             end_with(template, signal.SIGKILL)
             adopt_orphans()
             hang_up()
+        is_killed_first()
         introduction = {"token": spec["token"], "attempt": message["start"]}
         reports = _Reports(connect(spec["port"], channel="result", **introduction))
         with connect(spec["port"], channel="output", **introduction) as output:
@@ -107,7 +108,7 @@ def run_agent(
                 stream.flush()
         if before is not None:
             reports.send_first_use(before)
-        reports.send(result)
+        reports.send({**result, "bytes": _most_bytes()})
         code = 0
     except BaseException as error:  # a fault of ours or of the machine: no answer
         with suppress(Exception):
@@ -163,11 +164,15 @@ def _isolate(spec: Mapping[str, Any], base_url: str, place: Path, *, seed: str) 
         sys.modules["numpy"].random.seed(number)
 
 
-def _own_bytes() -> int:
-    """The memory of this process alone, in bytes; 0 if the system does not say."""
-    with suppress(OSError):
-        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+def _most_bytes() -> int:
+    """The most memory that this process has had alone, in bytes; 0 if the system does not say."""
+    with suppress(ImportError, OSError):
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+        sizes = {name.rstrip(":"): int(size) for name, size, _ in map(str.split, lines)}
+        return (sizes["Private_Clean"] + sizes["Private_Dirty"] + max(0, most - sizes["Rss"])) << 10
     return 0
 
 

@@ -33,6 +33,12 @@ def adopt_orphans() -> None:
     _prctl(_SUBREAPER, 1)
 
 
+def is_killed_first() -> None:
+    """If memory runs out, let the kernel end this process and not the one that trains."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
 def _prctl(option: int, value: int) -> None:
     with suppress(AttributeError, OSError):  # Linux only
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -110,6 +116,7 @@ def main() -> None:
     place, way, *command = sys.argv[1:]
     end_with(os.getppid(), signal.SIGTERM)
     guard()
+    is_killed_first()
     folders.own_working_folder(Path(place), way)
     if way != "shared":
         os.environ.update(folders.own_folders(Path(place)))

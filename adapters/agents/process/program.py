@@ -227,7 +227,8 @@ class Program:
                 if (attempt := self.attempts.get(message.get("ended", ""))) is not None:
                     _set(attempt.ended, message["status"])
         self.ended = True
-        status = await asyncio.wrap_future(in_thread(self._process.wait, name="template"))
+        while (status := self._process.poll()) is None:  # noqa: ASYNC110  a thread may not start
+            await asyncio.sleep(_POLL_S)
         for attempt in self.attempts.values():
             _set(attempt.ended, f"the process that has imported the agent ended with status {status}")
 

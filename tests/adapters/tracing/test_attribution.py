@@ -133,6 +133,7 @@ async def test_a_server_that_fails_is_no_failure_of_the_policy(client: Any, stat
             TimeoutError("no answer"),
             OSError(errno.ENOSPC, "No space left"),
             OSError(errno.EMFILE, "Too many open files"),
+            RuntimeError("can't start new thread"),
         ),
         *(
             MemoryError(),

@@ -240,15 +240,15 @@ def test_a_whole_trajectory_fits_into_a_micro_batch() -> None:
 
 
 def test_asynchronous_modes_get_their_sampler_and_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hydra_config, "_count_processors", lambda: 12)
+    monkeypatch.setattr(hydra_config, "processors", lambda: 12)
     assert flat_config(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
     chosen = flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
     assert chosen["+trainer.v1.sampler.sampler_kwargs.workers"] == 9
-    monkeypatch.setattr(hydra_config, "_count_processors", lambda: 32)
+    monkeypatch.setattr(hydra_config, "processors", lambda: 32)
     processes = [flat_config(_resolve(), n_gpus=gpus)["actor_rollout_ref.rollout.agent.num_workers"] for gpus in (1, 2)]
     assert processes == [16, 24]
-    monkeypatch.setattr(hydra_config, "_count_processors", lambda: 12)
+    monkeypatch.setattr(hydra_config, "processors", lambda: 12)
     three = flat_config(_resolve("fast", "actor_rollout_ref.rollout.agent.num_workers=3"))
     assert three["+trainer.v1.sampler.sampler_kwargs.workers"] == 3
     remote = {"external_store_address": "http://127.0.0.1:4747"}

@@ -73,10 +73,22 @@ async def test_sixty_four_rollouts_run_at_once(agent: Agents) -> None:
     assert texts(await agent(source, *questions)) == questions
 
 
-async def test_rollouts_wait_where_the_memory_is_for_one_only(
-    agent: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("free_memory", "1 rollouts run at once: each has 64 MB of its own, and more would take the last free memory"),
+        ("free_processes", "1 rollouts run at once: no more processes may be started"),
+    ],
+)
+async def test_rollouts_wait_where_there_is_room_for_one_only(
+    name: str,
+    said: str,
+    agent: Agents,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(process.backend, "_has_room", lambda wanted: False)
+    monkeypatch.setattr(process.backend, name, lambda: 0.0)
     source = """
         import time
         def agent(question):
@@ -88,7 +100,21 @@ async def test_rollouts_wait_where_the_memory_is_for_one_only(
     await agent(source, *"abc", folder="shared")
     lines = (tmp_path / "log").read_text().splitlines()
     assert [line.split()[1] for line in lines] == ["begins", "ends"] * 3
-    assert caplog.text.count("more would take the last free memory") == 1
+    assert caplog.text.count("rollouts run at once") == caplog.text.count(said) == 1
+
+
+@pytest.mark.parametrize("fork", [True, False])
+async def test_memory_that_a_rollout_has_freed_counts_for_the_next_ones(agent: Agents, fork: bool) -> None:
+    source = """
+        def agent(question):
+            words = bytearray(300 << 20)
+            words[::4096] = bytes(len(words[::4096]))
+            del words
+            return open("/proc/self/oom_score_adj").read().strip()
+    """
+    backend = agent.backend(source, fork=fork)
+    assert texts(await agent(source, "a", fork=fork)) == ["1000"]  # the kernel ends it before its trainer
+    assert backend._child_bytes > 300 << 20
 
 
 def test_a_long_import_is_said_and_given_up(
