@@ -1,9 +1,9 @@
 """Writes calls in the background: a reply never waits for the store, and no call is dropped while the store is away.
 
 Sequence numbers are reserved in the order in which calls arrive, while the policy still samples, so that a reward
-emitted after a reply always gets a higher number than the call. Each call is numbered and written by tasks of its own,
-so one that the store refuses, or fails at, holds up only the numbers of its attempt. A write that fails is repeated,
-and what is stored already is skipped.
+emitted after a reply always gets a higher number than the call. Each attempt has a task that reserves the numbers of
+the calls that have come meanwhile, and each call one that writes it, so what the store refuses, or fails at, holds up
+only its attempt. A write that fails is repeated, and what is stored already is skipped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import CallSink, SinkRefusedError, SpanRecord
@@ -22,6 +22,8 @@ from groundwire.tools.errors import UserError
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
 _CANCEL_S = 0.1
+_MAX_NUMBERED = 200
+"""Most numbers in one request."""
 _MAX_REFUSED = 1024
 """Rollouts whose refusal nobody has asked for; the oldest are forgotten."""
 
@@ -40,9 +42,7 @@ class Place:
     """The place of a call, or of another span, in the order of arrival of its attempt."""
 
     attempt: tuple[str, str]
-    turn: asyncio.Lock
-    """The places of an attempt are numbered one after the other."""
-    number: asyncio.Task[int | None] | None = None
+    number: asyncio.Future[int | None]
     """None if the store refuses it."""
     has_finished: bool = False
     last_error: Exception | None = None
@@ -57,7 +57,8 @@ class CallWriter:
 
     def __init__(self, sink: CallSink, store: Callable[[Sequence[Any]], Awaitable[None]]) -> None:
         self._sink, self._store = sink, store
-        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._unnumbered: dict[tuple[str, str], list[Place]] = {}
+        """By attempt, in the order of arrival, while a task numbers them."""
         self._finished: dict[Place, asyncio.Task[None]] = {}
         """What writes the finished calls, until they are stored, refused by the store, or given up."""
         self._refused: dict[str, Exception] = {}
@@ -66,9 +67,11 @@ class CallWriter:
 
     def reserve(self, rollout_id: str, attempt_id: str) -> Place:
         """Give a call its place in the order of arrival."""
-        attempt = rollout_id, attempt_id
-        place = Place(attempt, self._turns.setdefault(attempt, asyncio.Lock()))
-        place.number = self._start(self._number(place))
+        place = Place((rollout_id, attempt_id), asyncio.get_running_loop().create_future())
+        waiting = self._unnumbered.setdefault(place.attempt, [])
+        waiting.append(place)
+        if len(waiting) == 1:
+            self._start(self._number(place.attempt))
         return place
 
     def finish(self, place: Place, make: Callable[[int], Record]) -> None:
@@ -115,20 +118,25 @@ class CallWriter:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _number(self, place: Place) -> int | None:
-        async with place.turn:
-            numbers = await self._repeat(place, lambda: self._sink.reserve_sequence_ids([place.attempt]))
-            return None if numbers is None else numbers[0]
+    async def _number(self, attempt: tuple[str, str]) -> None:
+        waiting = self._unnumbered[attempt]
+        while places := waiting[:_MAX_NUMBERED]:
+            work = partial(self._sink.reserve_sequence_ids, [attempt] * len(places))
+            numbers: Sequence[int | None] | None = await self._repeat(places, work)
+            for place, number in zip(places, numbers or [None] * len(places), strict=True):
+                if not place.number.done():  # the writing of one that was given up is cancelled
+                    place.number.set_result(number)
+            del waiting[: len(places)]
+        del self._unnumbered[attempt]
 
     async def _write(self, place: Place, make: Callable[[int], Record]) -> None:
-        assert place.number is not None
         if (number := await place.number) is not None:
             try:
                 record = make(number)
             except Exception as error:  # the values of one call must not end the writing of the others
                 self._refuse(place, error)
             else:
-                await self._repeat(place, lambda: self._store([record]))
+                await self._repeat([place], partial(self._store, [record]))
         self._finished.pop(place, None)
 
     def _refuse(self, place: Place, error: Exception) -> None:
@@ -138,17 +146,18 @@ class CallWriter:
             del self._refused[next(iter(self._refused))]
         _log.error("the store refused a call of rollout %.100r: %s", rollout_id, error)
 
-    async def _repeat(self, place: Place, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of ``work``, which is repeated until it succeeds; None if the store refuses it."""
+    async def _repeat(self, places: Sequence[Place], work: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of ``work`` for ``places``, repeated until it succeeds; None if the store refuses it."""
         delay = _FIRST_RETRY_S
         while True:
             try:
                 return await work()
             except (ValueError, SinkRefusedError) as error:
-                self._refuse(place, error)
+                self._refuse(places[0], error)
                 return None
             except Exception as error:
-                place.last_error = error
+                for place in places:
+                    place.last_error = error
                 _log.warning("the store failed (%r); trying again in %.2f s", error, delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_S)

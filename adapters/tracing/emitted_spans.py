@@ -10,6 +10,7 @@ parallel, and a call is numbered before its reply is complete.
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord
 
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
+_MAX_WAITING, _MAX_WAIT_S = 16, 5.0
+"""Spans of an attempt's threads that wait for the event loop, and how long the next one waits for a place: an agent
+that emits without end holds up itself, and no other rollout."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +85,7 @@ class Emissions:
 
 def stored_by(writer: CallWriter, *, rollout_id: str, attempt_id: str) -> Callable[[Mapping[str, Any]], None]:
     """A function that stores the spans of an attempt with ``writer``, on the present event loop, from any thread."""
-    loop = asyncio.get_running_loop()
+    loop, places = asyncio.get_running_loop(), threading.Semaphore(_MAX_WAITING)
 
     def write(fields: Mapping[str, Any]) -> None:
         def store() -> None:
@@ -90,6 +94,10 @@ def stored_by(writer: CallWriter, *, rollout_id: str, attempt_id: str) -> Callab
                 lambda number: SpanRecord(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number, **fields),
             )
 
+        def store_in_turn() -> None:
+            places.release()
+            store()
+
         try:
             in_loop = asyncio.get_running_loop() is loop
         except RuntimeError:
@@ -97,7 +105,8 @@ def stored_by(writer: CallWriter, *, rollout_id: str, attempt_id: str) -> Callab
         if in_loop:
             store()
         else:
-            loop.call_soon_threadsafe(store)
+            places.acquire(timeout=_MAX_WAIT_S)
+            loop.call_soon_threadsafe(store_in_turn)
 
     return write
 

@@ -16,10 +16,10 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, cast
 
 import aiohttp
@@ -162,7 +162,7 @@ class RequestBatcher:
 
     def __init__(self, send_one: Callable[[str, str, bytes], Awaitable[Response]]) -> None:
         self._send_one = send_one
-        self._waiting: list[_Request] = []
+        self._waiting: deque[_Request] = deque()
         self._senders: set[asyncio.Task[None]] = set()
 
     def accepts(self, path: str) -> bool:
@@ -201,11 +201,15 @@ class RequestBatcher:
             self._waiting.clear()
 
     def _next_batch(self) -> Sequence[_Request]:
-        waiting = [request for request in self._waiting if not request.response.done()]  # without cancelled ones
-        sizes = accumulate(len(request.body) for request in waiting[:_MAX_BATCH])
-        count = max(1, sum(size <= MAX_BATCH_BYTES for size in sizes))
-        self._waiting = waiting[count:]
-        return waiting[:count]
+        batch, size = list[_Request](), 0
+        while self._waiting and len(batch) < _MAX_BATCH:
+            size += len(self._waiting[0].body)
+            if batch and size > MAX_BATCH_BYTES:
+                break
+            request = self._waiting.popleft()
+            if not request.response.done():  # it was cancelled
+                batch.append(request)
+        return batch
 
     async def _responses(self, batch: Sequence[_Request]) -> Sequence[Response | BaseException]:
         if len(batch) > 1:

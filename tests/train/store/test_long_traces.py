@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from groundwire.adapters.tracing.call_writer import CallWriter
+from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions, stored_by
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import Runner
@@ -45,9 +49,13 @@ async def _take(store: RolloutStore, **fields: Any) -> Rollout:
 
 
 def _spans(rollout: Rollout, count: int, text: str = "") -> list[SpanRecord]:
-    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
-    times: dict[str, Any] = {"attributes": {"text": text}, "start_time": 1.0, "end_time": 2.0}
-    return [SpanRecord(name=f"n{number}", sequence_id=number + 1, **ids, **times) for number in range(count)]
+    fields: dict[str, Any] = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+    fields |= {"attributes": {"text": text}, "start_time": 1.0, "end_time": 2.0}
+    return [SpanRecord(name=f"n{number}", sequence_id=number + 1, **fields) for number in range(count)]
+
+
+def _numbered(span: SpanRecord, number: int) -> SpanRecord:
+    return replace(span, sequence_id=number)
 
 
 class _Steps:
@@ -113,6 +121,59 @@ async def test_pages_after_a_place_and_by_offset_have_the_same_spans() -> None:
         return found
 
     assert await names() == await names(offset=0) == [f"n{number}" for number in range(1700)]
+
+
+async def test_an_agent_that_emits_many_spans_from_a_thread_holds_up_no_other_rollout() -> None:
+    store = MemoryStore()
+    rollout = await _take(store)
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempts[-1].attempt_id}
+    writer = CallWriter(store, store.add_annotations)
+    write = stored_by(writer, **ids)
+    begun = 0
+
+    def note(fields: Mapping[str, Any]) -> None:
+        nonlocal begun
+        write(fields)
+        begun += 1
+
+    def emit() -> None:
+        with Emissions(note).activate():
+            emissions = current_emissions()
+            assert emissions is not None
+            for number in range(3000):
+                emissions.add(f"n{number}", {}, start_time=1.0, end_time=1.0)
+
+    emitting = asyncio.create_task(asyncio.to_thread(emit))
+    at_once = before = 0
+    while not emitting.done():
+        await asyncio.sleep(0)
+        at_once, before = max(at_once, begun - before), begun
+    await emitting
+    await writer.flush()
+    assert at_once < 100  # in one turn of the event loop
+    read = await store.get(rollout.rollout_id)
+    assert read is not None
+    assert [span.name for span in read.annotations] == [f"n{number}" for number in range(3000)]
+
+
+async def test_calls_that_wait_for_numbers_get_them_together() -> None:
+    class Counting(MemoryStore):
+        reservations = 0
+
+        async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+            self.reservations += 1
+            return await super().reserve_sequence_ids(attempts)
+
+    store = Counting()
+    rollout = await _take(store)
+    writer = CallWriter(store, store.add_annotations)
+    for span in _spans(rollout, 1000):
+        place = writer.reserve(span.rollout_id, span.attempt_id)
+        writer.finish(place, partial(_numbered, span))
+    await writer.flush()
+    await store.get(rollout.rollout_id)
+    assert [span.name for span in rollout.annotations] == [f"n{number}" for number in range(1000)]
+    assert store.reservations < 20
 
 
 async def test_old_rollouts_with_many_spans_are_deleted_in_parts(tmp_path: Path) -> None:
