@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -108,7 +109,7 @@ def check(shape: str) -> dict[str, Any]:
 
 
 def killed() -> dict[str, Any]:
-    """Kill a process that has an engine; the programs on the GPU afterwards, and when the last one ended."""
+    """Kill a process that has an engine: its processes that are left, and when the last one ended."""
     folder = Path(tempfile.mkdtemp()) / "model"
     save_random_model("135m", folder)
     child = subprocess.Popen(
@@ -116,24 +117,21 @@ def killed() -> dict[str, Any]:
     )
     assert child.stdout is not None
     child.stdout.readline()
-    during = _engines()
+    processes = psutil.Process(child.pid).children(recursive=True)
     child.send_signal(signal.SIGKILL)
     started = time.perf_counter()
-    while _engines() and time.perf_counter() - started < 30:
-        time.sleep(0.1)
-    return {"processes": len(during), "left": _engines(), "ended_s": round(time.perf_counter() - started, 1)}
-
-
-def _engines() -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "vllm.process" in line or "EngineCore" in line]
+    _, left = psutil.wait_procs(processes, timeout=30)
+    ended_s = round(time.perf_counter() - started, 1)
+    return {"processes": len(processes), "left": [process.cmdline() for process in left], "ended_s": ended_s}
 
 
 def main() -> None:
     """Write the figures of all parts, each when it is done."""
     parser = argparse.ArgumentParser(prog="python -m dev.gpu.vllm_sampler", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("vllm_sampler.json"))
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="of dev.gpu.random_model")
+    parser.add_argument(
+        "--shapes", default=",".join(SHAPES), help="of dev.gpu.random_model; empty: the killed trainer alone"
+    )
     parser.add_argument("--hold", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:
@@ -145,7 +143,7 @@ def main() -> None:
         print("ready", flush=True)
         time.sleep(600)
     results: list[Any] = []
-    for part in (*options.shapes.split(","), "killed"):
+    for part in (*filter(None, options.shapes.split(",")), "killed"):
         try:
             results.append(killed() if part == "killed" else check(part))
         except Exception as error:
