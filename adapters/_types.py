@@ -166,6 +166,8 @@ class Backend:
     """Whether its requests have tools. A model that cannot see tools is then refused at the start of a run."""
     threaded = False
     """Whether each rollout runs in a thread, which cannot be interrupted."""
+    environment_note = ""
+    """A line about the keys of our environment that its agents do not get, or that cannot be hidden from them."""
     first_prompt: Callable[[Question, Mapping[str, str]], str] | None = None
     """If it is known before a rollout: the text of the first request, with the run's prompts. A run is refused at its
     start if none fits into the model's context.

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import groundwire
 from groundwire.tools.errors import CommandError
+from groundwire.tools.files import read_bytes
 from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.text import first_of
 
 PACKAGE = Path(groundwire.__file__).parent
 """The folder of the package ``groundwire``."""
 USERS_PYTHON_PATH = "GROUNDWIRE_USERS_PYTHONPATH"
 """The variable with the user's own ``PYTHONPATH``, in a process that was given another."""
+_OWN_VARIABLES = re.compile(
+    r"[A-Z0-9_]+_API_KEY|GROUNDWIRE_(TOKEN|MONGO_URI)|MCP_SQL_TOKEN|HF_TOKEN|(VERL_)?SPIDER_DATA_DIR"
+    r"|WANDB_(PROJECT|ENTITY|MODE|NAME|TAGS|NOTES|GROUP)|SWANLAB_(PROJ_NAME|MODE|WORKSPACE)|CUDA_VISIBLE_DEVICES"
+    r"|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|REGION|DEFAULT_REGION|REGION_NAME)"
+)
+"""What a command takes from the file ``.env`` of its working folder; docs/security.md lists it."""
+_KEY_OF_ADDRESS = {
+    "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "OPENAI_API_BASE": "OPENAI_API_KEY",
+    "WANDB_BASE_URL": "WANDB_API_KEY",
+}
+"""Addresses that it also takes, unless a key of the environment would be sent there."""
+_MAX_ENV_FILE = 1 << 20
 _YOUNG_OBJECTS = 10_000
 """New objects between two collections (Python's default is 700)."""
 
@@ -87,21 +104,40 @@ def freeze_objects() -> None:
     gc.set_threshold(max(young, _YOUNG_OBJECTS), *others)
 
 
-def read_env_file(file: Path = Path(".env")) -> None:
-    """Set the variables of ``file`` that the environment lacks. Raises ``CommandError`` if it cannot be read."""
+def read_env_file(file: Path = Path(".env"), *, names: Collection[str] = ()) -> None:
+    """Set those of our own variables, and ``names``, that ``file`` has and the environment lacks.
+
+    A working folder may be somebody else's, so any other has no effect on this process, which is said: it might load
+    code, or send a key elsewhere. Raises ``CommandError`` if the file cannot be read.
+    """
+    variables, lacking = env_file_variables(file), []
+    for name, value in variables.items():
+        if os.environ.get(name) not in (None, "", "none"):  # a placeholder for a key is none
+            continue
+        key = _KEY_OF_ADDRESS.get(name)
+        if (key and os.environ.get(key) not in (None, "", "none", variables.get(key))) or not (
+            key or name in names or _OWN_VARIABLES.fullmatch(name)
+        ):
+            lacking.append(name)
+        else:
+            os.environ[name] = value
+    if lacking:
+        print(
+            f"note: {file} sets keys and a few other variables for groundwire and rewards, not {first_of(lacking)} "
+            "(docs/security.md); export what they need",
+            file=sys.stderr,
+        )
+
+
+def env_file_variables(file: Path) -> dict[str, str]:
+    """The variables of a file as python-dotenv reads it; none without a file. Raises ``CommandError``."""
     if not file.is_file():
-        return
+        return {}
     from dotenv import dotenv_values
 
     try:
-        variables = dotenv_values(file)
+        text = read_bytes(file, max_bytes=_MAX_ENV_FILE).decode()
+        variables = dotenv_values(stream=io.StringIO(text))
     except (OSError, ValueError) as error:
         raise CommandError(f"{file.absolute()} cannot be read ({error}): save it as UTF-8 text") from error
-    set_variables(variables)
-
-
-def set_variables(variables: Mapping[str, str | None]) -> None:
-    """Set the variables that the environment lacks; a placeholder for a key is none."""
-    for name, value in variables.items():
-        if value is not None and "\0" not in value and os.environ.get(name) in (None, "", "none"):
-            os.environ[name] = value
+    return {name: value for name, value in variables.items() if value is not None and "\0" not in name + value}

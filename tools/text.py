@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,12 @@ def valid_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {valid_texts(key): valid_texts(item) for key, item in value.items()}
     return type(value)(map(valid_texts, value)) if type(value) in (list, tuple) else value
+
+
+def first_of(names: Collection[str], most: int = 5) -> str:
+    """The first ``names``, and how many more there are."""
+    shown = ", ".join([*names][:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -66,7 +66,7 @@ def main(
 ) -> None:
     """Play scripted conversations with a gateway, through the SDKs of each API, and count tokens."""
     with exit_on_user_error():
-        read_env_file()
+        read_env_file(names=[api_key_env])
         if unknown := sorted({*(api or ())} - APIS.keys()):
             raise CommandError(f"--api {unknown[0]!r} is unknown: give {', '.join(APIS)}")
         if export_command and upstream_port is None:

@@ -95,7 +95,7 @@ def main(
     if compare and len(folders) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(folders)} are given")
     with exit_on_user_error():
-        read_env_file()
+        read_env_file(names=[api_key_env])
         if folders:
             with spinner("reading the runs"):
                 text = _show_runs(folders, compare=compare, form=form)

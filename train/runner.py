@@ -80,7 +80,8 @@ def main(
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
     with exit_on_user_error(debug):
-        read_env_file()
+        if not until_eof:  # else the process that has started this one has read it
+            read_env_file()
         given = given_settings(settings, ())
         backend = given.setdefault("backend", "custom" if "agent" in given else "langgraph")
         adapters.check(backend)

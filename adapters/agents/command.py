@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
@@ -37,12 +37,20 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.agents.answers import judged_answer
-from groundwire.adapters.agents.app_environment import hooked_python, missing_variables, provider_urls, without_proxy
+from groundwire.adapters.agents.app_environment import (
+    agent_environment,
+    app_variables,
+    hidden_hint,
+    hooked_python,
+    missing_variables,
+    provider_urls,
+    without_keys,
+    without_proxy,
+)
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
 from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remove
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 _log = logging.getLogger(__name__)
@@ -72,6 +80,7 @@ class CommandBackend(Backend):
         *,
         agent: str,
         agent_folder: str = "copy",
+        agent_env: Collection[str] = (),
         input: Literal["json", "line", "none"] | None = None,
         output: str = "all",
     ) -> None:
@@ -86,6 +95,8 @@ class CommandBackend(Backend):
         self._input, self._output = input, output
         self._is_noted = False
         self._way = "overlay" if agent_folder == "copy" else agent_folder
+        self._environment = {**app_variables(), **agent_environment(agent_env)}
+        self.environment_note = without_keys(self._environment)
 
     def describe_call(self, question: Question) -> str:
         """How the program is called."""
@@ -95,7 +106,7 @@ class CommandBackend(Backend):
         """Answer one question. Raises a :class:`adapters.BackendError`, by its output."""
         command, text, called = self._call(agent_task(question))
         try:
-            process, place = self._start(command, _settings(endpoint), reads=bool(text))
+            process, place = self._start(command, self._settings(endpoint), reads=bool(text))
         except (OSError, ValueError) as error:
             raise AgentSetupError(f"the agent cannot be started: {error} ({called:.{_SHOWN}})") from error
         talk = in_thread(lambda: _talk(process, text, self._output == "all"), name=f"agent {question.id}")
@@ -135,13 +146,24 @@ class CommandBackend(Backend):
                 stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings},
+                env={**self._environment, **settings},
                 start_new_session=True,
             )
         except (OSError, ValueError):
             remove(place)
             raise
         return process, place
+
+    def _settings(self, endpoint: Endpoint) -> dict[str, str]:
+        """The variables that send the program's LLM calls to the attempt."""
+        host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
+        return {
+            **missing_variables(self._environment),
+            **provider_urls(endpoint.base_url),
+            **hooked_python(self._environment),
+            **without_proxy(host, self._environment),
+            **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), endpoint.api_key),
+        }
 
     def _call(self, task: AgentTask) -> tuple[list[str], bytes, str]:
         """The command line for a task, what is written to the program, and how to show both."""
@@ -179,6 +201,7 @@ class CommandBackend(Backend):
         broken = is_infrastructure_text(end) or status in (-signal.SIGKILL, 128 + signal.SIGKILL)  # out of memory
         useful = _useful(errors.decode("utf-8", "replace"))
         message = f"the agent ended with status {status}: {useful} ({shlex.join(self._command)})"
+        message += hidden_hint(f"{message} {end}", self._environment)
         if not broken:
             return AgentError(message)
         failure = ToolError(message)
@@ -232,18 +255,6 @@ def _useful(errors: str) -> str:
     lines = [line for line in errors.splitlines() if not _NOISE.fullmatch(line)][-_LAST_LINES:]
     start = max((number for number, line in enumerate(lines) if _ERROR_LINE.match(line)), default=0)
     return " ".join(map(str.strip, lines[start:]))[:_SHOWN]
-
-
-def _settings(endpoint: Endpoint) -> dict[str, str]:
-    """The variables that send the program's LLM calls to the attempt."""
-    host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
-    return {
-        **missing_variables(os.environ),
-        **provider_urls(endpoint.base_url),
-        **hooked_python(os.environ),
-        **without_proxy(host, os.environ),
-        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), endpoint.api_key),
-    }
 
 
 def _no_call(command: str, endpoint: Endpoint) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from groundwire.adapters.agents.app_environment import of_the_app
+from groundwire.adapters.agents.changes import set_variable
 from groundwire.adapters.agents.discovery import FoundAgent, find_agents
-from groundwire.tools.startup import read_env_file, set_variables
+from groundwire.tools.startup import env_file_variables
 
 _FILE = "langgraph.json"
 
@@ -35,10 +38,11 @@ def agent_of_project(name: str) -> str:
     roots = [path for place in local for path in (place / "src", place) if path.is_dir()]
     sys.path += [str(root) for root in roots if str(root) not in sys.path]
     variables = project.get("env") or {}
-    if isinstance(variables, Mapping):
-        set_variables({name: str(value) for name, value in variables.items()})
-    else:
-        read_env_file(folder / variables)
+    if not isinstance(variables, Mapping):
+        variables = env_file_variables(folder / str(variables))
+    for variable, value in of_the_app(variables).items():
+        if os.environ.get(variable) in (None, "", "none"):  # a placeholder for a key is none
+            set_variable(variable, str(value))
     path, _, attribute = graphs[wanted or next(iter(graphs))].rpartition(":")
     return f"{_module(folder / path, roots) if path.endswith('.py') else path}:{attribute}"
 

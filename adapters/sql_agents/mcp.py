@@ -28,6 +28,7 @@ import httpx2
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 
+from groundwire.adapters.agents.app_environment import agent_environment
 from groundwire.adapters.agents.making import Kept
 from groundwire.adapters.sql_agents.openai_agents import AGENTS, PROMPTS, Query, sql_agent
 from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
@@ -127,6 +128,7 @@ async def _server(served: Path, query_timeout_s: float) -> AsyncIterator[_Server
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        env=agent_environment(),
         start_new_session=True,  # Ctrl-C goes to the trainer only, which then stops the server
     )
     try:

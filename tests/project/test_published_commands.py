@@ -66,15 +66,36 @@ def test_an_env_file_names_the_folder_with_spider(tmp_path: Path) -> None:
 
 
 def test_the_environment_wins_over_an_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GROUNDWIRE_TEST_ONE", "mine")
-    monkeypatch.setenv("GROUNDWIRE_TEST_TWO", "")
-    monkeypatch.delenv("GROUNDWIRE_TEST_TWO")
-    Path(".env").write_text("GROUNDWIRE_TEST_ONE=file\nGROUNDWIRE_TEST_TWO=file\n")
+    monkeypatch.setenv("ONE_API_KEY", "mine")
+    monkeypatch.setenv("TWO_API_KEY", "")
+    monkeypatch.delenv("TWO_API_KEY")
+    Path(".env").write_text("ONE_API_KEY=file\nTWO_API_KEY=file\n")
     read_env_file()
-    assert [os.environ[f"GROUNDWIRE_TEST_{name}"] for name in ("ONE", "TWO")] == ["mine", "file"]
+    assert [os.environ[f"{name}_API_KEY"] for name in ("ONE", "TWO")] == ["mine", "file"]
     Path(".env").write_bytes(b"KEY=\xff\n")
     with pytest.raises(CommandError, match="save it as UTF-8"):
         read_env_file()
+
+
+def test_an_env_file_loads_no_code_into_our_process_and_sends_no_key_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = ["LD_PRELOAD", "PYTHONPATH_", "PYTHONSTARTUP", "PATH_", "WANDB__EXECUTABLE", "GROUNDWIRE_USERS_PYTHONPATH"]
+    taken = ["HF_TOKEN", "MY_KEY", "WANDB_BASE_URL"]
+    for name in (*others, *taken, "OPENAI_BASE_URL", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    Path(".env").write_text("".join(f"{name}=file\n" for name in (*others, *taken, "OPENAI_BASE_URL", "PATH")))
+    path = os.environ["PATH"]
+    read_env_file(names=["MY_KEY"])
+    assert not {*others, "OPENAI_BASE_URL"} & os.environ.keys()
+    assert [os.environ[name] for name in (*taken, "PATH")] == ["file", "file", "file", path]
+    assert f"and rewards, not {', '.join(others[:5])} and 2 more (docs/security.md)" in capsys.readouterr().err
+    Path(".env").write_text("OPENAI_BASE_URL=file\nOPENAI_API_KEY=file\n")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    read_env_file()
+    assert (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]) == ("file", "file")
 
 
 def test_a_preset_may_be_named_alone() -> None:

@@ -16,6 +16,7 @@ class Settings(TypedDict, total=False):
     agent_options: Mapping[str, Any] | None
     rollout_process: Literal["fork", "spawn", "off"] | None
     agent_folder: Literal["copy", "empty", "shared"] | None
+    agent_env: str | None
     sealed: bool | None
     rollout_timeout_s: float | None
     reward_timeout_s: float | None

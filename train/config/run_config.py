@@ -64,7 +64,7 @@ AGENT_FUNCTIONS = ("agent_input", "agent_output", "agent_context", "agent_config
 """The settings that are functions of an agent's author, beside the agent."""
 SQL_AGENTS = ("langgraph", "openai-agents", "mcp")
 """Backends that, without an agent of the user's, run one of the project's."""
-OF_PROCESSES = ("rollout_process", "agent_folder", "sealed")
+OF_PROCESSES = ("rollout_process", "agent_folder", "agent_env", "sealed")
 """How a runner runs rollouts: each has its own, as systems differ."""
 
 
@@ -156,6 +156,11 @@ class AgentSettings(Settings):
     )
     agent_folder: Literal["copy", "empty", "shared"] = _rollouts(
         "copy", "Working folder of a rollout's process: a copy of this one (on write), empty, or shared"
+    )
+    agent_env: Annotated[str, BeforeValidator(_join_names)] = _rollouts(
+        "",
+        "Variables of this environment that agents' processes get, beside those that any program needs: a tool's key",
+        metavar="NAME,NAME",
     )
     sealed: bool = _rollouts(False, "Leave rollouts in forked processes no network but the model")
     rollout_timeout_s: float = _rollouts(60.0, "Seconds for one rollout, without its reward", gt=0)
@@ -421,7 +426,7 @@ class RunConfig(AgentSettings):
         pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
         if self.agent is not None or self.backend not in SQL_AGENTS:  # else they come with each rollout
             pairs += [("agent-option", f"{name}={json.dumps(value)}") for name, value in self.agent_options.items()]
-        for name in OF_PROCESSES[:2]:
+        for name in OF_PROCESSES[:3]:
             if name in self.model_fields_set:
                 options[name.replace("_", "-")] = getattr(self, name)
         named = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]

@@ -115,9 +115,12 @@ def call_notes(
 
 
 def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
+    note = getattr(backend, "environment_note", "")
     agent = _first(backend.describe_call, questions)
     function = _first(lambda task: rewards.describe_call(reward, task), tasks)
-    return [f"{name}: called as {call}" for name, call in (("agent", agent), ("reward", function)) if call]
+    return [f"{name}: called as {call}" for name, call in (("agent", agent), ("reward", function)) if call] + (
+        [f"agent: {note}"] if note else []
+    )
 
 
 def _first(describe: Callable[[Any], str], values: Iterable[Any]) -> str:

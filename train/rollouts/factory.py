@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from groundwire import adapters, rewards
+from groundwire.adapters.agents.app_environment import with_all_variables
 from groundwire.adapters.agents.making import OF_THE_RUN, checked_options, options_of
 from groundwire.adapters.agents.process.backend import ProcessBackend
 from groundwire.adapters.agents.process.program import LitAgentError
@@ -21,7 +22,7 @@ from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
-from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig
+from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig, split_names
 
 _log = logging.getLogger(__name__)
 _SEALED = "sealed closes the network of forked processes"
@@ -73,10 +74,14 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
             options = settings.agent_options if settings.agent is not None else _applicable(settings, ())
             if in_processes:
                 return _in_processes(settings, {**arguments, "options": dict(options), "framework": settings.backend})
-            return factory(**arguments, options=options)
+            backend = factory(**arguments, options=options)
+            if settings.agent is not None and "agent" not in objects:
+                backend.environment_note = with_all_variables()
+            return backend
         if "agent_folder" in parameters:
             arguments["agent_folder"] = "shared" if settings.rollout_process == "off" else settings.agent_folder
-        known = options_of(factory, without=(*_OPTIONS, "agent_folder", *OF_THE_RUN))
+            arguments["agent_env"] = split_names(settings.agent_env)
+        known = options_of(factory, without=(*_OPTIONS, "agent_folder", "agent_env", *OF_THE_RUN))
         checked = checked_options(factory, settings.backend, _applicable(settings, known), known)
         return adapters.as_backend(factory(**arguments, **checked))
     except MissingPackageError as error:
@@ -94,8 +99,12 @@ def _check_processes(settings: AgentSettings, in_processes: bool) -> None:
             f"{_SEALED}: for an agent that is given by name, with --rollout-process fork, without --train-model. "
             "Leave it out"
         )
-    if settings.agent_folder != "copy" and (settings.agent is None or settings.rollout_process == "off"):
-        raise ConfigError("agent_folder is for rollouts in processes of their own, which these are not: leave it out")
+    if settings.agent is None or settings.rollout_process == "off":
+        for name in ("agent_folder", "agent_env"):
+            if getattr(settings, name) != AgentSettings.model_fields[name].default:
+                raise ConfigError(
+                    f"{name} is for rollouts in processes of their own, which these are not: leave it out"
+                )
 
 
 def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.Backend:
@@ -104,6 +113,7 @@ def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.
         return ProcessBackend(
             spec,
             folder=settings.agent_folder,
+            env=split_names(settings.agent_env),
             fork=settings.rollout_process == "fork",
             sealed=settings.sealed,
             setup="groundwire.train.rollouts.runner.emitters:serve_emitters",
@@ -112,7 +122,9 @@ def _in_processes(settings: AgentSettings, spec: Mapping[str, Any]) -> adapters.
         if settings.sealed:
             raise ValueError(f"{_SEALED}, and a LitAgent has none: leave it out") from None
         _log.warning("the rollouts of a LitAgent share this process: what one leaves behind, others find")
-        return adapters.agent_backend(**spec)
+        backend = adapters.agent_backend(**spec)
+        backend.environment_note = with_all_variables()
+        return backend
 
 
 def _applicable(settings: AgentSettings, known: Collection[str]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import logging
 import os
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
+from groundwire.adapters.agents.app_environment import hidden_hint, without_keys
 from groundwire.adapters.agents.process.folders import NOT_COPIED, remove
 from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, failure_from, pickled, warn_of
 from groundwire.adapters.tracing.emitted_spans import current_emissions
@@ -43,11 +44,19 @@ class ProcessBackend(Backend):
     not import the agent. ``folder`` is what a rollout has as its working folder: ``copy`` (of the present one, on
     write), ``empty`` or ``shared``. With ``fork``, the processes are forked from one that has imported the agent, else
     each imports it. ``sealed`` ones reach nothing but the model. ``setup`` names a function that is called before the
-    import. Raises ``ValueError`` if the agent cannot be imported or is none.
+    import. ``env`` are names of variables that agents get beside the usual ones. Raises ``ValueError`` if the agent
+    cannot be imported or is none.
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], *, folder: str = "copy", fork: bool = True, sealed: bool = False, setup: str = ""
+        self,
+        spec: Mapping[str, Any],
+        *,
+        folder: str = "copy",
+        fork: bool = True,
+        sealed: bool = False,
+        setup: str = "",
+        env: Collection[str] = (),
     ) -> None:
         if fork and not hasattr(os, "fork"):
             fork = False
@@ -56,6 +65,7 @@ class ProcessBackend(Backend):
                 "in processes of their own is not ended with it, and nothing can be sealed"
             )
         self._spec = {"agent": dict(spec), "folder": folder, "fork": fork, "sealed": sealed, "setup": setup}
+        self._spec["env"] = [*env]
         self._fork = fork
         self._first: Program | None = Program(self._spec)
         made = self._first.made
@@ -63,6 +73,7 @@ class ProcessBackend(Backend):
         self._programs: deque[asyncio.Task[Program]] = deque()
         """The template, or the fresh processes that run no attempt yet."""
         self._attempts: set[RunningAttempt] = set()
+        self.environment_note = without_keys(self._first.environment)
         self._child_bytes = (64 if fork else 256) << 20
         self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
         self._has_waited = False
@@ -134,10 +145,13 @@ class ProcessBackend(Backend):
             message = attempt.result.result() if attempt.result.done() else None
             if message is None:
                 status = await attempt.ended
-                raise ToolError(f"the agent's process ended without an answer: {status}{_last_words(attempt)}")
+                end = f"the agent's process ended without an answer: {status}{_last_words(attempt)}"
+                raise ToolError(end + hidden_hint(end, attempt.program.environment))
             self._child_bytes = max(self._child_bytes, message.get("bytes", 0))
             if "failure" in message:
-                raise failure_from(message["failure"], _last_words(attempt))
+                end = _last_words(attempt)
+                hint = hidden_hint(f"{message['failure']['message']}{end}", attempt.program.environment)
+                raise failure_from(message["failure"], end + hint)
             return Answer(**message["answer"])
 
     async def stop(self) -> None:

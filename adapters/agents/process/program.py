@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters._types import BackendError, EndpointError
+from groundwire.adapters.agents.app_environment import agent_environment, hidden_hint
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import MissingPackageError
 from groundwire.tools.startup import child_python_path
@@ -96,13 +97,15 @@ class Program:
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
+        own_providers = spec["agent"].get("train_model") is not None
+        self.environment = agent_environment(spec["env"], own_providers=own_providers)
         self.folder = tempfile.mkdtemp(prefix="groundwire-rollouts-")
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._token = secrets.token_hex(16)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "groundwire.adapters.agents.process.template"],
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": child_python_path(*map(Path, filter(None, sys.path)))},
+            env={**self.environment, "PYTHONPATH": child_python_path(*map(Path, filter(None, sys.path)))},
             start_new_session=True,
         )
         self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._listener, self.folder)
@@ -125,7 +128,9 @@ class Program:
             self._accept(spec["agent"]["agent"])
             self.made = self._read()
             if "error" in self.made:
-                raise _ERRORS.get(self.made["kind"], ValueError)(self.made["error"])
+                raise _ERRORS.get(self.made["kind"], ValueError)(
+                    self.made["error"] + hidden_hint(self.made["error"], self.environment)
+                )
         except BaseException:
             self.end()
             raise

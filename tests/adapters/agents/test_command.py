@@ -219,7 +219,8 @@ async def test_a_program_has_the_urls_and_keys_of_all_providers(
     endpoint = Endpoint(base_url="http://10.0.0.1:9/r/1/v1", model="m", api_key="of-the-run")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     monkeypatch.setattr("groundwire.adapters.agents.command.call_summary", _nothing)
-    environment = json.loads((await _run(program, endpoint=endpoint)).text)
+    named = {"agent_env": ["MISTRAL_API_KEY", "GEMINI_API_KEY", "GROQ_API_KEY"]}
+    environment = json.loads((await _run(program, endpoint=endpoint, **named)).text)
     assert environment["OPENAI_API_KEY"] == "of-the-run"
     assert environment["OPENAI_AGENTS_DISABLE_TRACING"] == "true"
     assert (environment["MISTRAL_API_KEY"], environment["GROQ_API_KEY"]) == ("of-the-user", "none")
