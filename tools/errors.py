@@ -51,6 +51,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from groundwire.tools.interrupts import INTERRUPTED, allow_interrupts
 from groundwire.tools.machine import shortage, too_small
 from groundwire.tools.secrets import mask_secrets
 
@@ -90,10 +91,6 @@ def check_layer(module: str) -> None:
 _USER_ERRNOS = (
     errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None,
 )  # fmt: skip
-
-
-_INTERRUPTED = 130
-"""The exit code after Ctrl-C or SIGTERM."""
 
 
 class UserError(Exception):
@@ -139,11 +136,13 @@ def named_layer(extra: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Iterator[None]:
+def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imports: bool = False) -> Iterator[None]:
     """Exit after an error that the user can fix, Ctrl-C and SIGTERM included; the machine's with ``debug`` as they are.
 
-    ``exit_code`` replaces the errors' own.
+    ``exit_code`` replaces the errors' own. A block that only ``imports`` has nothing to clean up after Ctrl-C.
     """
+    if not imports:
+        allow_interrupts()
     handles = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     )
@@ -159,7 +158,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
         error = caught
     except KeyboardInterrupt as caught:  # is no error
         print(mask_secrets(str(caught) or "stopped"), file=sys.stderr)
-        exit_now(_INTERRUPTED)
+        exit_now(INTERRUPTED)
     except Exception as caught:
         if debug or not (reason := machine_error(caught)):
             raise

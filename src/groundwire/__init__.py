@@ -3,3 +3,8 @@
 The packages are the repository's top-level folders: links here lead to them in a clone, and a wheel has them inside
 this package. Import them as ``groundwire.adapters``, ``groundwire.tools`` and so on.
 """
+
+from groundwire.tools.interrupts import end_at_interrupt, is_program
+
+if is_program():
+    end_at_interrupt()

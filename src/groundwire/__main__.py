@@ -3,22 +3,23 @@
 import os
 import sys
 
-__all__ = ["main"]
+from groundwire.tools.interrupts import INTERRUPTED, end_at_interrupt
 
-_INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command. A Ctrl-C before it has begun ends with a word, too."""
+    end_at_interrupt()
     try:
         from groundwire.train.cli.app import app
 
         app(prog_name="groundwire")
     except (KeyboardInterrupt, SystemExit) as ended:  # typer's end after a Ctrl-C is silent
-        if getattr(ended, "code", _INTERRUPTED) != _INTERRUPTED:
+        if getattr(ended, "code", INTERRUPTED) != INTERRUPTED:
             raise
         print("stopped", file=sys.stderr, flush=True)
-        os._exit(_INTERRUPTED)  # without what half-imported modules would do
+        os._exit(INTERRUPTED)  # without what half-imported modules would do
 
 
 if __name__ == "__main__":

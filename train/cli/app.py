@@ -57,7 +57,7 @@ class _Commands(TyperGroup):
 
 def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
-    with exit_on_user_error(), named_layer("train"):
+    with exit_on_user_error(imports=True), named_layer("train"):
         command = getattr(import_module(module), attribute or "app")
     return typer.main.get_command(command)
 

@@ -140,20 +140,34 @@ def test_the_commands_are_the_modules_that_python_runs() -> None:
     assert "Invalid value for '--port'" in done.stderr
 
 
-@pytest.mark.parametrize("where", ["groundwire.train.cli.app", "typer.core", "groundwire.train.runs"])
-def test_a_ctrl_c_while_a_command_is_imported_ends_with_a_word(where: str, tmp_path: Path) -> None:
-    """It comes in the middle of the import of ``where``."""
+STARTS = [("groundwire", "runs"), *((module.partition(":")[0],) for module, _ in COMMANDS.values()), ("train.run",)]
+
+
+@pytest.mark.parametrize("program", sorted({*STARTS}), ids=" ".join)
+def test_a_ctrl_c_while_a_command_is_imported_ends_with_a_word(program: Sequence[str], tmp_path: Path) -> None:
+    """It comes in the middle of imports, one of them where Python would print a KeyboardInterrupt and go on."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
+        "import _signal, os, sys, weakref\n"
         "class Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        f"        if name == {where!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == os.environ['WHERE']:\n"
+        "            kept = Finder()\n"
+        "            weak = weakref.ref(kept, lambda _: os.kill(os.getpid(), _signal.SIGINT))\n"
+        "            del kept\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
-    environment = _environment(PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT / "src"))))
-    command = [sys.executable, "-m", "groundwire", "runs", "nothing"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+    path = os.pathsep.join((str(tmp_path), str(ROOT / "src"), str(ROOT)))
+    for where in ("groundwire.tools.errors", "typer.core"):
+        command = [sys.executable, "-m", *program, "nothing"]
+        environment = _environment(PYTHONPATH=path, WHERE=where)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
+def test_a_library_leaves_ctrl_c_to_its_application() -> None:
+    program = "import groundwire, groundwire.train, signal; print(signal.getsignal(signal.SIGINT).__name__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout == "default_int_handler\n"
 
 
 def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
