@@ -61,7 +61,7 @@ def data_folder(
 def read_json(file: Path) -> Any:
     """The content of a JSON file."""
     try:
-        return files.read_json(file)
+        return files.read_json(file, unique=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"not valid JSON: {error}"
         raise DataError(f"{file} cannot be read ({reason}); download it again, or save it as parquet.") from error
@@ -151,7 +151,9 @@ def _read_rows(file: Path) -> list[Any]:
 
 def _parse_csv(file: Path, text: str, delimiter: str) -> list[Any]:
     try:
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+        check_columns(reader.fieldnames or (), file)
+        rows = list(reader)
     except csv.Error as error:
         raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
     surplus = next((number for number, row in enumerate(rows) if None in row), None)  # the key of surplus values
@@ -160,11 +162,17 @@ def _parse_csv(file: Path, text: str, delimiter: str) -> list[Any]:
     return rows
 
 
+def check_columns(names: Iterable[str], source: Path | str) -> None:
+    """Raise :class:`DataError` if two columns have the same name, of which a row would keep one."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{source} has several columns {shorten_repr(repeated[0])}; rename them.")
+
+
 def _parse_json_lines(file: Path, text: str) -> list[Any]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            rows += [files.parse_json(line)] if line.strip() else []
+            rows += [files.parse_json(line, unique=True)] if line.strip() else []
         except ValueError as error:
             raise DataError(f"{file}, line {number}: not valid JSON ({error}); repair the line.") from error
     return rows
@@ -178,6 +186,7 @@ def _read_parquet(file: Path) -> list[Any]:
         if not file.is_file():
             raise OSError("it is not a file")
         with pq.ParquetFile(file) as open_file:  # read_table() imports pandas, which takes a quarter of a second
+            check_columns(open_file.schema_arrow.names, file)
             return list(open_file.read(use_threads=False).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]

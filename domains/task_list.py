@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
+from groundwire.domains._readers import check_columns, check_rows, check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.held_out import check_given, hold_out
 from groundwire.tools.files import shorten_repr
@@ -98,7 +98,9 @@ def _rows(tasks: Any, name: str) -> list[Any]:
         import pyarrow as pa
 
         try:
-            return list(pa.table(tasks).to_pylist())
+            table = pa.table(tasks)
+            check_columns(table.column_names, name)
+            return list(table.to_pylist())
         except UnicodeEncodeError:  # pandas can hold half of a surrogate pair
             return list(tasks.to_dict("records"))
         except (pa.ArrowException, TypeError) as error:

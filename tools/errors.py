@@ -34,9 +34,9 @@ An exception stands after those that it derives from, below them or behind a lin
 
     ProviderRefusedError: a call of an agent that would have left for a provider of models
 
-    Caught by the code that calls: AttemptEndedError, BadRequestError, BindingError, EarlyCallError, JudgeRequestError,
-    LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError, TemplateRefusedError,
-    UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
+    Caught by the code that calls: AttemptEndedError, BadRequestError, BindingError, EarlyCallError, GivenTwiceError,
+    JudgeRequestError, LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError,
+    TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
 """
 
 from __future__ import annotations

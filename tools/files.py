@@ -14,6 +14,7 @@ import reprlib
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,42 @@ def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         return opened.read()  # read(max_bytes) would allocate so much
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text, with U+FFFD for half of a surrogate pair. Raises ``ValueError``, also for deep ones."""
+class GivenTwiceError(ValueError):
+    """A table has a key twice: which value is meant is not known."""
+
+
+def unique_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A table of its keys and values. Raises :class:`GivenTwiceError`."""
+    table = {}
+    for key, value in pairs:
+        if key in table:
+            raise GivenTwiceError(f"{shorten_repr(key)} is given twice: keep one")
+        table[key] = value
+    return table
+
+
+def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
+    """The value of a JSON text, with U+FFFD for half of a surrogate pair.
+
+    Raises ``ValueError``, also for deep ones, and with ``unique`` for a key that an object has twice.
+    """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
-        return from_json(text)
+        value = from_json(text)
     except (TypeError, ValueError):  # TypeError: half of a surrogate pair that is not escaped
         valid = valid_text(_ESCAPES.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else escape[0], text))
         if valid == text:
             raise
-        return from_json(valid)
+        value = from_json(valid)
+    if unique:
+        json.loads(text, object_pairs_hook=unique_keys)
+    return value
 
 
-def read_json(file: Path) -> Any:
-    """The value of a JSON file. Raises ``OSError`` and ``ValueError``."""
-    return parse_json(read_bytes(file))
+def read_json(file: Path, *, unique: bool = False) -> Any:
+    """The value of a JSON file. Raises ``OSError`` and ``ValueError``, as :func:`parse_json`."""
+    return parse_json(read_bytes(file), unique=unique)
 
 
 def first_error(adapter: TypeAdapter[Any], value: Any) -> str:

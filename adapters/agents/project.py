@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from groundwire.adapters.agents.app_environment import of_the_app
 from groundwire.adapters.agents.changes import set_variable
 from groundwire.adapters.agents.discovery import FoundAgent, find_agents
+from groundwire.tools.files import read_json
 from groundwire.tools.startup import env_file_variables
 
 _FILE = "langgraph.json"
@@ -83,7 +83,7 @@ def _only_agent(folder: Path, name: str) -> str:
 def _read(file: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """What a langgraph.json says, and the places of its graphs by their names. Raises ``ValueError``."""
     try:
-        project = json.loads(file.read_text(encoding="utf-8"))
+        project = read_json(file, unique=True)
         graphs = project["graphs"].items()
         return project, {key: graph["path"] if isinstance(graph, Mapping) else graph for key, graph in graphs}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

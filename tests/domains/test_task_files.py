@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from groundwire.domains import DataError, load_split, task_list
@@ -50,6 +52,9 @@ def test_messages_and_unknown_columns_are_named_too() -> None:
         ("a.jsonl.gz", gzip.compress(b'{"question": "a?"}'), "a file of the kind '.gz' cannot be read; decompress it"),
         ("a.xlsx", b"PK\x03\x04", r"a file of the kind '.xlsx' cannot be read; .*save it as .jsonl, .json, .csv, .tsv"),
         ("a.json", b'{"train": [], "test": []}', "holds a dict with test, train, not a list of tasks"),
+        ("a.json", b'[{"question": "a?", "expected": 1, "expected": 2}]', "'expected' is given twice: keep one"),
+        ("a.jsonl", b'{"question": "a?"}\n{"question": "b?", "n": {"x": 1, "x": 1}}', "line 2: .*'x' is given twice"),
+        ("a.csv", b"question,expected,expected\na?,1,2\n", "several columns 'expected'; rename them"),
         ("a.jsonl", b'{"question": "a", "id": 1}\n{"question": "b", "id": "1"}\n{"question": "c"}', "'1' among them"),
     ],
 )  # fmt: skip
@@ -69,6 +74,14 @@ def test_columns_may_hold_what_json_cannot(value: Any) -> None:
     data = load_split(task_list([{"question": f"{n}?", "extra": value} for n in range(2)]), None)
     assert data.train[0]["extra"] is value
     assert data.notes == ()
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.table([["a?", "b?"], [1, 2], [3, 4]], names=["question", "n", "n"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for tasks in (table, tmp_path / "a.parquet"):
+        with pytest.raises(DataError, match="several columns 'n'; rename them"):
+            task_list(tasks).load()
 
 
 def test_a_data_frame_may_have_half_of_a_character() -> None:

@@ -152,7 +152,7 @@ class RunDir:
         """
         file = self.path / "config.json"
         try:
-            config = read_json(file)
+            config = read_json(file, unique=True)
             if not isinstance(config, dict):
                 raise ValueError("it holds no settings")
             self._check_format(config)

@@ -11,7 +11,7 @@ from typing import Any
 
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.errors import UserError
-from groundwire.tools.files import read_bytes
+from groundwire.tools.files import GivenTwiceError, read_bytes, shorten_repr, unique_keys
 from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -48,7 +48,9 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 def _parse_value(text: str) -> Any:
     try:
-        return json.loads(_WORDS.get(text, text))
+        return json.loads(_WORDS.get(text, text), object_pairs_hook=unique_keys)
+    except GivenTwiceError as error:
+        raise ConfigError(f"{shorten_repr(text)}: {error}") from error
     except ValueError:
         if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
             return [_parse_value(item.strip()) for item in text[1:-1].split(",")]
@@ -110,7 +112,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     try:
         values = _parse(file)
-        by_name = dict(flat(values)) if isinstance(values, dict) else None
+        by_name = unique_keys(flat(values)) if isinstance(values, dict) else None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # yaml raises all of them
@@ -146,6 +148,10 @@ def _parse(file: Path) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise ValueError(f"aliases such as *{self.peek_event().anchor} are not read: write the value")
             return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            unique_keys((str(key.value), None) for key, _ in node.value)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, "-+0123456789")

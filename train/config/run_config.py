@@ -36,7 +36,7 @@ def read_prompts(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return valid_texts(value)
     try:
-        prompts = read_json(Path(value))
+        prompts = read_json(Path(value), unique=True)
     except OSError as error:
         raise ConfigError(f"prompts: {value} cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -218,7 +218,7 @@ def _delete_if_empty(folder: Path) -> None:
 
 def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:
     try:
-        stored = read_json(folder / "config.json")["sft"]
+        stored = read_json(folder / "config.json", unique=True)["sft"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{folder} is no run of groundwire sft: {error}") from error
     return SFTSettings(**{**stored, **given})

@@ -273,6 +273,11 @@ def test_a_file_may_have_settings_of_verl(tmp_path: Path) -> None:
             "a.yaml: unknown judge setting 'modle'; did you mean model? docs/settings.md lists",
         ),
         ("a.yaml", "config: nope", "unknown config 'nope'; known: fast, hf"),
+        ("a.yaml", "seed: 1\nseed: 2", "a.yaml is not valid YAML: 'seed' is given twice: keep one"),
+        ("a.yaml", "judge: {seed: 1, 'seed': 2}", "a.yaml is not valid YAML: 'seed' is given twice"),
+        ("a.yaml", "judge.samples: 1\njudge: {samples: 2}", "'judge.samples' is given twice"),
+        ("a.toml", "seed = 1\nseed = 2", "a.toml is not valid TOML: Cannot overwrite a value"),
+        ("a.toml", "'judge.samples' = 1\n[judge]\nsamples = 2", "'judge.samples' is given twice"),
     ],
 )
 def test_a_wrong_file_is_a_one_line_error(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -281,3 +286,11 @@ def test_a_wrong_file_is_a_one_line_error(name: str, text: str, message: str, tm
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_no_table_has_a_key_twice_wherever_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "prompts.json").write_text('{"system": "a", "system": "b"}')
+    for arguments in (["--prompts", str(tmp_path / "prompts.json")], ['agent_options.a={"b": 1, "b": 2}']):
+        result = _printed("--trainer", "local", *arguments)
+        assert result.exit_code == 2
+        assert "is given twice: keep one" in result.output

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groundwire import domains
-from groundwire.tools.files import parse_json, shorten_repr
+from groundwire.tools.files import GivenTwiceError, parse_json, shorten_repr
 from groundwire.tools.terminal import counted, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
@@ -180,7 +180,9 @@ def read_chats(file: Path) -> list[list[Turn]]:
 
 def _read_line(line: bytes, source: str) -> list[Turn]:
     try:
-        chat = parse_json(line)
+        chat = parse_json(line, unique=True)
+    except GivenTwiceError as error:
+        raise ConfigError(f"{source}: {error}") from error
     except ValueError as error:
         text = shorten_repr(line.decode(errors="replace").strip())
         raise ConfigError(f"{source} is not JSON, but {text}: give an object with messages") from error
