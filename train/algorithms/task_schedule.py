@@ -10,17 +10,21 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 from groundwire.domains import Task
+from groundwire.train.algorithms.credit import TrainingGroup
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.collector import RolloutCollector
-from groundwire.train.rollouts.outcome import requests_of_step
+from groundwire.train.rollouts.outcome import further_requests, requests_of_step
 from groundwire.train.store.rollout import Rollout
 
+RunRollouts = Callable[..., Awaitable[list[Rollout]]]
+"""Runs rollouts within the seconds ``deadline_s``, and returns them in order, with their scores."""
+Compare = Callable[[Sequence[Rollout]], Sequence[TrainingGroup]]
+"""What rollouts train (:func:`.credit.training_items`)."""
 _MIN_WEIGHT = 0.02
 """Weight of a task that always or never passes; a task that passes half the time has 0.25."""
 _DECAY, _CLASS_DECAY = 0.5, 0.9
@@ -102,7 +106,7 @@ class TaskSchedule:
         columns = list(columns)
         classes = {str(task["id"]): "/".join(str(task.get(column)) for column in columns) for task in tasks}
         schedule = cls(tasks, config, PassRates(classes))
-        for rollouts in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
+        for rollouts in run.rollout_batches(["step", "mode", "task_id", "reward", "further"], []):
             schedule.add_rollouts(rollouts)
         return schedule
 
@@ -127,7 +131,8 @@ class TaskSchedule:
         """Count the groups of training rollouts."""
         groups: dict[tuple[int, str], list[float]] = {}
         for rollout in rollouts:
-            if rollout.mode == "train" and (reward := rollout.outcome.reward) is not None:
+            counts = rollout.mode == "train" and not rollout.further
+            if counts and (reward := rollout.outcome.reward) is not None:
                 groups.setdefault((rollout.step, str(rollout.task["id"])), []).append(reward)
         for (_, task), rewards in groups.items():
             self.add(task, rewards)
@@ -157,17 +162,32 @@ class TaskSchedule:
         return [self._tasks[index] for index in (*first, *others)]
 
 
+async def run_group(
+    run: RunRollouts, group: Sequence[Rollout], *, compare: Compare, further: int, deadline_s: float
+) -> list[Rollout]:
+    """Run the rollouts of a group and, if its rewards are equal, ``further`` ones; returns all of them in order.
+
+    The rewards of the first ones alone decide, and nothing stops at the first that differs: it would be no sample of
+    the policy. :mod:`.credit` has the weights. After ``deadline_s`` seconds no further one starts.
+    """
+    deadline = time.monotonic() + deadline_s
+    ended = await run(group, deadline_s=deadline_s)
+    if further and (left_s := deadline - time.monotonic()) > 0 and any(made.is_equal for made in compare(ended)):
+        ended = [*ended, *await run(further_requests(group, further), deadline_s=left_s)]
+    return ended
+
+
 async def sample_groups(
-    collector: RolloutCollector,
+    run: RunRollouts,
     groups: Iterable[Sequence[Rollout]],
     *,
     first: int,
     wanted: int,
-    teaches: Callable[[Sequence[Rollout]], bool],
+    compare: Compare,
+    further: int = 0,
     deadline_s: float,
-    on_end: Callable[[], None] = lambda: None,
 ) -> list[Rollout]:
-    """Run groups until ``wanted`` of them teach, or no group is left; returns all their rollouts.
+    """:func:`run_group` until ``wanted`` of them teach, or no group is left; returns all their rollouts.
 
     This is dynamic sampling (DAPO, Yu et al. 2025). The first ``first`` groups start at once. A further one starts as
     soon as the running groups cannot be enough. So which groups run depends on the rewards alone, not on the order in
@@ -185,12 +205,13 @@ async def sample_groups(
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or (group := next(waiting, None)) is None:
                     break
-                started.append(asyncio.ensure_future(collector.run(group, deadline_s=left_s, on_end=on_end)))
+                made = run_group(run, group, compare=compare, further=further, deadline_s=left_s)
+                started.append(asyncio.ensure_future(made))
                 running.add(started[-1])
             if not running:
                 return [result for task in started for result in task.result()]
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            teaching += sum(teaches(task.result()) for task in ended)
+            teaching += sum(group.teaches for task in ended for group in compare(task.result()))
     finally:
         for task in running:
             task.cancel()

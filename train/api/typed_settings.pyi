@@ -38,6 +38,7 @@ class Settings(TypedDict, total=False):
     tasks_per_step: int | None
     group_size: int | None
     sampling_budget: float | None
+    further_rollouts: int | None
     curriculum: bool | None
     temperature: float | None
     minibatches: int | None

@@ -74,10 +74,11 @@ def compute_metrics(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None =
 
 
 def component_means(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """The mean of each component of the reward, over the rollouts that have it."""
+    """The mean of each component of the reward, over the rollouts that have it and are not further ones."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        for name, value in rollout.outcome.reward_components.items() if rollout.succeeded else ():
+        counts = rollout.succeeded and not rollout.further
+        for name, value in rollout.outcome.reward_components.items() if counts else ():
             values[name].append(value)
     return {name: round(_mean(scores), 4) for name, scores in values.items()}
 

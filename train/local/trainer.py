@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -187,23 +188,23 @@ class LocalTrainer:
             )
 
     def _sample(self, step: int) -> list[Rollout]:
-        """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""
+        """Run the step's rollouts, some after the rewards of others if the settings say so."""
         config = self.config
         groups = self._schedule.groups(step)
-        if config.sampling_budget == 1:
+        if config.sampling_budget == 1 and not config.further_rollouts:
             requests = [request for group in groups for request in group]
             return self._collect(f"step {step}: sample", requests, config.step_deadline_s)
         first = self._schedule.groups_to_start(self.run.metrics())
         self.callback.on_phase_start(f"step {step}: sample", first * config.group_size)
         results = self.runtime.call(
             lambda collector: sample_groups(
-                collector,
+                partial(collector.run, on_end=self.callback.on_rollout_end),
                 groups,
                 first=first,
                 wanted=config.tasks_per_step,
-                teaches=lambda results: any(group.teaches for group in self._training_items(results)),
+                compare=self._training_items,
+                further=config.further_rollouts,
                 deadline_s=config.step_deadline_s,
-                on_end=self.callback.on_rollout_end,
             )
         )
         self.runtime.scores.settle(results)  # again, as the whole step
@@ -224,7 +225,8 @@ class LocalTrainer:
             self.engine.sleep()
             metrics = self.grpo.update(groups)
             self._update_engine(step)
-        rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
+        scored = [result for result in results if result.outcome.reward is not None]
+        rewards = [result.outcome.reward or 0.0 for result in scored if not result.further]
         silent, components = sum(result.made_no_call for result in results), component_means(results)
         seconds = self.timer.split()
         return {
@@ -233,7 +235,7 @@ class LocalTrainer:
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.outcome.status for result in results if not result.succeeded)),
-            "dropped": len(results) - len(rewards),
+            "dropped": len(results) - len(scored),
             **({"without_calls": silent} if silent else {}),
             "retried": sum(result.attempt is not None and result.attempt.number > 1 for result in results),
             "calls": sum(len(result.trainable_calls) for result in results),

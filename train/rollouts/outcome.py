@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
@@ -37,6 +37,14 @@ def requests_of_step(
         drawn[name] += 1
         seeds = [derive_seed(config.seed, step, name, first + sample) for sample in range(config.group_size)]
         yield [Rollout(task=task, group=name, step=step, sampling={**common, "seed": seed}) for seed in seeds]
+
+
+def further_requests(group: Sequence[Rollout], count: int) -> list[Rollout]:
+    """``count`` more rollouts for a group of :func:`requests_of_step`, whose seeds follow from its first one's."""
+    first = group[0]
+    seeds = [derive_seed(first.sampling["seed"], "further", number) for number in range(count)]
+    common: Any = {"task": first.task, "group": first.group, "step": first.step, "further": True}
+    return [Rollout(**common, sampling={**first.sampling, "seed": seed}) for seed in seeds]
 
 
 def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:

@@ -81,6 +81,7 @@ class _Row(TypedDict, total=False):
     rollout_id: str
     task_id: str
     group: str
+    further: bool | None
     status: str
     message: str | None
     reward: Number | None
@@ -97,7 +98,7 @@ class _Row(TypedDict, total=False):
 
 
 COLUMNS = tuple(_Row.__annotations__)
-_OPTIONAL = ("turn_scores", "judged_field", "input")
+_OPTIONAL = ("turn_scores", "judged_field", "input", "further")
 """Columns that a file may lack."""
 _CREDIT = tuple(CallCredit.__dataclass_fields__)
 _OF_CALL = tuple(name for name in _Call.__annotations__ if name not in (*_CREDIT, "untrainable_reason"))
@@ -125,6 +126,7 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id,
         "task_id": str(rollout.task["id"]),
         "group": rollout.group,
+        "further": rollout.further,
         "status": outcome.status,
         "message": outcome.message,
         "reward": outcome.reward,
@@ -153,6 +155,7 @@ def from_row(row: Mapping[str, Any]) -> Rollout:
         rollout_id=rollout_id,
         task={"id": row.get("task_id", ""), **json.loads(row.get("task") or "{}")},
         group=row.get("group", ""),
+        further=bool(row.get("further")),
         mode=row.get("mode", "train"),
         step=row.get("step", 0),
         sampling={"temperature": row.get("temperature", 1.0)},

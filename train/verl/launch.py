@@ -131,6 +131,11 @@ class VerlTraining(Trainer):
 def _check(config: RunConfig, data: TaskData) -> None:
     """Raise :class:`ConfigError` if this run cannot be trained on this machine."""
     if estimator := other_estimator(config):
+        if config.further_rollouts:
+            raise ConfigError(
+                f"further_rollouts is {config.further_rollouts}, and algorithm.adv_estimator={estimator} has no weight "
+                "for them, and the rewards decide which tasks have them: leave one of them out"
+            )
         print(
             f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
             "credit, credit_discount and call_cost have no effect",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
-from groundwire.train.algorithms.task_schedule import TaskSchedule
+from groundwire.train.algorithms.task_schedule import TaskSchedule, run_group
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import validation_requests
@@ -89,7 +89,7 @@ class RolloutService:
 
     def __post_init__(self) -> None:
         # A validation judges what the agent has sampled, whatever of it would be trained.
-        judged = {"credit": "broadcast", "truncated": "train", "agent_match": None}
+        judged = {"credit": "broadcast", "truncated": "train", "agent_match": None, "further_rollouts": 0}
         self._validation_config = self.config.model_copy(update=judged)
         self._scores = FailureScores(self.config.failures, self.run)
         self._steps = defaultdict[int, _Step](_Step)
@@ -180,16 +180,27 @@ class RolloutService:
         """Run the rollouts of a prompt and store their rows. Without rows verl replaces the prompt by another."""
         partition = prompt.partition
         await self.queue.set_status(prompt.uid, partition, "running")
-        ended = {session: rollout async for session, rollout in runs.each(requests, deadline_s=deadline_s)}
-        self._scores.settle(list(ended.values()))
-        scored = {session: rollout for session, rollout in ended.items() if rollout.outcome.reward is not None}
+        config = self.config if partition == "train" else self._validation_config
+
+        async def run(rollouts: Sequence[Rollout], *, deadline_s: float) -> list[Rollout]:
+            of_index = {index: rollout async for index, rollout in runs.each(rollouts, deadline_s=deadline_s)}
+            results = [of_index[index] for index in sorted(of_index)]
+            self._scores.settle(results)
+            return results
+
+        def compare(rollouts: Sequence[Rollout]) -> list[TrainingGroup]:
+            return training_items(rollouts, config, least=self._scores.least)
+
+        ended = await run_group(run, requests, compare=compare, further=config.further_rollouts, deadline_s=deadline_s)
+        self._scores.settle(ended)  # those of both calls together
+        scored = {session: rollout for session, rollout in enumerate(ended) if rollout.outcome.reward is not None}
         if partition == "train":
             rows, counts = self._train(prompt, ended, scored)
         else:
             rows = self._validate(prompt, scored)
             counts = Counter(groups_skipped=int(not rows))
         with self._lock:
-            self._ended[partition].rollouts += ended.values()
+            self._ended[partition].rollouts += ended
             self._ended[partition].counts.update(counts)
         if rows:
             await self.queue.put(rows, partition)
@@ -198,13 +209,13 @@ class RolloutService:
             self._changed.set()
 
     def _train(
-        self, prompt: Prompt, ended: Mapping[int, Rollout], scored: Mapping[int, Rollout]
+        self, prompt: Prompt, ended: Sequence[Rollout], scored: Mapping[int, Rollout]
     ) -> tuple[list[TrainingRow], Counter[str]]:
         """The rows of a training group, none if it is not trained, and counts for the metrics."""
         config, step = self.config, self._steps[prompt.step]
         group, rows = self._group(prompt, scored, config, own_advantages=self.own_advantages)
         used = {row.session for row in rows}
-        self._note_unused([rollout for session, rollout in ended.items() if session not in used])
+        self._note_unused([rollout for session, rollout in enumerate(ended) if session not in used])
         usable = len(used) >= _MIN_REWARDS
         self._empty_groups = 0 if usable else self._empty_groups + 1
         teaches = usable and group.teaches
@@ -219,7 +230,8 @@ class RolloutService:
         if teaches:
             counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
         if self.schedule is not None and scored:
-            self.schedule.add(str(prompt.task["id"]), [rollout.outcome.reward or 0.0 for rollout in scored.values()])
+            rewards = [rollout.outcome.reward or 0.0 for rollout in scored.values() if not rollout.further]
+            self.schedule.add(str(prompt.task["id"]), rewards)
         if replaced or not usable:
             return [], counts
         if self.own_advantages:
@@ -244,7 +256,7 @@ class RolloutService:
     ) -> tuple[TrainingGroup, list[TrainingRow]]:
         """What a group trains, and that as rows."""
         groups = training_items(list(scored.values()), config, least=self._scores.least)
-        group = groups[0] if groups else TrainingGroup(rollouts=[], teaches=False)
+        group = groups[0] if groups else TrainingGroup(rollouts=[], differs=False)
         rows = training_rows(group, scored, prompt.step, config.agent_match, own_advantages=own_advantages)
         return group, rows
 

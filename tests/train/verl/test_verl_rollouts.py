@@ -556,6 +556,31 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert recorded == {"u": False, "v": False, "w": True}
 
 
+def test_a_group_with_equal_rewards_gets_further_rollouts_before_another_prompt_replaces_it(tmp_path: Path) -> None:
+    schedule = TaskSchedule([{"id": "t", "question": "Why?"}], RunConfig(), rates := PassRates({}))
+    settings = {"further_rollouts": 2, "sampling_budget": 2, "tasks_per_step": 2, "credit": "broadcast"}
+    with _service(tmp_path, _Backend(), schedule, **settings) as made:
+        for number, (uid, answers) in enumerate({"u": "wwwwrw", "v": "wwwwww", "w": "rwww"}.items(), 1):
+            names = {"w": "wrong", "r": "right"}
+            made.servers.answers = iter([names[letter] for letter in answers])
+            made.service.submit([_prompt(uid)])
+            made.until_done(number)
+    assert [made.queue.statuses[uid][-1] for uid in "uvw"] == ["finished", "failure", "finished"]
+    rows = {uid: [row for row in made.queue.rows.values() if row.uid == uid] for uid in "uw"}
+    assert sorted(row.session for row in rows["u"]) == [0, 1, 2, 3, 4, 5]
+    right = {uid: max(of_group, key=lambda row: row.reward).advantages for uid, of_group in rows.items()}
+    for advantages in right.values():  # 1.5 in a group of 4
+        assert advantages == pytest.approx([1.5 * 4 / 6] * 6, rel=1e-5)
+    assert sum(sum(row.advantages or ()) for row in rows["u"]) == pytest.approx(0, abs=1e-4)
+    figures = made.service.finish_sampling("train", 4, {})
+    assert (figures["rollouts/ended_total"], figures["rollouts/groups_used_total"]) == (16, 2)
+    assert figures["rollouts/reward_mean"] == 1 / 12  # of the first ones of each group
+    once = PassRates({})
+    for rewards in ([0.0] * 4, [0.0] * 4, [1.0, 0.0, 0.0, 0.0]):
+        once.add("t", rewards)
+    assert rates.rate("t") == once.rate("t")
+
+
 def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> None:
     tasks = [{"id": f"t{number}", "question": "?"} for number in range(6)]
     rates = PassRates({"t0": "another"})
