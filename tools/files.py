@@ -15,6 +15,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         if status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MB", str(file))
         return opened.read()  # read(max_bytes) would allocate so much
+
+
+def give_usual_mode(file: Path) -> None:
+    """Give ``file`` the mode of one that ``open`` makes: safetensors leaves its files to their owner alone."""
+    new = file.with_name(f".{file.name}.mode")
+    new.touch()
+    file.chmod(new.stat().st_mode)
+    new.unlink()
+
+
+def new_database(path: str | Path) -> None:
+    """Make an empty file for SQLite, unless there is one: its own would be closed to the group, whatever the umask."""
+    with suppress(OSError):  # SQLite says what is wrong
+        Path(path).touch(exist_ok=False)
 
 
 class GivenTwiceError(ValueError):

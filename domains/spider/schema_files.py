@@ -18,7 +18,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from groundwire.domains._types import DataError
-from groundwire.tools.files import read_bytes
+from groundwire.tools.files import new_database, read_bytes
 from groundwire.tools.sql.connections import DENIED_FUNCTIONS
 from groundwire.tools.worker_process import (
     WorkerEndedError,
@@ -100,6 +100,7 @@ def _run(file: str, script: str) -> str:
             refused.append("ATTACH, DETACH or VACUUM")
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
+    new_database(file)
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
             for pragma in (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.rewards._types import JudgeAbstainedError
+from groundwire.tools.files import new_database
 
 _SCHEMA = """
 PRAGMA synchronous = NORMAL;
@@ -89,6 +90,7 @@ class JudgeCache:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        new_database(self._path)
         db = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             db.executescript(_SCHEMA)

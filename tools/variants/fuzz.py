@@ -18,6 +18,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+from groundwire.tools.files import new_database
 from groundwire.tools.sql import connections
 from groundwire.tools.variants.tables import Column, Schema, Table
 
@@ -193,6 +194,7 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
     tables and views of this file and nothing else, and a deadline ends them.
     """
     deadline = time.perf_counter() + _WRITE_S
+    new_database(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.set_progress_handler(lambda: time.perf_counter() > deadline, 1000)
         for setting in (f"page_size = {_PAGE_BYTES}", "journal_mode = OFF", "synchronous = OFF"):

@@ -25,6 +25,7 @@ from pydantic_core import from_json, to_json
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.files import new_database
 from groundwire.train.store.agent_lightning import (
     Request,
     outcome_span,
@@ -314,6 +315,8 @@ def _attempts_json(rollout: Rollout) -> str:
 def _open(path: str) -> sqlite3.Connection:
     conn = None
     try:
+        if path != MEMORY:
+            new_database(path)
         conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=256)
         # One owner: the lock is taken at the first access and held until the process ends.
         conn.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains import Task, TaskData
+from groundwire.tools.files import give_usual_mode
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import installed_version, spinner
 from groundwire.train.algorithms.model_size import MemoryPlan
@@ -226,6 +227,9 @@ def link_newest_model(run_dir: Path) -> Path | None:
         return None
     newest = max(saved, key=lambda folder: int(folder.parts[-3].removeprefix("global_step_")))
     merge_adapters(newest, newest.parent / "lora_train_meta.json")
+    for folder in saved:
+        for file in folder.glob("*.safetensors"):
+            give_usual_mode(file)
     link = run_dir / "model"
     with suppress(FileNotFoundError):
         link.unlink()

@@ -40,7 +40,9 @@ def finished(shared_folder: Callable[..., Path]) -> tuple[Path, str]:
     """A run of one step on the bundled data, and what it printed."""
 
     def fill(runs: Path) -> None:
-        done = _run("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+        arguments = ("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+        program = "import os; os.umask(0o002); from groundwire.train.run import app; app()"
+        done = run("-c", program, *arguments, environment=_environment())
         assert done.returncode == 0, done.stderr
         (runs / "printed.txt").write_text(done.stdout)
 
@@ -63,6 +65,11 @@ def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     assert summary["peak_memory_mb"] > 0
     assert "bundled" in printed
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_files_of_a_run_have_the_mode_of_the_umask(finished: tuple[Path, str]) -> None:
+    files = {path: path.stat().st_mode & 0o777 for path in finished[0].resolve().rglob("*")}
+    assert {path: mode for path, mode in files.items() if mode != (0o775 if path.is_dir() else 0o664)} == {}
 
 
 def test_server_and_trainer_agree_on_every_probability(finished: tuple[Path, str]) -> None:

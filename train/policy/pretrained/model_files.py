@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from groundwire.tools.files import read_bytes, read_json, shorten_repr
+from groundwire.tools.files import give_usual_mode, read_bytes, read_json, shorten_repr
 
 _TEXT_PART = {
     r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)": "model.",
@@ -111,6 +111,8 @@ def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str,
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for file in Path(path).glob("*.safetensors"):
+        give_usual_mode(file)
 
 
 def count_stored_parameters(folder: Path) -> int:
