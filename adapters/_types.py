@@ -130,6 +130,12 @@ class ToolError(BackendError):
     kind = "tool"
 
 
+class EmittedRewardError(BackendError):
+    """The agent emitted a reward that is none: text, not finite, or too large."""
+
+    kind = "reward"
+
+
 class TimeLimitError(BackendError):
     """The agent did not end in time, and it was not the policy that kept it."""
 

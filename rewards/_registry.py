@@ -28,6 +28,7 @@ from groundwire.rewards._types import (
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 from groundwire.tools.binding import is_async
 from groundwire.tools.loading import load_object
+from groundwire.tools.numbers import MAX_REWARD, NumberRangeError
 from groundwire.tools.plugins import Registry, UnknownNameError, hookimpl
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import AgentStep
@@ -114,7 +115,9 @@ def parse(text: str) -> list[tuple[float, str]]:
             )
         if match["name"] in weights:
             raise UnknownNameError(f"reward {text!r} names {match['name']} twice: give it one weight")
-        weights[match["name"]] = float(match["weight"] or 1)
+        weights[match["name"]] = weight = float(match["weight"] or 1)
+        if abs(weight) > MAX_REWARD:
+            raise UnknownNameError(f"reward {text!r} has the weight {match['weight']}; {NumberRangeError()}")
     return [(weight, name) for name, weight in weights.items()]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, NumberRangeError, reward_number
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.types import AgentStep, AnswerKind
@@ -55,12 +56,12 @@ def answers_of(reward: Any) -> AnswerKind | None:
 def declared_range(reward: Any) -> tuple[float, float]:
     """The least and the greatest value of ``reward``, whose attribute ``reward_range`` is like ``(-1, 1)``; else 0, 1.
 
-    Raises :class:`UnusableRewardError` if it is not a pair of finite numbers.
+    Raises :class:`UnusableRewardError` if it is not a pair of numbers that a reward may have.
     """
     ends = declared(reward, "reward_range", (0.0, 1.0))
     with suppress(TypeError, ValueError):
-        least, greatest = map(float, ends)
-        if math.isfinite(least) and math.isfinite(greatest) and least <= greatest:
+        least, greatest = map(reward_number, ends)
+        if least <= greatest:
             return least, greatest
     raise UnusableRewardError(
         f"reward_range is {ends!r:.100}; it must be like (-1, 1): the least and the greatest reward"
@@ -77,21 +78,22 @@ def declared(reward: Any, name: str, default: Any) -> Any:
 def components(value: Any) -> dict[str, float]:
     """The named numbers of a reward; one number alone is ``{"": number}``.
 
-    A number is whatever Python, NumPy, torch or ``decimal`` call one: ``True``, an array or a tensor of one element.
-    Raises :class:`RewardError` for anything else: a number as text, no component but metrics, one that is not finite.
+    A number is what :func:`.reward_number` takes. Raises :class:`RewardError` for anything else: a number as text, one
+    that is too large or not finite, no component but metrics.
     """
     named = value if isinstance(value, Mapping) else {"": value}
     try:
-        numbers = {str(name): _number(number) for name, number in named.items()}
+        mosts = {name: MAX_METRIC if str(name).startswith(METRIC) else MAX_REWARD for name in named}
+        numbers = {str(name): reward_number(number, mosts[name]) for name, number in named.items()}
+    except NumberRangeError as error:
+        raise _no_reward(value, str(error)) from error
     except Exception as error:  # a value's own conversion may raise anything
-        raise RewardError(f"the reward is {value!r:.300}; it must be a number, or a dict of named numbers") from error
+        raise _no_reward(value, "it must be a number, or a dict of named numbers") from error
     summed = [name for name in numbers if not name.startswith(METRIC)]
     if not summed:
-        raise RewardError(f"the reward is {value!r:.300}; it must have a number besides the metrics, even if it is 0")
+        raise _no_reward(value, "it must have a number besides the metrics, even if it is 0")
     if "total" in summed and len(summed) > 1:
-        raise RewardError(f"the reward is {value!r:.300}; its numbers are summed: call the total {METRIC}total")
-    if not all(map(math.isfinite, numbers.values())):
-        raise RewardError(f"the reward is {value!r:.300}; it must be finite")
+        raise _no_reward(value, f"its numbers are summed: call the total {METRIC}total")
     return numbers
 
 
@@ -101,9 +103,17 @@ def total(value: Any) -> float:
     Raises :class:`RewardError` as :func:`components` does.
     """
     result = sum(number for name, number in components(value).items() if not name.startswith(METRIC))
-    if not math.isfinite(result):
-        raise RewardError(f"the reward is {value!r:.300}; its sum must be finite")
+    if abs(result) > MAX_REWARD:
+        raise _no_reward(value, f"of its sum, {NumberRangeError()}")
     return result
+
+
+def _no_reward(value: Any, requirement: str) -> RewardError:
+    try:
+        shown = f"{value!r:.300}"
+    except Exception:  # as in components
+        shown = shorten_repr(value)
+    return RewardError(f"the reward is {shown}; {requirement}")
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
@@ -114,11 +124,3 @@ async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for future in futures:
             future.cancel()
-
-
-def _number(value: Any) -> float:
-    element = getattr(value, "item", None)
-    value = element() if callable(element) else value  # of an array or a tensor; raises for more than one
-    if isinstance(value, str | bytes | bytearray):
-        raise TypeError("text")
-    return float(value)

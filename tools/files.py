@@ -108,7 +108,15 @@ def first_error(adapter: TypeAdapter[Any], value: Any) -> str:
     return ""
 
 
-_shortener = reprlib.Repr()
+class _Shortener(reprlib.Repr):
+    def repr1(self, value: Any, level: int) -> str:
+        try:
+            return super().repr1(value, level)
+        except Exception:  # an int of too many digits, or an object whose own fails
+            return f"<{type(value).__name__}>"
+
+
+_shortener = _Shortener()
 _shortener.maxlevel, _shortener.maxstring, _shortener.maxother, _shortener.maxlong = 2, 80, 80, 40
 shorten_repr = _shortener.repr
 """``repr`` for an error message: at most about a hundred characters, however large the value is."""

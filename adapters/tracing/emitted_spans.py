@@ -13,13 +13,15 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from groundwire.adapters._types import BackendError, EmittedRewardError
 from groundwire.adapters.tracing.call_writer import CallWriter
-from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord
+from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord, read_rewards
 
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
@@ -48,13 +50,15 @@ _last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
 
 
 class Emissions:
-    """The emitted spans of one attempt. Any thread may call :meth:`add`.
+    """The emitted spans of one attempt. Any thread may call its methods.
 
-    ``write`` stores the fields of a :class:`SpanRecord`, without those that say where it belongs (:func:`stored_by`).
+    ``store`` stores the fields of a :class:`SpanRecord`, without those that say where it belongs (:func:`stored_by`).
     """
 
-    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
-        self.write = write
+    def __init__(self, store: Callable[[Mapping[str, Any]], None]) -> None:
+        self._store = store
+        self.failure: Future[BackendError] = Future()
+        """What the attempt fails of, once it has emitted what it must not."""
         self._calls: list[_Call] = []
         self.ended = False
 
@@ -74,6 +78,17 @@ class Emissions:
         _last_call.set(call)
         self._calls.append(call)
         return call.id
+
+    def write(self, fields: Mapping[str, Any]) -> None:
+        """Store a span. After the first one that fails the attempt none is."""
+        if self.failure.done():
+            return
+        try:
+            read_rewards(fields["attributes"])
+        except ValueError as error:
+            with suppress(InvalidStateError):  # another thread was first
+                self.failure.set_result(EmittedRewardError(f"the agent emitted no reward: {error}"))
+        self._store(fields)
 
     def add(self, name: str, attributes: Mapping[str, Any], **fields: Any) -> None:
         """Store a span for a call that was made before; ``fields`` are the other ones of a :class:`SpanRecord`."""

@@ -5,13 +5,15 @@ rollout's own and those that the agent emitted for its calls.
 from __future__ import annotations
 
 import itertools
-import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, NumberRangeError, reward_number
 
 if TYPE_CHECKING:
     from groundwire.adapters.tracing.calls import LLMCall
@@ -110,16 +112,30 @@ def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
 
 
 def rewards_in(spans: Iterable[Any]) -> list[Reward]:
-    """The finite rewards, in order."""
+    """The rewards, in order, without those that :func:`read_rewards` refuses: their rollout has failed."""
     rewards = []
     for span in sorted(spans, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
-        values: dict[str, float] = {}
         attributes: Mapping[str, Any] = span.attributes or {}
-        for index in itertools.count():
-            if (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is None:
-                break
-            values[str(attributes.get(f"{REWARD_PREFIX}{index}.name", index))] = float(value)
-        if values and all(map(math.isfinite, values.values())):
-            call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(REPLY_ID, ""))
-            rewards.append(Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id))
+        with suppress(ValueError):
+            if values := read_rewards(attributes):
+                call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(REPLY_ID, ""))
+                rewards.append(Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id))
     return rewards
+
+
+def read_rewards(attributes: Mapping[str, Any]) -> dict[str, float]:
+    """The named rewards in the attributes of a span, the primary one first; empty if it has none.
+
+    Raises ``ValueError`` for a value that is no reward: text, not finite, or too large.
+    """
+    values: dict[str, float] = {}
+    for index in itertools.count():
+        if (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is None:
+            return values
+        name, most = str(attributes.get(f"{REWARD_PREFIX}{index}.name", index)), MAX_METRIC if index else MAX_REWARD
+        try:
+            values[name] = reward_number(value, most)
+        except (TypeError, ValueError) as error:
+            problem = error if isinstance(error, NumberRangeError) else "it must be a number"
+            raise ValueError(f"a span has the reward {name!r:.60} of {shorten_repr(value)}; {problem}") from error
+    raise AssertionError("unreachable")

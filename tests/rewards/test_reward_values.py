@@ -48,12 +48,30 @@ def test_whatever_is_one_number_is_a_reward(value: Any) -> None:
     [None, "0.5", "great", b"1", np.str_("1"), np.array("1"), 1j, np.complex64(1), [1.0], (1.0, "good"),
      np.array([1, 2]), torch.zeros(2), math.nan, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), _Raises(), {},
      {"metric/a": 1.0}, {"a": None}, {"a": "1"}, {"a": {"b": 1.0}}, {"a": 1.0, "metric/b": math.nan},
-     {"a": 1e308, "b": 1e308}, {"total": 1.0, "a": 0.5, "b": 0.5}],
+     1e308, np.float64(-1e308), np.longdouble("1e400"), Decimal("1e400"), Fraction(10**400, 3), {"a": 1.0, "b": 1e16},
+     {"a": 9e14, "b": 9e14}, {"a": 1.0, "metric/b": 1e31}, {"total": 1.0, "a": 0.5, "b": 0.5}],
 )  # fmt: skip
 def test_anything_else_is_no_reward_and_the_error_shows_it(value: Any) -> None:
     with pytest.raises(RewardError, match="the reward is ") as caught:
         rewards.total(value)
     assert repr(value)[:20] in str(caught.value)
+
+
+class _Unseen:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("make", [lambda: 10**5000, lambda: {"a": -(10**5000)}, _Unseen, lambda: {"a": _Unseen()}])
+def test_a_value_that_cannot_be_shown_is_no_reward_either(make: Callable[[], Any]) -> None:
+    with pytest.raises(RewardError, match=r"the reward is .*<(int|_Unseen)"):
+        rewards.total(make())
+
+
+def test_the_largest_rewards_and_metrics_have_finite_sums() -> None:
+    assert rewards.total({"a": -1e15, "metric/time": 1.7e18}) == -1e15
+    many = np.full(1_000_000, rewards.total(1e15), np.float32)
+    assert np.isfinite((many * many).sum())
 
 
 @pytest.mark.parametrize("value", [{}, {"metric/a": 1.0}, "1", None, math.nan])

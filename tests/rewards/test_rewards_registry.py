@@ -69,6 +69,7 @@ def test_a_sum_is_parsed(text: str, terms: list[tuple[float, str]]) -> None:
         ("a*0.5", r"cannot be parsed at 'a\*0\.5'"),
         ("(a+b)", r"cannot be parsed at '\(a'"),
         ("a+0.5*a", "names a twice: give it one weight"),
+        ("1e400*a", r"has the weight 1e400; it must lie between -1e\+15 and 1e\+15"),
     ],
 )
 def test_a_text_that_is_no_sum_is_a_one_line_error(text: str, message: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.numbers import MAX_REWARD
 from groundwire.train.config.errors import ConfigError
 
 POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long", "unreadable_answer")
@@ -49,7 +49,7 @@ def failure_scores(failures: str) -> dict[str, float | None]:
 
 def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return abs(float(text)) <= MAX_REWARD
     except ValueError:
         return False
 

@@ -11,8 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing.sampling import derive_seed
+from groundwire.adapters.tracing.spans import read_rewards
 from groundwire.domains import Task
 from groundwire.rewards import RewardError
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, reward_number
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.errors import UnreadableAnswerError
 from groundwire.train.store.rollout import Outcome, Rollout
@@ -54,9 +57,13 @@ def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:
     """
     reported = rollout.outcome
     failed = replace(reported, reward=None, reward_components={})
-    if not_stored:  # it would be trained without some of its calls
-        reason = f"; it failed of {reported.failure}: {reported.message}" if reported.failure else ""
-        return replace(failed, failure="not_stored", message=f"{not_stored}{reason}")
+    problem, kind = not_stored, "not_stored"  # it would be trained without some of its calls
+    if not problem and (problem := _reward_problem(rollout)):  # or without some of its rewards
+        failed, kind = replace(failed, least_reward=0.0, query_scores=()), RewardError.kind
+    if problem:
+        also = reported.failure and reported.failure != kind
+        reason = f"; it failed of {reported.failure}: {reported.message}" if also else ""
+        return replace(failed, failure=kind, message=f"{problem}{reason}")
     if reported.failure:
         return failed
     if rollout.status == "cancelled":
@@ -65,6 +72,25 @@ def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:
         message = "the runner reported neither a reward nor a failure"
         return replace(failed, failure="no_result", message=message)
     return reported
+
+
+def _reward_problem(rollout: Rollout) -> str:
+    """Why a reward that the rollout emitted, or that another program reported for it, is none; else empty."""
+    outcome = rollout.outcome
+    numbers = [("reward", outcome.reward or 0.0, MAX_REWARD), ("least reward", outcome.least_reward, MAX_REWARD)]
+    numbers += [("reward of a query", score, MAX_REWARD) for score in outcome.query_scores]
+    numbers += [(f"component {name!r:.60}", value, MAX_METRIC) for name, value in outcome.reward_components.items()]
+    for name, value, most in numbers:
+        try:
+            reward_number(value, most)
+        except (TypeError, ValueError) as error:
+            return f"the {name} is {shorten_repr(value)}; {error}"
+    try:
+        for span in rollout.annotations:
+            read_rewards(span.attributes)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class FailureScores:

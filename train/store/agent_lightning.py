@@ -281,7 +281,8 @@ def _read_outcome(spans: Sequence[SpanRecord]) -> Outcome:
             return _OUTCOMES.validate_json(span.attributes[_OUTCOME])
     reward = reward_from_spans(spans)
     if isinstance(reward, dict):
-        return Outcome(reward=reward.pop("total"), reward_components=reward)
+        (_, primary), *others = reward.items()
+        return Outcome(reward=primary, reward_components=dict(others))
     return Outcome(reward=reward)
 
 

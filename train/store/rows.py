@@ -19,11 +19,14 @@ from typing_extensions import Required, TypedDict
 from groundwire.adapters.tracing import CallCredit, LLMCall
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.files import first_error
+from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD
 from groundwire.tools.types import AgentStep
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
 
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Reward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]
+Metric = Annotated[float, Field(ge=-MAX_METRIC, le=MAX_METRIC)]
 
 
 def _numbers(code: str, description: str) -> BeforeValidator:
@@ -84,8 +87,8 @@ class _Row(TypedDict, total=False):
     further: bool | None
     status: str
     message: str | None
-    reward: Number | None
-    reward_components: Json[dict[str, Number]]
+    reward: Reward | None
+    reward_components: Json[dict[str, Metric]]
     attempts: Count
     seconds: Number
     task: Json[dict[str, Any]]
@@ -93,7 +96,7 @@ class _Row(TypedDict, total=False):
     judged_field: str | None
     input: str | None
     agent_steps: Json[list[AgentStep]]
-    turn_scores: Json[list[Number]] | None
+    turn_scores: Json[list[Reward]] | None
     calls: list[Annotated[_Call, AfterValidator(_check_lengths)]] | None
 
 

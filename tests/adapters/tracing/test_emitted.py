@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from decimal import Decimal
 from typing import Any
 
 import agentlightning.emitter as agl
+import numpy as np
 import openai
 import pytest
 from agentlightning.tracer.base import get_active_tracer
@@ -121,6 +124,41 @@ async def _three_calls(ask: Ask) -> None:
 async def test_an_emitted_reward_reaches_the_triplet_of_the_call_before_it(ours: bool) -> None:
     outcomes = await _outcomes(_three_calls, ours=ours, n=8)
     assert [_rewards(ended) for ended in outcomes] == [[0.25, None, 0.5]] * 8
+
+
+_RANGE = "it must lie between -1e+15 and 1e+15"
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [(1e308, _RANGE), (-1e200, _RANGE), (math.inf, _RANGE), (math.nan, _RANGE), (10**300, _RANGE),
+     ({"a": 0.5, "b": math.inf}, "it must lie between -1e+30 and 1e+30"), (10**400, "too large"),
+     (Decimal(1), "must be a number"), (np.float32(1), "must be a number"), ("0.5", "must be a number")],
+)  # fmt: skip
+async def test_what_is_emitted_and_no_reward_fails_the_reward_and_scores_nothing(reward: Any, message: str) -> None:
+    async def work(ask: Ask) -> None:
+        await ask()
+        agl.emit_reward(reward, primary_key="a" if isinstance(reward, dict) else None)
+
+    [ended] = await _outcomes(work, ours=False)
+    assert (ended.outcome.status, ended.outcome.reward, len(ended.calls)) == ("reward", None, 1)
+    assert message in ended.outcome.message
+    assert len(ended.attempts) == 2  # it was tried again, as after any reward that fails
+
+
+async def test_an_agent_that_emitted_no_reward_is_stopped() -> None:
+    stopped = asyncio.Event()
+
+    async def work(ask: Ask) -> None:
+        await ask()
+        await asyncio.to_thread(agl.emit_reward, math.inf)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    [ended] = await _outcomes(work)
+    assert (ended.outcome.status, stopped.is_set()) == ("reward", True)
 
 
 async def test_a_store_that_is_slow_to_number_a_reward_changes_nothing() -> None:

@@ -132,7 +132,7 @@ def test_the_range_of_a_sum_is_the_sum_of_its_terms() -> None:
     assert rewards.declared_range(rewards.reward_function(lambda task, answer: 1.0)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("given", [(1, -1), 3, (0, float("nan")), ("a", "b")])
+@pytest.mark.parametrize("given", [(1, -1), 3, (0, float("nan")), ("a", "b"), (-1e308, 0)])
 def test_a_range_that_is_none_is_refused(given: Any) -> None:
     def reward(task: Any, answer: str) -> float:
         return 0.0

@@ -155,6 +155,7 @@ def test_the_setting_changes_single_types() -> None:
     ("value", "message"),
     [
         ("crash=drop", "failures has the unknown type 'crash'; the types are agent, malformed_output"),
+        ("agent=-1e308", "failures has agent='-1e308'; it must be agent=zero, agent=drop or a number such as agent=-1"),
         ("agent=nan", "failures has agent='nan'; it must be agent=zero, agent=drop or a number such as agent=-1"),
         ("agent", "failures has agent=''; it must be agent=zero, agent=drop or a number such as agent=-1"),
         (7, "failures is 7; it must be text such as agent=drop,timeout=zero"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import openai
@@ -14,7 +15,11 @@ from groundwire.adapters.tracing import LLMCall, to_span, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.train.store.agent_lightning import read_record, read_span
+from groundwire.train.rollouts.outcome import final_outcome
+from groundwire.train.store.agent_lightning import read_record, read_span, span_json
+from groundwire.train.store.lightning_store import LightningStore
+from groundwire.train.store.rollout import Outcome, Rollout
+from groundwire.train.store.sqlite import MEMORY
 
 # Written by tests/data/make_lightning_spans.py.
 RECORDED = json.loads((ROOT / "tests" / "data" / "lightning_spans.json").read_text())
@@ -26,6 +31,51 @@ def _recorded(by: str) -> list[SpanRecord]:
 
 def _calls(spans: list[SpanRecord]) -> list[LLMCall]:
     return read_record(spans)[0]
+
+
+@pytest.mark.parametrize("value", [1e308, -1e16, "0.5", "Infinity", "NaN", 10**400, [0.5], True])
+async def test_a_reward_that_another_program_stored_is_one_or_its_rollout_failed(value: Any) -> None:
+    store = LightningStore(MEMORY)
+    attempted = await store.start_rollout(input={"id": "t", "question": "?"})
+    ids = {"rollout_id": attempted["rollout_id"], "attempt_id": attempted["attempt"]["attempt_id"]}
+    attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": value}
+    record = SpanRecord(name="a", sequence_id=1, attributes=attributes, start_time=1.0, end_time=1.0, **ids)
+    await store.add_many_spans([span_json(record)])
+    await store.update_attempt(**ids, status="succeeded")
+    rollout = await store.get(ids["rollout_id"])
+    assert rollout is not None
+    outcome = final_outcome(rollout)
+    if value is True:
+        assert (outcome.status, outcome.reward) == ("succeeded", 1.0)
+    else:
+        assert (outcome.status, outcome.reward) == ("reward", None)
+        assert "a span has the reward 'primary' of " in outcome.message
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"reward": 1e308}, {"reward": -math.inf}, {"reward": math.nan}, {"reward_components": {"a": 1e308}},
+     {"least_reward": -1e308}, {"query_scores": [1e308]}],
+)  # fmt: skip
+async def test_an_outcome_that_another_runner_reported_is_checked(changed: dict[str, Any]) -> None:
+    store = LightningStore(MEMORY)
+    await store.enqueue([Rollout(task={"id": "t", "question": "?"})])
+    [rollout] = await store.dequeue(1)
+    outcome = Outcome(**{"answer": "4", "reward": 1.0, **changed})
+    await store.end_attempt(rollout.rollout_id, rollout.attempts[-1].attempt_id, outcome, failed=False)
+    read = await store.get(rollout.rollout_id)
+    assert read is not None
+    final = final_outcome(read)
+    assert (final.status, final.reward, final.least_reward, final.answer) == ("reward", None, 0.0, "4")
+
+
+async def test_the_first_of_several_rewards_that_another_program_stored_is_the_one() -> None:
+    named = {"0.name": "right", "0.value": 0.5, "1.name": "short", "1.value": 1.0}
+    attributes = {f"agentlightning.reward.{name}": value for name, value in named.items()}
+    ids = {"rollout_id": "r", "attempt_id": "a"}
+    record = SpanRecord(name="a", sequence_id=1, attributes=attributes, start_time=1.0, end_time=1.0, **ids)
+    outcome = read_record([record])[2]
+    assert (outcome.reward, outcome.reward_components) == (0.5, {"short": 1.0})
 
 
 async def _proxied() -> list[SpanRecord]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from groundwire.adapters.tracing import CallCredit, LLMCall
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
-from groundwire.train.store.rows import from_row, to_row
+from groundwire.train.store.rows import from_row, row_error, to_row
 
 CALL = LLMCall(
     rollout_id="r", attempt_id="a", sequence=3, agent="write", prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5],
@@ -49,6 +52,15 @@ def test_a_failure_is_read_back_with_its_score() -> None:
 
 def test_a_row_may_lack_columns() -> None:
     assert from_row({"rollout_id": "r", "task_id": "t", "reward": None}).task == {"id": "t"}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"reward": 1e308}, {"reward_components": {"a": 1e308}}, {"query_scores": [-1e308]}]
+)
+def test_a_row_with_a_reward_that_no_sum_can_hold_is_damaged(changed: dict[str, Any]) -> None:
+    assert row_error([to_row(ROLLOUT)]) == ""
+    row = to_row(replace(ROLLOUT, outcome=replace(ROLLOUT.outcome, **changed)))
+    assert "1e+308: it must be " in row_error([row])
 
 
 def test_a_row_that_somebody_else_wrote_has_a_task_and_no_half_of_a_credit() -> None:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters.agents.failures import agent_failure
+from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, PrivateTasks, Task
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import shorten_repr
 from groundwire.tools.infrastructure import infrastructure_errors
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.types import AgentStep
@@ -111,9 +113,14 @@ class RolloutAgent:
 
     async def _within_limit(self, work: Coroutine[Any, Any, T], endpoint: adapters.Endpoint) -> T:
         """The result of ``work``, in which the agent runs. Its :class:`adapters.BackendError` says who caused it."""
-        running = asyncio.ensure_future(work)
+        running: asyncio.Future[T] = asyncio.ensure_future(work)
+        waited: set[asyncio.Future[Any]] = {running}
+        if (emissions := current_emissions()) is not None:
+            waited.add(asyncio.wrap_future(emissions.failure))
         try:
-            await asyncio.wait({running}, timeout=self.timeout_s)
+            await asyncio.wait(waited, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if emissions is not None and emissions.failure.done():
+                raise emissions.failure.result()
             if running.done():
                 return running.result()
             raise await _attribute_time_limit(self.timeout_s, endpoint)
@@ -162,7 +169,7 @@ class RolloutAgent:
         try:
             return _read_reward(value)
         except rewards.RewardError as error:
-            message = f"the agent's rollout returned {value!r:.200}: it returns its reward as a number"
+            message = f"the agent's rollout returned {shorten_repr(value)}: it returns its reward as a number"
             raise rewards.RewardError(message) from error
 
     async def _query_scores(self, rollout: Rollout, steps: Sequence[AgentStep], *, answered: bool) -> list[float]:
