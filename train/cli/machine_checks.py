@@ -22,16 +22,16 @@ from groundwire.train.job.trainer import default_trainer, trainer_of
 from groundwire.train.verl.hydra_config import INSTALL
 from groundwire.train.verl.launch import peft_problem
 
+_VERL = {
+    "verl": "0.9.1",
+    "ray": "2.60.0",
+    "TransferQueue": "0.1.11",
+    "tensordict": "0.10.0",
+    "transformers": "5.10.4",
+}
 VERSION_SETS = {
-    "verl": {
-        "torch": "2.11.0",
-        "vllm": "0.24.0",
-        "verl": "0.9.1",
-        "ray": "2.60.0",
-        "TransferQueue": "0.1.11",
-        "tensordict": "0.10.0",
-        "transformers": "5.10.4",
-    },
+    "verl": {"torch": "2.11.0", "vllm": "0.24.0", **_VERL},
+    "verl-newest": {"torch": "2.13.0", "vllm": "0.31.0", **_VERL},
     "laptop": {
         "torch": "2.13.0",
         "transformers": "5.23.0",
@@ -41,8 +41,8 @@ VERSION_SETS = {
         "openai-agents": "0.20.0",
     },
 }
-"""Sets of versions that were tested together: ``verl`` on Python 3.12, CUDA 13 and an H200 (docs/verl.md has their
-installation), ``laptop`` is that of requirements/train.txt."""
+"""Sets of versions that were tested together: ``verl`` and ``verl-newest``, the extras of these names, on Python 3.12,
+CUDA 13 and a GPU (docs/verl.md has their installation), ``laptop`` is that of requirements/train.txt."""
 
 _AGENTLIGHTNING = "0.3.0"
 _OTEL_LIMIT = (1, 45)
@@ -106,13 +106,15 @@ def _differs(name: str, known: str) -> bool:
 
 def check_trainer(wanted: bool) -> Iterator[Check]:
     """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
-    missing = [package for package in VERSION_SETS["verl"] if installed_version(package) is None]
+    sets = [VERSION_SETS["verl"], VERSION_SETS["verl-newest"]]
+    known = min(sets, key=lambda versions: sum(_differs(*version) for version in versions.items()))
+    missing = [package for package in known if installed_version(package) is None]
     cuda, devices = cuda_devices()
     if "verl" in missing and not wanted:
         yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
         return
     bad = "failure" if wanted else "warning"
-    for package, good in VERSION_SETS["verl"].items():
+    for package, good in known.items():
         if package not in missing:
             text = f"{package} {installed_version(package)} (known good: {good})"
             yield Check.that(not _differs(package, good), text, INSTALL)

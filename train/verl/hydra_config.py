@@ -45,6 +45,8 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
+_EXTENSION = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+_LORA_WORKERS = "groundwire.train.verl.lora_workers.LoraWorkers"
 _ROUTER = "actor_rollout_ref.rollout.router_config_path"
 _ROUTER_FILE = Path(__file__).parent / "shared_prefixes" / "router.yaml"
 _SAMPLER_WORKERS = "trainer.v1.sampler.sampler_kwargs.workers"
@@ -135,6 +137,7 @@ def flat_config(
         "trainer.n_gpus_per_node": n_gpus,
         **_from_settings(config, run_dir),
         **({} if model is None else {SHARED["model"]: model}),
+        **({_EXTENSION: _LORA_WORKERS} if config.lora_rank else {}),
         # Rollouts of an earlier policy: truncated importance sampling (Yao et al. 2025) corrects for it.
         **({} if mode == "sync" else {"algorithm.rollout_correction.rollout_is": "token"}),
         # Only verl's own router knows full_determinism.

@@ -1,7 +1,8 @@
-"""What is replaced in verl 0.9.1 and in Ray, where they have no setting for it, and why: :data:`PATCHES` is all of it.
+"""What is replaced in verl 0.9.1, Ray and vLLM, where they have no setting for it, and why.
 
-:func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list has
-a digest of each function's source, so :func:`changed_functions` says which of them another version has changed. The
+:data:`PATCHES` is all of it. Both sets of versions (docs/verl.md) have verl 0.9.1 and Ray 2.60; one has vLLM 0.24, the
+other 0.31. :func:`patch` replaces for good, :func:`patched` for a time; both refuse what is not in the list. The list
+has a digest of each function's source, so :func:`changed_functions` says which of them another version has changed. The
 methods that our subclasses of verl's classes override are in :data:`EXTENDED`.
 """
 
@@ -23,10 +24,10 @@ from groundwire.train.verl.shared_prefixes.balance import divide_rows
 
 
 class Patch(NamedTuple):
-    """A function or class of verl or Ray that is replaced."""
+    """A function or class of verl, Ray or vLLM that is replaced."""
 
     module: str
-    """In which the name is looked up, as verl or Ray does it."""
+    """In which the name is looked up, as the library does it."""
     digest: str
     """Of the source; "" if only its existence matters."""
     source: str = ""
@@ -72,6 +73,9 @@ PATCHES: Mapping[str, Patch] = {
     # The first job of each Ray has number 1, and verl names the socket for the weights in /tmp after it
     # (verl/workers/rollout/vllm_rollout/vllm_rollout.py): two runs on one host would wait for each other.
     "state.next_job_id": Patch("ray._private.state", "9b7e6485a183"),
+    # -- In vLLM's workers, in runs with LoRA (lora_workers):
+    # verl reads adapters with this method, which vLLM 0.24 does not need and vLLM 0.31 has under another name.
+    "utils.WeightsMapper.get_unstacked_mapper": Patch("vllm.model_executor.models.utils", ""),
 }
 """What is replaced, and before each entry why."""
 EXTENDED: Mapping[str, str] = {
@@ -94,7 +98,7 @@ def patch(name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
     """Replace ``name``, one of :data:`PATCHES`, by what ``wrap`` makes of it. The result puts it back."""
     classes, _, attribute = name.partition(".")[2].rpartition(".")
     owner = pkgutil.resolve_name(f"{PATCHES[name].module}:{classes}")
-    original = getattr(owner, attribute)
+    original = getattr(owner, attribute, None)  # another vLLM may not have it
     setattr(owner, attribute, wrap(original))
     return lambda: setattr(owner, attribute, original)
 
@@ -136,6 +140,17 @@ def source_digest(source: str) -> str:
     first = min(line.lineno for line in [node, *node.decorator_list])
     lines = text.splitlines()[first - 1 : node.end_lineno]
     return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()[:12]
+
+
+# -- What vLLM's workers do.
+
+
+def patch_vllm() -> None:
+    """vLLM in this process reads verl's LoRA adapters from now on."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    if renames := getattr(WeightsMapper, "get_rename_mapper", None):
+        patch("utils.WeightsMapper.get_unstacked_mapper", lambda _: renames)
 
 
 # -- What verl's trainer does in its own process. ``verls`` is the function of verl's that is replaced.

@@ -18,7 +18,15 @@ from transformers import GPT2Config
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.cli.machine_checks import VERSION_SETS, Check, check_gpus, check_imports, check_python
+from groundwire.train.cli import machine_checks
+from groundwire.train.cli.machine_checks import (
+    VERSION_SETS,
+    Check,
+    check_gpus,
+    check_imports,
+    check_python,
+    check_trainer,
+)
 from groundwire.train.doctor import app, examine
 
 if sys.version_info >= (3, 11):
@@ -235,6 +243,37 @@ def test_the_packages_of_verl_are_imported_in_processes_of_their_own(
     assert found["import vllm fails: ImportError: libcudart.so.13: cannot open shared object file"] == "failure"
     assert found["import flash_attn fails: the process ended with -6"] == "failure"
     assert found["import omegaconf"] == "ok"
+
+
+def test_the_versions_for_gpus_are_those_of_the_extras_and_of_the_page() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    for name in ("verl", "verl-newest"):
+        requirements = [*extras[name], *extras["verl-base"]]
+        required = dict(text.split("==") for text in requirements if "==" in text)
+        assert {"vllm", "torch", "verl"} <= required.keys()
+        assert required.items() <= VERSION_SETS[name].items()
+        [row] = [line for line in page.splitlines() if f"vllm {required['vllm']}" in line]
+        assert all(f"{package} {version}" in row for package, version in VERSION_SETS[name].items())
+
+
+@pytest.mark.parametrize(
+    ("installed", "differences"),
+    [
+        (VERSION_SETS["verl"], []),
+        (VERSION_SETS["verl-newest"] | {"torch": "2.13.0+cu130"}, []),
+        (VERSION_SETS["verl-newest"] | {"vllm": "0.29.0"}, ["vllm 0.29.0 (known good: 0.31.0)"]),
+        (VERSION_SETS["verl"] | {"ray": "2.61.0"}, ["ray 2.61.0 (known good: 2.60.0)"]),
+    ],
+)
+def test_an_installation_for_gpus_is_compared_with_the_nearest_set(
+    installed: dict[str, str], differences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "installed_version", installed.get)
+    monkeypatch.setattr(machine_checks, "check_imports", lambda level: iter(()))
+    compared = [line for line in check_trainer(True) if "known good" in line.text]
+    assert len(compared) == len(installed)
+    assert [line.text for line in compared if line.level != "ok"] == differences
 
 
 def test_the_versions_of_a_laptop_are_those_of_the_lock_file() -> None:

@@ -364,6 +364,8 @@ def test_a_grammar_is_valid_lark_whatever_the_names_and_schemas_contain():
     for tool_format in ("hermes", "llama3_json"):
         lark = to_lark(calls_and_json(True, [tool], tool_format=tool_format))
         assert LLMatcher.validate_grammar_with_warnings(lark) == (False, [])
+        # vLLM tries xgrammar first, which reads JSON schemas in Lark but not this line, and then llguidance.
+        assert lark.startswith("%llguidance ")
 
 
 # Fields that are not applied

@@ -1,8 +1,9 @@
-"""What is replaced in verl and Ray is in one list, and is what verl 0.9.1 has."""
+"""What is replaced in verl, Ray and vLLM is in one list, and is what verl 0.9.1 has."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import pytest
 from programs import ROOT
 
 from groundwire.train.verl import patches
-from groundwire.train.verl.patches import EXTENDED, PATCHES, Patch, changed_functions, patched, source_digest, source_of
+from groundwire.train.verl.patches import (
+    EXTENDED,
+    PATCHES,
+    Patch,
+    changed_functions,
+    patched,
+    source_digest,
+    source_of,
+)
 
 SOURCE = """
 def other():
@@ -73,6 +82,26 @@ def test_a_function_is_replaced_inside_of_the_block_alone_and_only_if_it_is_in_t
     with pytest.raises(KeyError, match="other"), patched("trainer.other", lambda _: None):
         pass
     del sys.modules["a_library.trainer"], sys.modules["a_library"]
+
+
+@pytest.mark.parametrize("methods", [(), ("get_unstacked_mapper",), ("get_rename_mapper",)])
+def test_verl_finds_the_names_of_adapters_in_each_vllm(methods: tuple[str, ...], tmp_path: Path) -> None:
+    """0.24 has no method for it and needs none, 0.25 has verl's, and 0.31 another."""
+    folder = tmp_path / "vllm" / "model_executor" / "models"
+    folder.mkdir(parents=True)
+    body = "".join(f"    def {name}(self): return {name!r}\n" for name in methods)
+    (folder / "utils.py").write_text(f"class WeightsMapper:\n    pass\n{body}")
+    program = "\n".join(
+        [
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+            "from groundwire.train.verl.patches import patch_vllm",
+            "from vllm.model_executor.models.utils import WeightsMapper",
+            "patch_vllm()",
+            "print(getattr(WeightsMapper(), 'get_unstacked_mapper', tuple)())",
+        ]
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert shown.stdout.strip() == (methods[0] if methods else "()")
 
 
 def test_the_list_has_what_is_replaced_and_nothing_else() -> None:

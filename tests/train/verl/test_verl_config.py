@@ -62,6 +62,20 @@ def test_classes_that_verl_imports_by_name_exist() -> None:
     assert {"SyncSampler", "AsyncSampler"} <= {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
+def test_vllms_workers_are_extended_for_adapters_alone() -> None:
+    key = "engine_kwargs.vllm.worker_extension_cls"
+    chosen = flat_config(_resolve("lora"))
+    module, _, name = chosen[f"+actor_rollout_ref.rollout.{key}"].rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())  # importing it needs verl and vLLM
+    assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert not [name for name in flat_config(_resolve("lora", lora_rank=0)) if key in name]
+    own = f"+actor_rollout_ref.rollout.{key}"
+    assert flat_config(_resolve("lora", f"{own}=a.B"))[own] == "a.B"
+
+
 @needs_verl
 @pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_a_preset_composes_against_verls_own_files(preset: str) -> None:

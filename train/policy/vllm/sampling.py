@@ -26,7 +26,9 @@ def vllm_parameters(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
 
 
 def structured_outputs(lark: str) -> Any:
-    """vLLM's constraint. Its choice of a library falls on llguidance, which alone has JSON schemas in Lark."""
+    """vLLM's constraint. Its choice of a library falls on llguidance: the first line of ``lark`` is for that alone, and
+    another would allow other JSON than the masks in training.
+    """
     from vllm.sampling_params import StructuredOutputsParams
 
     return StructuredOutputsParams(grammar=lark)
