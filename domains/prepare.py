@@ -15,6 +15,7 @@ import typer
 from groundwire.domains._registry import get
 from groundwire.domains.text_to_sql.prepared_folder import summary
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version
 
 app = typer.Typer(add_completion=False)
@@ -35,7 +36,7 @@ def main(
             cause = os.strerror(error.errno) if error.errno else str(error)
             file = error.filename2 or error.filename or out  # filename2: the target of a copy
             raise CommandError(f"preparing {out} failed: {cause} ({file}); it is unchanged.") from error
-    typer.echo(summary(report, out))
+    say(summary(report, out))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ from typing import Any, NoReturn
 
 from groundwire.tools.interrupts import INTERRUPTED, allow_interrupts
 from groundwire.tools.machine import shortage, too_small
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import format_unhandled_messages, mask_secrets, say, say_traceback
 
 _MODULES = {
     "agentlightning": "agentlightning",
@@ -148,6 +148,8 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imp
     )
     if handles:
         signal.signal(signal.SIGTERM, _interrupt)
+    format_unhandled_messages()
+    sys.excepthook = say_traceback
     try:
         with named_layer():
             yield
@@ -157,14 +159,14 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imp
     except UserError as caught:
         error = caught
     except KeyboardInterrupt as caught:  # is no error
-        print(mask_secrets(str(caught) or "stopped"), file=sys.stderr)
+        say(str(caught) or "stopped", err=True)
         exit_now(INTERRUPTED)
     except Exception as caught:
         if debug or not (reason := machine_error(caught)):
             raise
         error = CommandError(reason, 1)
     if not error.is_said:
-        print(mask_secrets(f"error: {error}"), file=sys.stderr)
+        say(f"error: {error}", err=True)
     code = error.exit_code if exit_code is None else exit_code
     if error.exits_at_once:
         exit_now(code)

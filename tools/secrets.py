@@ -1,4 +1,5 @@
-"""Makes text fit to leave a process in error messages, log lines, spans and files: no secrets, and valid Unicode.
+"""Makes text fit to leave a process in error messages, log lines, spans and files: no secrets, and valid Unicode. On a
+terminal it has, besides, no character that steers it.
 
 A provider may repeat the key that it refuses, and an error may quote a URL with a password. Known secrets are the
 values of environment variables with names like ``OPENAI_API_KEY``, and those that :func:`register_secret` was given. A
@@ -7,13 +8,16 @@ part of a secret is not recognised, so text must be masked before it is cut.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from groundwire.tools.text import valid_text, valid_texts
+from groundwire.tools.text import valid_text, valid_texts, visible
 
 _NAMES = ("API_KEY", "ACCESS_KEY", "SECRET_KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
 MIN_LENGTH = 6
@@ -33,6 +37,41 @@ def register_secret(value: str | None) -> None:
 def mask_secrets(text: str) -> str:
     """``text`` as valid Unicode, with ``$NAME`` or ``***`` for each known secret, and URLs without password."""
     return secret_masker()(text)
+
+
+def terminal_text(text: str, *, one_line: bool = False) -> str:
+    """``text`` as a terminal may show it, whoever wrote it: without secrets, and with no character that steers it."""
+    return visible(mask_secrets(text), one_line=one_line)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line: what our commands write to standard output and error goes through here, or
+    :func:`groundwire.tools.terminal.show_line`.
+    """
+    print(terminal_text(text), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+class SafeFormatter(logging.Formatter):
+    """Log lines as :func:`say` prints them."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One message is one line, whatever an id in it contains; only tracebacks have several."""
+        return terminal_text(super().formatMessage(record), one_line=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the traceback that belongs to it."""
+        return terminal_text(super().format(record))
+
+
+def format_unhandled_messages() -> None:
+    """Format messages for which nobody has set up logging: Python prints them to standard error."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(SafeFormatter())
+
+
+def say_traceback(*error: Any) -> None:
+    """For ``sys.excepthook``."""
+    say("".join(traceback.format_exception(*error)).rstrip(), err=True)
 
 
 def secret_masker() -> Callable[[str], str]:

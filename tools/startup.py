@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 import groundwire
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_bytes
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import SafeFormatter, format_unhandled_messages, say, say_traceback
 from groundwire.tools.text import first_of
 
 PACKAGE = Path(groundwire.__file__).parent
@@ -54,9 +53,9 @@ def activated(python: str) -> dict[str, str]:
 
 def setup_logging(debug: bool = False) -> None:
     """Show errors and our own warnings, without secrets; ``debug`` shows everything, also what libraries say."""
-    sys.excepthook = lambda *error: sys.stderr.write(mask_secrets("".join(traceback.format_exception(*error))))
+    sys.excepthook = say_traceback
     handler = logging.StreamHandler()
-    handler.setFormatter(_MaskingFormatter(logging.BASIC_FORMAT if debug else "%(message)s"))
+    handler.setFormatter(SafeFormatter(logging.BASIC_FORMAT if debug else "%(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, handlers=[handler], force=True)
     if debug:
         return
@@ -66,18 +65,12 @@ def setup_logging(debug: bool = False) -> None:
     silence_libraries()
 
 
-class _MaskingFormatter(logging.Formatter):
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """One message is one line, whatever an id in it contains; only tracebacks have several."""
-        line = super().formatMessage(record)
-        return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return mask_secrets(super().format(record))
-
-
 def silence_libraries(names: Sequence[str] = ("agentlightning", "agentops", "LiteLLM", "httpx", "openai")) -> None:
-    """Show only critical messages of the libraries that log non-errors as errors."""
+    """Show only critical messages of the libraries that log non-errors as errors.
+
+    Where nobody has set up logging, other messages get no character that steers a terminal.
+    """
+    format_unhandled_messages()
     for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -122,10 +115,10 @@ def read_env_file(file: Path = Path(".env"), *, names: Collection[str] = ()) -> 
         else:
             os.environ[name] = value
     if lacking:
-        print(
+        say(
             f"note: {file} sets keys and a few other variables for groundwire and rewards, not {first_of(lacking)} "
             "(docs/security.md); export what they need",
-            file=sys.stderr,
+            err=True,
         )
 
 

@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from groundwire.tools.secrets import say, terminal_text
+from groundwire.tools.text import visible
+
 if os.environ.get("NO_COLOR"):
     # rich leaves out colours by itself, but not bold and dim, with which typer prints --help.
     os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 def installed_version(package: str) -> str | None:
@@ -57,7 +61,7 @@ def version() -> str:
 
 def _show(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"groundwire {version()}")
+        say(f"groundwire {version()}")
         raise typer.Exit
 
 
@@ -77,13 +81,32 @@ TokenFile = Annotated[
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A rich console; a ``quiet`` one prints nothing. A notebook is no terminal, and with ``NO_COLOR`` nothing is."""
+    """A rich console; a ``quiet`` one prints nothing. A notebook is no terminal, and with ``NO_COLOR`` nothing is.
+
+    What is printed goes through :func:`show_line`.
+    """
     from rich.console import Console
 
     force = False if os.environ.get("NO_COLOR") or in_notebook() else None
     return Console(
         stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force, force_jupyter=False
     )
+
+
+def as_text(text: str, style: str = "", *, markup: bool = False, one_line: bool = False) -> Text:
+    """``text`` for a rich console as it is, without secrets and what steers a terminal.
+
+    With ``markup`` that of rich is read: values in such a text need ``rich.markup.escape``.
+    """
+    from rich.text import Text
+
+    shown = terminal_text(text, one_line=one_line)
+    return Text.from_markup(shown, style=style, emoji=False) if markup else Text(shown, style)
+
+
+def show_line(output: Console, text: str, style: str = "", *, markup: bool = False, end: str = "\n") -> None:
+    """Print ``text`` on a rich console; see :func:`as_text`."""
+    output.print(as_text(text, style, markup=markup), end=end, soft_wrap=True)
 
 
 @contextmanager
@@ -93,23 +116,27 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
     if not output.is_terminal:  # a disabled bar still prints an empty line
         yield lambda *_: None
         return
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=output, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda text=None, by=1: bar.update(task, advance=by, description=text)
+        task = bar.add_task(escape(terminal_text(description, one_line=True)), total=total)
+        yield lambda text=None, by=1: bar.update(
+            task, advance=by, description=text and escape(terminal_text(text, one_line=True))
+        )
 
 
 @contextmanager
 def spinner(description: str) -> Iterator[None]:
     """Show a spinner on a terminal, for work whose length is unknown."""
     output = console(stderr=True)
-    with output.status(description) if output.is_terminal else nullcontext():
+    with output.status(as_text(description)) if output.is_terminal else nullcontext():
         yield
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
-    """A table as ``markdown`` or as ``text`` in columns."""
+    """A table as ``markdown`` or as ``text`` in columns; each cell is one line."""
+    rows = [[visible(cell, one_line=True) for cell in row] for row in rows]
     if form == "markdown":
         escaped = ([cell.replace("|", "\\|") for cell in row] for row in [columns, ["---"] * len(columns), *rows])
         return "\n".join(f"| {' | '.join(row)} |" for row in escaped)

@@ -19,6 +19,21 @@ _first: list[str] = []
 """The first text of this process that was not valid."""
 
 
+_STEERING = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Characters that move the cursor, clear the screen, name the window, or change the order of what is read."""
+
+
+def visible(text: str, *, one_line: bool = False) -> str:
+    """``text`` with an escape such as ``\\x1b`` for each character that would steer a terminal; with ``one_line`` also
+    for the ends of lines.
+    """
+    if one_line:
+        text = text.replace("\n", r"\n")
+    return _STEERING.sub(lambda match: repr(match[0])[1:-1], text) if not text.isprintable() else text
+
+
 def valid_text(text: str) -> str:
     """``text`` with U+FFFD in place of each half of a surrogate pair. Says so once in a process."""
     try:

@@ -15,6 +15,7 @@ from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.rewards import has_variants, in_training, without_variants
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
@@ -102,7 +103,7 @@ def main(
         lines += [f"    {task}: {problem}" for task, problem in list(alone.items())[:_EXAMPLES]]
     answers = sum(probe.judged + probe.failed for probe in result.probes)
     lines += [f"{answers:,} answers in {time.monotonic() - started:.1f} s", *listed]
-    typer.echo("\n".join([*lines, f"not fit to train on: {unfit}" if unfit else "fit to train on"]))
+    say("\n".join([*lines, f"not fit to train on: {unfit}" if unfit else "fit to train on"]))
     raise typer.Exit(1 if unfit else 0)
 
 
@@ -112,7 +113,7 @@ def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
 
     answers, unreadable = read_answers(RunDir.open(rollouts)) if rollouts is not None else ({}, [])
     for message in unreadable:
-        typer.echo(f"warning: {message}", err=True)
+        say(f"warning: {message}", err=True)
     if rollouts is not None and not any(str(task["id"]) in answers for task in tasks):
         raise CommandError(f"--rollouts {rollouts} has no answer to these tasks: name a run on this data")
     if not all(task.get("query") and task.get("db_path") for task in tasks):

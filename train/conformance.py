@@ -20,6 +20,7 @@ from groundwire.adapters.gateways.sdks import APIS
 from groundwire.adapters.gateways.tokens import ExportedRow, read_row
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, counted, format_table, installed_version
 
@@ -76,16 +77,16 @@ def main(
             if installed_version(package := APIS[name].package):
                 apis.append(name)
             else:
-                typer.echo(f"{name} is not played: {package} is not installed (pip install {package})", err=True)
+                say(f"{name} is not played: {package} is not installed (pip install {package})", err=True)
         if not apis:
             raise CommandError("no SDK is installed: pip install openai anthropic google-genai")
         results = asyncio.run(
             _run(url, os.environ.get(api_key_env) or "none", model, upstream_port, export_command, apis)
         )
-        typer.echo(format_table(_COLUMNS, [_row(played) for played in results], "text"))
+        say(format_table(_COLUMNS, [_row(played) for played in results], "text"))
         wrong = sum(played.wrong for played in results)
         compared = [played for played in results if played.tokens is not None]
-        typer.echo(f"{counted(len(results), 'conversation')}, {len(compared)} compared, {wrong} with something wrong")
+        say(f"{counted(len(results), 'conversation')}, {len(compared)} compared, {wrong} with something wrong")
         if not compared:
             raise CommandError(
                 "the gateway returned no token ids: it must pass return_token_ids on to its server, or give them by "

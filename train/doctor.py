@@ -17,9 +17,8 @@ import typer
 
 from groundwire.tools.errors import UserError, exit_on_user_error, missing_layer
 from groundwire.tools.http.access_token import token_for
-from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import read_env_file
-from groundwire.tools.terminal import TokenFile, Version, console, installed_version
+from groundwire.tools.terminal import TokenFile, Version, console, installed_version, show_line
 from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.cli.machine_checks import (
     Check,
@@ -104,10 +103,10 @@ def main(
         planned=planned,
         gpu_memory=gpu_memory,
     ):
-        output.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
-        output.print(mask_secrets(finding.text), markup=False)
+        show_line(output, f"{finding.level:8}", _COLOURS[finding.level], end=" ")
+        show_line(output, finding.text)
         if finding.remedy:
-            output.print(f"         → {finding.remedy}", markup=False)
+            show_line(output, f"         → {finding.remedy}")
         failed |= finding.level == "failure"
     raise typer.Exit(failed)
 

@@ -17,6 +17,7 @@ import typer
 
 from groundwire.domains import Breakdowns
 from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console, format_table, spinner
 from groundwire.train.api.evaluation import DEFAULTS, make_evaluation_job, run_evaluation
@@ -110,7 +111,7 @@ def main(
                 texts[name] = f"{table([entry], name)}\n\n{details(entry['after'], name, job.domain.breakdowns)}"
                 (run.path / file).write_text(f"{texts[name]}\n", encoding="utf-8")
             text = texts[form]
-        typer.echo(text)
+        say(text)
 
 
 def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:

@@ -22,7 +22,7 @@ import typer
 from groundwire.adapters.agents.project import agents_of
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.startup import PACKAGE
-from groundwire.tools.terminal import Version, console
+from groundwire.tools.terminal import Version, console, show_line, spinner
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import SETTINGS_FILE
 from groundwire.train.rollouts.agent_python import find_agent_python
@@ -103,19 +103,19 @@ def main(
         for name, text in texts.items():
             file = folder / name
             if file.exists():
-                output.print(f"kept    {name}, which is here already", markup=False)
+                show_line(output, f"kept    {name}, which is here already")
                 continue
             try:
                 file.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise CommandError(f"{file} cannot be written: {error.strerror}") from error
-            output.print(f"wrote   {name}", markup=False)
+            show_line(output, f"wrote   {name}")
     there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    output.print(
+    show_line(
+        output,
         "\nReplace the lines of tasks.jsonl with 20 or more tasks of your own, and the function in reward.py.\n"
         f"Then: {there}groundwire look      runs ten tasks, and says whether training can work\n"
         f"      {there}groundwire train     trains the model",
-        markup=False,
     )
 
 
@@ -131,10 +131,10 @@ def _choose_agent(folder: Path, output: Any) -> str:
             "agent of a framework, a function of the task, or a function that makes the agent)"
         )
     if len(found) == 1:
-        output.print(f"agent   {found[0].name}, {found[0].what} (another one: --agent)", markup=False)
+        show_line(output, f"agent   {found[0].name}, {found[0].what} (another one: --agent)")
         return found[0].name
     for number, agent in enumerate(found, 1):
-        output.print(f"  {number}  {agent.name}, {agent.what} ({agent.place})", markup=False)
+        show_line(output, f"  {number}  {agent.name}, {agent.what} ({agent.place})")
     if not sys.stdin.isatty():
         raise CommandError(f"{len(found)} agents were found: name one with --agent, e.g. --agent {found[0].name}")
     choice = typer.prompt("Which agent is to be trained? Its number", type=int, default=1)
@@ -171,16 +171,14 @@ def _ensure_base(folder: Path, python: str, install: bool | None, output: Any) -
             install = typer.confirm(question, default=True)
         if not install:
             raise CommandError(f"{error}. Or let this command do it: --install") from error
-        with output.status(f"installing groundwire's base for {python}"):
+        with spinner(f"installing groundwire's base for {python}"):
             done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
         if done.returncode:
             raise CommandError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}") from error
         find_agent_python(interpreter)
-        output.print(
-            f"python  {python}: groundwire's base was installed, and no package of yours changed", markup=False
-        )
+        show_line(output, f"python  {python}: groundwire's base was installed, and no package of yours changed")
     else:
-        output.print(f"python  {python}, your app's environment, with groundwire's base", markup=False)
+        show_line(output, f"python  {python}, your app's environment, with groundwire's base")
 
 
 def _install_command(interpreter: str) -> Sequence[str]:

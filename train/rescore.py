@@ -20,6 +20,7 @@ import typer
 from groundwire.rewards import Reward, declared_range, in_training
 from groundwire.rewards.audit import Score, map_concurrently, score
 from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
@@ -160,11 +161,11 @@ def main(
             lists = asdict(result)
             write_json(json_file, {**figures, "failed_then": lists.pop("failed"), **lists})
     for message in damaged:
-        typer.echo(f"left out: {message}", err=True)
+        say(f"left out: {message}", err=True)
     for note in notes:
-        typer.echo(f"note: {note}")
-    typer.echo("\n".join(_table(result, changes, old, new, reward)))
-    typer.echo(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
+        say(f"note: {note}")
+    say("\n".join(_table(result, changes, old, new, reward)))
+    say(f"{len(rollouts):,} rollouts in {time.monotonic() - started:.1f} s")
 
 
 def _changes(result: RescoredRun) -> dict[str, list[Any]]:

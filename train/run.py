@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
-from groundwire.tools.terminal import Version, console
+from groundwire.tools.terminal import Version, console, show_line
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, train
 from groundwire.train.artifacts.run_dir import RunDir, run_dirs
@@ -140,7 +141,7 @@ def _fine_tuned(given: dict[str, Any], source: str) -> str:
     names = SFTSettings.model_fields.keys() & {"model", "device", "seed", "max_model_len"}
     own = {kind: source, "output_dir": f"{given.get('output_dir', 'runs')}/warm-start"}
     settings = {name: given[name] for name in names if name in given} | own
-    print(f"warm start: fine-tunes {settings.get('model', 'smollm2')} on the {kind} of {source}", flush=True)
+    say(f"warm start: fine-tunes {settings.get('model', 'smollm2')} on the {kind} of {source}")
     return str(train_and_print(SFTSettings(**settings), given=settings))
 
 
@@ -150,7 +151,7 @@ def _of_this_folder(given: dict[str, Any]) -> dict[str, Any]:
     if not file.is_file() or Path(config or "").suffix in SUFFIXES:
         if not given.keys() & {"agent", "backend", "domain", "config"}:
             note = f"note: this folder has no {SETTINGS_FILE}, so the bundled text-to-SQL agent and its tasks are taken"
-            console(stderr=True).print(f"{note}; for your own agent: groundwire init", markup=False)
+            say(f"{note}; for your own agent: groundwire init", err=True)
         return given
     with_own = with_file({**given, "config": str(file)})
     return with_own if config is None else {**with_own, "config": config}
@@ -177,9 +178,9 @@ def _run(
         check_endpoint(job, dev=dev)
     output = console()
     for note in job.notes:
-        console(stderr=show_config).print(note, markup=False)
+        say(note, err=show_config)
     if show_config:
-        output.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
+        show_line(output, format_config(job, str(run.path) if run else "RUN_DIR", diff=diff))
         return
     setup_logging(debug)
     worked = (

@@ -29,7 +29,7 @@ from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error
 from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.machine import rollouts_at_once
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import mask_secrets, say
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
@@ -91,12 +91,12 @@ def main(
         domain = domains.get(own.domain)
         own = own.model_copy(update={"reward": own.reward or domain.default_reward})
         for note in rewards.notes(own.reward, judge=judge) if own.reward else ():  # a LitAgent returns its own
-            typer.echo(f"reward: {note}")
+            say(f"reward: {note}")
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
         address = external_store_address
         began = time.monotonic()
-        check_store(address, token=token, timeout_s=store_wait_s, on_wait=partial(typer.echo, err=True))
+        check_store(address, token=token, timeout_s=store_wait_s, on_wait=partial(say, err=True))
         left_s = max(0.0, began + store_wait_s - time.monotonic())
         with suppress(KeyboardInterrupt):  # the usual end
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -112,7 +112,7 @@ def main(
                 runner_agent = RemoteRolloutAgent(check)
             n_runners, fewer = rollouts_at_once(n_runners)
             if fewer:
-                typer.echo(f"runner: {fewer}", err=True)
+                say(f"runner: {fewer}", err=True)
             started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
             _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started, left_s)
     exit_now(0)
@@ -145,7 +145,7 @@ def _run(
     loop.start()
     try:
         loop.call(start())
-        typer.echo(started)
+        say(started)
         notify = partial(events.call_soon_threadsafe, runners.notify)
         loop.wait(in_thread(partial(_read_stdin, notify), name="stdin") if until_eof else Future[None]())
     finally:

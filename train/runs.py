@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version, format_table
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.run_reader import before_after, model_name
@@ -32,7 +33,7 @@ def main(
         if not rows:
             which = f" whose name, agent or model contains {name!r}" if name else ""
             raise RunDirError(f"{folder} has no run{which}: groundwire train writes one into runs/")
-        typer.echo(format_table(_COLUMNS, rows, form))
+        say(format_table(_COLUMNS, rows, form))
 
 
 def _row(path: Path) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.http.access_token import token_place
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.api.serving import serve
@@ -59,9 +60,9 @@ def main(
             tool_format=tool_format,
             token_file=token_file,
         ) as server:
-            typer.echo(f"model: {server.folder}")
-            typer.echo(f"serve: {server.base_url}")
-            typer.echo(f"key:   in {token_place(token_file)}")
+            say(f"model: {server.folder}")
+            say(f"serve: {server.base_url}")
+            say(f"key:   in {token_place(token_file)}")
             with suppress(KeyboardInterrupt):  # the usual end
                 threading.Event().wait()
 

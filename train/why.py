@@ -19,6 +19,7 @@ import typer
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import LAST_RUN, RunDamagedError, RunDir
@@ -70,9 +71,9 @@ def main(
     """
     with exit_on_user_error(), spinner("reading the run"):
         lines, damaged = explain(RunDir.open(run_dir), rollout_id)
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
     for message in damaged:
-        typer.echo(f"warning: {message}", err=True)
+        say(f"warning: {message}", err=True)
 
 
 def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list[str]]:

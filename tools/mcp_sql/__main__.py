@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import socket
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
 from groundwire.tools.machine import AcceptFilter
 from groundwire.tools.mcp_sql.databases import Databases
-from groundwire.tools.secrets import register_secret
+from groundwire.tools.secrets import register_secret, say
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
@@ -71,7 +70,7 @@ def main(
         check_layer("fastmcp")
         if token:
             hint = f"set {_TOKEN} or give --token-file FILE instead"
-            print(f"warning: all users of this machine see --token in its process list; {hint}", file=sys.stderr)
+            say(f"warning: all users of this machine see --token in its process list; {hint}", err=True)
         token = (given_token(token_file) if token_file else token or os.environ.get(_TOKEN)) or None
         register_secret(token)
         if http:
@@ -102,7 +101,7 @@ def main(
             logging.getLogger("asyncio").addFilter(AcceptFilter())
             bound_host, bound_port = listener.getsockname()[:2]
             name = f"[{bound_host}]" if ":" in bound_host else bound_host
-            print(f"serving {database} on http://{name}:{bound_port}/mcp", file=sys.stderr, flush=True)
+            say(f"serving {database} on http://{name}:{bound_port}/mcp", err=True)
             server.run(
                 transport="http",
                 host=host,

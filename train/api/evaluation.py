@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import check_layer
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
-from groundwire.tools.terminal import spinner
+from groundwire.tools.terminal import show_line, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
@@ -87,8 +87,8 @@ def run_evaluation(
     stored = config.to_dict() | {"steps": 0, "evaluation": evaluation}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
-        output.print(note, markup=False)
-    output.print(f"run:  {run.path}", markup=False)
+        show_line(output, note)
+    show_line(output, f"run:  {run.path}")
     with run.lock(), ProgressDisplay(output, 0) as display:
         try:
             evaluator.evaluate(job, run=run, callback=display, samples=samples, upstream=upstream)
@@ -97,7 +97,7 @@ def run_evaluation(
             raise KeyboardInterrupt(f"stopped{kept}") from None
         finally:
             if warning := job.warning():
-                print(f"warning: {warning}", file=sys.stderr)
+                say(f"warning: {warning}", err=True)
     return run, table_entry(run, job.domain)
 
 

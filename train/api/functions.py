@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import named_layer
+from groundwire.tools.terminal import show_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -73,7 +74,7 @@ def fit(
             _check_model(job, given)
         output = console(quiet=quiet)
         for note in job.notes:
-            output.print(note, markup=False)
+            show_line(output, note)
         run = train(job, run, output)
     from groundwire.train.api.results import training_result
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError, check_layer, named_layer
+from groundwire.tools.secrets import say
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine
@@ -103,10 +103,10 @@ def serve(
     check_device(device)
     model, tokenizer = load_policy(folder)
     if not tokenizer.chat_template:
-        print(
+        say(
             f"note: {folder} has no chat template, so only completions of plain prompts work: for chats use an "
             "instruct model, or set its chat_template",
-            file=sys.stderr,
+            err=True,
         )
     length = fitting_length(model, max_model_len or _MAX_MODEL_LEN)
     engine = LocalEngine(model.to(device), tokenizer, max_model_len=length)

@@ -5,7 +5,6 @@ Heavy packages are imported after the settings are checked.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from groundwire import rewards
 from groundwire.domains.text_to_sql.golds import with_gold_trust
 from groundwire.tools.errors import CommandError, check_layer
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
-from groundwire.tools.terminal import spinner
+from groundwire.tools.terminal import show_line, spinner
 from groundwire.train.api.resume import check_continuation, config_for_resume, parts_of, resume_hint, store_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.tracking import logged_in
@@ -101,7 +101,7 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
         if not resumed.has_final_files():  # killed after its last step
             with resumed.lock():
                 _conclude(job, resumed)
-        output.print(message)
+        show_line(output, message)
         return resumed
     check_store_settings(config.external_store_address, config.token_file)
     trainer.check(job)  # before the run directory is made
@@ -114,14 +114,14 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
     with run.lock():
         if resumed is not None:
             store_settings(run, job)
-        output.print(f"run:  {run.path}", markup=False)
+        show_line(output, f"run:  {run.path}")
         with (
             served(run) if watch else nullcontext() as address,
             resume_hint(run, fit=bool(job.objects.names())),
             GracefulShutdown() as shutdown,
         ):
             if address:
-                output.print(f"report: {address}", markup=False)
+                show_line(output, f"report: {address}")
             try:
                 with ProgressDisplay(output, trainer.steps_shown(config)) as display:
                     trainer.train(job, run, display, shutdown)
@@ -129,7 +129,7 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
                 with shutdown.critical_section("writing the summary"):
                     summary = _conclude(job, run)
     if text := trainer.result(run):
-        output.print(text, markup=False)
+        show_line(output, text)
     show_summary(output, summary, relative_path(run.path), job.domain)
     return run
 
@@ -155,7 +155,7 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
 
     job.trainer.collect(run)
     if warning := job.warning():
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", err=True)
     if not (metrics := run.metrics()):
         return {}
     note = _STARTER_NOTES[job.view.answers.name] if job.config.model == "starter" else ""
@@ -171,5 +171,5 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         damaged = run.merge_rollouts()
         draw_curve(metrics, run.path / "curve.png")
     for file in damaged:
-        print(f"warning: {file}, and is left out", file=sys.stderr)
+        say(f"warning: {file}, and is left out", err=True)
     return summary

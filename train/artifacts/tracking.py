@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from groundwire.tools.secrets import has_credentials, mask_secrets, masked_values
+from groundwire.tools.secrets import has_credentials, mask_secrets, masked_values, say
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flat
@@ -136,7 +135,7 @@ def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
     project = os.environ.get("WANDB_PROJECT")
     with _opened("wandb", wandb.init, project, config, run, options) as wandb_run:
         address = wandb_run.url or f"offline; wandb sync {wandb_run.settings.sync_dir} uploads it"
-        print(f"wandb: {address}", file=sys.stderr)
+        say(f"wandb: {address}", err=True)
         yield lambda step, metrics: wandb_run.log(metrics, step=step)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall, calls_of_agents
-from groundwire.tools.terminal import format_duration, in_notebook
+from groundwire.tools.terminal import as_text, format_duration, in_notebook, show_line
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
@@ -89,7 +89,7 @@ class ProgressDisplay(ProgressCallback):
     def tell(self) -> None:
         """Say where the run is: in a notebook with a bar and the curve so far."""
         if self._picture is None:
-            self._console.print(self.where(), markup=False)
+            show_line(self._console, self.where())
             return
         from IPython.display import HTML
 
@@ -114,7 +114,7 @@ class ProgressDisplay(ProgressCallback):
 
     def on_note(self, text: str) -> None:
         """Print the note."""
-        self._console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+        show_line(self._console, f"note: {text}")
 
     def on_step_end(self, metrics: dict[str, Any]) -> None:
         """Print the step's metrics."""
@@ -132,15 +132,16 @@ class ProgressDisplay(ProgressCallback):
             if name in metrics:
                 result = metrics[name]
                 low, high = result["ci95"]
-                metric_name, accuracy = result.get("metric_name", "accuracy"), format_accuracy(result["accuracy"])
+                metric_name = escape(str(result.get("metric_name", "accuracy")))
+                accuracy = format_accuracy(result["accuracy"])
                 text += f"  [green]{label} {metric_name} {accuracy}[/green] \\[{low:.2f}, {high:.2f}] of {result['n']}"
                 text += format_first_query(result.get("first_query_accuracy"))
         if failures := metrics.get("failures"):
-            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items()))
+            counts = escape(", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())))
             text += f"  [red]failed: {counts}[/red]"
         if silent := metrics.get("without_calls"):
             text += f"  [yellow]without an LLM call: {silent}[/yellow]"
-        self._console.print(f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
+        show_line(self._console, f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", markup=True)
 
 
 def show_summary(
@@ -149,7 +150,8 @@ def show_summary(
     """Print a run's ``summary.json``; ``folder`` is the run's. Without ``domain``, it is the one of that name."""
     breakdowns = (domain or domains.get(summary["domain"])).breakdowns
     if "untrained" in summary:
-        console.print(f"[bold]{summary['untrained']}[/bold]; groundwire why {folder} says more")
+        text = f"[bold]{escape(summary['untrained'])}[/bold]; groundwire why {escape(folder)} says more"
+        show_line(console, text, markup=True)
     for name, way in VALIDATIONS.items():
         result = summary[name]
         if "after" not in result or "untrained" in summary:
@@ -157,21 +159,22 @@ def show_summary(
         before, after = result["before"], result["after"]
         gain = "" if None in (before, after) else f" ({_change(result)})"
         text = _before_after(before, after, result.get("before_first_query"), gain)
-        console.print(f"[bold]{way}[/bold]: {text} on {result['n']} validation questions")
+        show_line(console, f"[bold]{way}[/bold]: {text} on {result['n']} validation questions", markup=True)
         for column, labels in breakdowns.items():
             after_by_value = result.get(f"after_by_{column}", {})
             for value, before in result.get(f"before_by_{column}", {}).items():
                 text = f"    {labels.get(value, value)}: {_before_after(before, after_by_value.get(value))}"
-                console.print(text, markup=False)  # the value comes from the data
+                show_line(console, text)  # the value comes from the data
     silent = f" ({summary['without_calls']} without an LLM call)" if summary.get("without_calls") else ""
-    console.print(
+    show_line(
+        console,
         f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts{silent}; "
-        f"everything is in {folder}"
+        f"everything is in {folder}",
     )
     for line in summary.get("resumed", ()):
-        console.print(f"note: {line}", markup=False, soft_wrap=True)
+        show_line(console, f"note: {line}")
     if "note" in summary:
-        console.print(f"[dim]{summary['note']}[/dim]")
+        show_line(console, summary["note"], "dim")
 
 
 def _change(result: Mapping[str, Any]) -> str:
@@ -196,21 +199,21 @@ class RolloutDisplay:
         console, task, outcome = self._console, result.task, result.outcome
 
         def show(label: str, text: object) -> None:
-            console.print(f"{label:<12}{text}", markup=False, highlight=False, soft_wrap=True)
+            show_line(console, f"{label:<12}{text}")
 
-        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
+        console.rule(as_text(f"{task['id']}: {outcome.status}, reward {outcome.reward}", one_line=True))
         show("input", outcome.input or task["question"])
         printed: list[Mapping[str, Any]] = []
         for call in result.calls:
             reason = call.untrainable_reason
             problem = f" ({'' if call.failed else 'not trained: '}{reason})" if call.failed or self._trained else ""
-            console.print(
+            show_line(
+                console,
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
                 f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
                 f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}"
                 f"{problem if reason else ''}",
                 style="bold",
-                markup=False,
             )
             _show_call(show, call, printed)
         for call in calls_of_agents(result.trainable_calls, self._agent_match):
@@ -224,7 +227,7 @@ class RolloutDisplay:
         """Print the figures of all, the notes, and the verdict."""
         self._console.rule()
         for line in verdict_lines(results, verdict):
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            show_line(self._console, line)
 
 
 def verdict_lines(results: Sequence[Rollout], verdict: AgentVerdict) -> list[str]:

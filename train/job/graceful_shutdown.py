@@ -7,13 +7,14 @@ effect at the section's end; a second signal interrupts that, too.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from groundwire.tools.secrets import say
 
 _DUPLICATE_S = 1.0
 """Signals within this time count once: a parent process that also gets the terminal's Ctrl-C may send it again."""
@@ -67,7 +68,7 @@ class GracefulShutdown:
         if previous is None and self._section is not None:
             self._pending = True
             message = f"stopping after {self._section}; once more: at once, at the last checkpoint"
-            print(message, file=sys.stderr, flush=True)
+            say(message, err=True)
             return
         self.immediate = previous is not None
         raise KeyboardInterrupt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.machine import rollouts_at_once
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.types import TEXT
 from groundwire.train.algorithms.model_size import rl_learning_rate
@@ -207,7 +207,7 @@ def check_store_settings(address: str | None, token_file: str | None = None, wai
             f"{name}={value} asks for a store in the trainer: leave out --external-store-address {address}"
         )
     if address is not None:
-        on_wait = partial(print, file=sys.stderr, flush=True)
+        on_wait = partial(say, err=True)
         check_store(address, token=token_for(address, token_file), timeout_s=wait_s, on_wait=on_wait)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.algorithms.model_size import MemoryPlan
@@ -59,7 +59,7 @@ class LocalTraining(Trainer):
 
             note = load_initial_state(config, run).note
         if note:  # the newest checkpoint that can be read is older
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}", err=True)
             return ""
         return message
 

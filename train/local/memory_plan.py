@@ -7,7 +7,6 @@ chunk.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from groundwire.tools.machine import address_space, total_memory
+from groundwire.tools.secrets import say
 from groundwire.train.algorithms.model_size import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -149,7 +149,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
         available=torch.cuda.get_device_properties(config.device).total_memory,
         max_model_len=max_model_len,
     )
-    print(f"memory: predicted {plan}", file=sys.stderr)
+    say(f"memory: predicted {plan}", err=True)
     return replace(settings, tokens_per_forward=plan.tokens)
 
 

@@ -10,7 +10,6 @@ import errno
 import math
 import os
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from groundwire.tools.secrets import say
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
@@ -94,7 +94,7 @@ class LocalTrainer:
         self.timer = StepTimer()
         initial = load_initial_state(config, run, check_state)
         if initial.note:
-            print(f"note: {initial.note}", file=sys.stderr)
+            say(f"note: {initial.note}", err=True)
         self.model, self.tokenizer = initial.model, initial.tokenizer
         if initial.state is not None:
             check_rank(initial.state, config.lora_rank)

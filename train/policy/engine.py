@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from groundwire.tools.secrets import say
 from groundwire.train.policy.batch import Batch, OpenReply
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoder_batch import DecoderBatch
@@ -97,7 +98,7 @@ class LocalEngine:
             self._batch = DecoderBatch(decoder, tokenizer, self._constraints, max_requests=max_batch)
         else:
             without = f"without the cache of earlier prompts that {', '.join(FAMILIES)} have"
-            print(f"model: {type(model).__name__} is sampled by transformers' forward pass, {without}", file=sys.stderr)
+            say(f"model: {type(model).__name__} is sampled by transformers' forward pass, {without}", err=True)
             self._batch = TransformersBatch(model, tokenizer, self._constraints, bf16=bf16)
         self._threads = sampling_threads(model) if threads is None else threads
         self._timer = timer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.machine import address_space
+from groundwire.tools.secrets import say
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -100,7 +100,7 @@ def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
         positions = rope.get("original_max_position_embeddings") or positions
     if positions < max_model_len:
         message = f"model: it has {positions} positions, so max_model_len is {positions}, not {max_model_len}"
-        print(message, file=sys.stderr)
+        say(message, err=True)
     return int(min(positions, max_model_len))
 
 
@@ -125,7 +125,7 @@ def check_device(device: str) -> None:
         message = f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu, cuda, mps or xpu"
         raise ConfigError(message) from error
     if not device.startswith(("cpu", "cuda")):
-        print(f"note: nobody has trained or measured on device {device} yet: compare a step with cpu", file=sys.stderr)
+        say(f"note: nobody has trained or measured on device {device} yet: compare a step with cpu", err=True)
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir, run_dirs
 
@@ -51,9 +52,9 @@ def main(
         page.write_text(report.html, encoding="utf-8")
         with spinner("drawing"):
             pngs = draw_pngs(report.charts, page.with_suffix(""))
-        typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+        say(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
         if pngs:
-            typer.echo(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
+            say(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
 
 
 if __name__ == "__main__":

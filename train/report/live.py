@@ -16,7 +16,7 @@ from aiohttp import web
 
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.server import HttpServer
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import mask_secrets, say
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 from groundwire.train.rollouts.event_loop import EventLoopThread
@@ -89,7 +89,7 @@ async def serve(run: RunDir, *, port: int) -> None:
     except OSError as error:
         raise CommandError(f"{error.strerror or error} (--port {port})", 1) from error
     try:
-        print(f"{report.url}/ (Ctrl-C stops it)", flush=True)
+        say(f"{report.url}/ (Ctrl-C stops it)")
         await asyncio.Event().wait()
     finally:
         await report.stop()

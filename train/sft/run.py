@@ -16,7 +16,8 @@ import torch
 from groundwire.adapters.sql_agents.prompts import extract_sql
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.files import parse_json, read_json
-from groundwire.tools.terminal import console, counted, progress, spinner
+from groundwire.tools.secrets import say
+from groundwire.tools.terminal import console, counted, progress, show_line, spinner
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
@@ -108,7 +109,7 @@ def train_and_print(
     output, lines = console(quiet=quiet), run(settings, resume=resume, given=given)
     while True:
         try:
-            output.print(next(lines), markup=False)
+            show_line(output, next(lines))
         except StopIteration as end:
             return Path(end.value)
 
@@ -146,7 +147,7 @@ def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
             advance(text, metrics["progress"] - done)
             done = metrics["progress"]
             if held_out:
-                print(text, flush=True)
+                say(text)
 
         yield report
 

@@ -16,6 +16,7 @@ import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.http.access_token import access_token, check_listen, given_token
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import TokenFile, Version
 
@@ -85,7 +86,7 @@ async def _serve(store: Any, listener: socket.socket, token: str, keep: float | 
     stopped = asyncio.Event()
     try:
         async with serve(store, listener, token=token) as url:
-            typer.echo(f"store: {url}")
+            say(f"store: {url}")
             pruning = None if keep is None else asyncio.create_task(_prune(store, keep * 3600))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from groundwire.domains import Task, TaskData
 from groundwire.tools.files import give_usual_mode
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import mask_secrets, say
 from groundwire.tools.terminal import installed_version, spinner
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
@@ -137,20 +136,20 @@ def _check(config: RunConfig, data: TaskData) -> None:
                 f"further_rollouts is {config.further_rollouts}, and algorithm.adv_estimator={estimator} has no weight "
                 "for them, and the rewards decide which tasks have them: leave one of them out"
             )
-        print(
+        say(
             f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
             "credit, credit_discount and call_cost have no effect",
-            file=sys.stderr,
+            err=True,
         )
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed, plan = compose_for_run(config, data, "RUN_DIR")
     if plan:
-        print(f"memory: predicted {plan}", file=sys.stderr)
+        say(f"memory: predicted {plan}", err=True)
     if chooses_old_logprobs(config, composed):
-        print(
+        say(
             "old log-probabilities: the sampler's, except in every 20th step and while they differ (docs/verl.md)",
-            file=sys.stderr,
+            err=True,
         )
     if refusal := _missing_here(composed):
         raise ConfigError(refusal)
@@ -165,7 +164,7 @@ def _check(config: RunConfig, data: TaskData) -> None:
     except ImportError as error:
         raise ConfigError(f"verl cannot be imported: {error}. groundwire doctor lists what is missing") from error
     if problem := patch_problem():
-        print(f"warning: {problem}", file=sys.stderr)
+        say(f"warning: {problem}", err=True)
     auto_set_device(composed)
     try:
         validate_config(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from groundwire.tools.secrets import say
 
 SETUP_HOOK = f"{__name__}.read_variables"
 """The function that Ray calls in each process of the job, for ``runtime_env.worker_process_setup_hook``."""
@@ -68,7 +69,7 @@ def read_variables() -> None:
     # Ray starts the first processes while the trainer's process still connects.
     while (stored := _internal_kv_get(key, namespace=_NAMESPACE)) is None:
         if time.monotonic() > deadline:
-            print("warning: the run's environment variables (keys, hubs) did not arrive here", file=sys.stderr)
+            say("warning: the run's environment variables (keys, hubs) did not arrive here", err=True)
             return
         time.sleep(0.1)
     for name, value in json.loads(stored).items():

@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import math
-import sys
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import logging
 
 from groundwire.tools.files import give_usual_mode, read_bytes, read_json, shorten_repr
+from groundwire.tools.secrets import say
 
 _TEXT_PART = {
     r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)": "model.",
@@ -80,7 +80,7 @@ def read_model(folder: Path) -> Any:
     if is_part:
         model.__dict__.pop("_weight_conversions", None)  # else it would be saved under the names in the whole model
         parts = f"its language model, {type(model).__name__}, is read alone, without what reads images or sound"
-        print(f"model: {folder.name} is a {whole.model_type}: {parts}", file=sys.stderr)
+        say(f"model: {folder.name} is a {whole.model_type}: {parts}", err=True)
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     return model
 
