@@ -27,6 +27,7 @@ from groundwire.domains.spider.schema_files import build
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, database_files, set_database_paths
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
+from groundwire.tools.sql import has_suffix
 from groundwire.tools.terminal import progress
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -190,5 +191,5 @@ def _extract(archive: Path, target: Path) -> Path:
 def _is_wanted(archive: Path, member: PurePosixPath) -> bool:
     if member.is_absolute() or ".." in member.parts or "\\" in str(member):
         raise DataError(f"{archive} holds {str(member)!r}, which would be written outside its folder; do not trust it.")
-    is_database = member.suffix in (".sqlite", ".db") or member.name == "schema.sql"
+    is_database = has_suffix(member) or member.name == "schema.sql"
     return member.name in FILES or (is_database and "__MACOSX" not in member.parts)

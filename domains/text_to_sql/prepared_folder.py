@@ -20,7 +20,8 @@ from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
 from groundwire.tools import files as json_files
-from groundwire.tools.files import first_error
+from groundwire.tools.files import copy_file, first_error, size_on_disk
+from groundwire.tools.sql import files_of
 from groundwire.tools.terminal import progress
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -
     link, place = domain.links_databases, domain.place
     every = [task for tasks in splits.tasks.values() for task in tasks]
     databases = {place(task): task["db_path"] for task in every}
-    needed = 0 if link else sum(Path(path).stat().st_size for path in set(databases.values()))
+    needed = 0 if link else sum(map(size_on_disk, set(databases.values())))
     if needed > (free := shutil.disk_usage(target.parent.parent).free):
         raise DataError(
             f"the databases take {needed / 1e6:.0f} MB and {target.parent.parent} has {free / 1e6:.0f} MB free; free "
@@ -79,7 +80,8 @@ def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -
             if link:
                 (target / name).symlink_to(Path(path).resolve())
             else:
-                shutil.copyfile(path, target / name)
+                for end, file in files_of(path).items():
+                    copy_file(file, f"{target / name}{end}")
             advance()
     written, left_out = domain.files(splits, problems)
     for name, tasks in written.items():

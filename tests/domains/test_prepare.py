@@ -6,10 +6,12 @@ import itertools
 import json
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import app, prepare
 from groundwire.domains.text_to_sql import suspects
 from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW
+from groundwire.tools.sql import run_query
 
 
 def zipped(folder: Path, archive: Path, *, under: str = "spider_data") -> Path:
@@ -52,6 +55,17 @@ def test_what_is_written_can_be_loaded_without_the_source(tmp_path: Path) -> Non
     assert [task["query"] for task in data.train] == ["SELECT count(*) FROM pet"]
     assert [task["id"] for task in data.validation] == ["d0", "d1"]
     assert data.validation[0]["db_path"] == str((tmp_path / "out/database/cars/cars.sqlite").resolve())
+
+
+def test_rows_in_the_log_of_a_database_are_prepared_too(tmp_path: Path) -> None:
+    source = make_spider(tmp_path / "source")
+    with closing(sqlite3.connect(source / "database/pets/pets.sqlite", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("INSERT INTO pet VALUES ('Old', 95)")
+        prepare(source, tmp_path / "out")
+    assert "SELECT name FROM pet WHERE age > 90" in {task["query"] for task in domain.load(str(tmp_path / "out")).train}
+    out = str(tmp_path / "out/database/pets/pets.sqlite")
+    assert run_query(out, "SELECT name FROM pet").rows == [("Rex",), ("Old",)]
 
 
 def test_a_prepared_folder_can_be_moved(tmp_path: Path) -> None:
