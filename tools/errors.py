@@ -48,10 +48,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from groundwire.tools.files import remove_temporary_folders
 from groundwire.tools.interrupts import INTERRUPTED, allow_interrupts
 from groundwire.tools.machine import shortage, too_small
 from groundwire.tools.secrets import format_unhandled_messages, mask_secrets, say, say_traceback
@@ -189,6 +190,9 @@ def machine_error(error: Exception) -> str:
 
 def exit_now(code: int) -> NoReturn:
     """End the process. A normal exit waits for some threads, and stops others in native code, which may abort (Ray)."""
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    remove_temporary_folders()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

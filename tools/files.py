@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakSet
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -178,18 +179,21 @@ _shortener.maxlevel, _shortener.maxstring, _shortener.maxother, _shortener.maxlo
 shorten_repr = _shortener.repr
 """``repr`` for an error message: at most about a hundred characters, however large the value is."""
 _LOCK, _UNLOCKED = ".lock", ".unlocked"
+_folders: WeakSet[TemporaryFolder] = WeakSet()
 
 
 class TemporaryFolder:
-    """An empty folder whose name begins with ``prefix``; it exists until :meth:`remove` or the end of the process.
+    """An empty folder in ``parent``, by default that of temporary files, whose name begins with ``prefix``. It exists
+    until :meth:`remove`, the end of its ``with`` block, or the end of the process.
 
     Removes those of the same ``prefix`` whose processes were killed. Raises ``OSError`` if it cannot be made.
     """
 
-    def __init__(self, prefix: str) -> None:
-        _remove_abandoned(prefix)
-        self._folder = tempfile.TemporaryDirectory(prefix=prefix)
-        self.path = Path(self._folder.name)
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        _remove_abandoned(prefix, parent or Path(tempfile.gettempdir()))
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+        self.path, self._owner = Path(self._folder.name), os.getpid()
+        _folders.add(self)
         # The file gets its final name with the lock, so no other process finds it without one.
         self._lock = (self.path / _UNLOCKED).open("w")
         if os.name == "posix":  # elsewhere nobody removes what another process uses
@@ -198,20 +202,33 @@ class TemporaryFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / _UNLOCKED).rename(self.path / _LOCK)
 
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
     def remove(self) -> None:
-        """Remove the folder and everything in it."""
-        self._folder.cleanup()
-        self._lock.close()
+        """Remove the folder and everything in it, unless this is a fork of the process that made it."""
+        if self._owner == os.getpid():
+            self._folder.cleanup()
+            self._lock.close()
 
 
-def _remove_abandoned(prefix: str) -> None:
+def remove_temporary_folders() -> None:
+    """Remove all that there are, before an end of the process that calls no exit handlers."""
+    for folder in list(_folders):
+        folder.remove()
+
+
+def _remove_abandoned(prefix: str, parent: Path) -> None:
     """Remove the folders of ``prefix`` that no process uses: the end of a process frees its lock."""
     if os.name != "posix":
         return
     import fcntl
 
     # Not Path.glob, which may raise for the folder of another user.
-    for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix}*", _LOCK)):
+    for lock in glob.glob(os.path.join(glob.escape(str(parent / prefix)) + "*", _LOCK)):
         try:
             with open(lock, "r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
 from groundwire.tools import files as json_files
-from groundwire.tools.files import copy_file, first_error, size_on_disk
+from groundwire.tools.files import TemporaryFolder, copy_file, first_error, size_on_disk
 from groundwire.tools.sql import files_of
 from groundwire.tools.terminal import progress
 
@@ -41,20 +40,23 @@ def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
     Raises :class:`DataError` if ``out`` holds ``source`` or anything that ``written_by`` did not write.
     """
     out = out.resolve()
+    previous = out.with_name(f".{out.name}.previous")
+    if previous.exists() and not out.exists():  # killed between the two renames
+        previous.rename(out)
     _check_target(source.resolve(), out, written_by)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
-        staging = Path(name)
-        new, previous = staging / "new", staging / "previous"
+    with TemporaryFolder(f".{out.name}.", out.parent) as staging:
         yield staging
+        shutil.rmtree(previous, ignore_errors=True)
         try:
             if out.exists():
                 out.rename(previous)
-            new.rename(out)
+            (staging / "new").rename(out)
         except BaseException:  # Ctrl-C between the two renames
             if previous.exists() and not out.exists():
                 previous.rename(out)
             raise
+        shutil.rmtree(previous, ignore_errors=True)
 
 
 def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -> dict[str, Any]:

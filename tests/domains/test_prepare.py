@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -129,6 +130,36 @@ def test_a_zip_that_would_write_outside_is_refused(tmp_path: Path, name: str) ->
     assert contents(tmp_path) == before
 
 
+def test_a_zip_that_is_a_bomb_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file, file.open("database/x/x.sqlite", "w") as member:
+        for _ in range(100):
+            member.write(bytes(1 << 20))
+    before = contents(tmp_path)
+    assert "unpacks to 105 MB, more than 100 times its own size" in refusal(archive, tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+def test_a_zip_with_a_list_of_too_many_members_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "spider.zip", "w") as file:
+        for number in range(9):
+            file.writestr(zipfile.ZipInfo(f"{number}"), "")
+            file.filelist[-1].comment = bytes(65_000)
+        file.filelist *= 15  # the members' places are not looked at before
+    assert "its list of members is larger than 8 MB" in refusal(tmp_path / "spider.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("kind", "message"), [("link", "holds the link"), ("bzip2", "compression other than deflate")])
+def test_members_that_a_published_zip_does_not_have_are_refused(tmp_path: Path, kind: str, message: str) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    member = zipfile.ZipInfo("spider_data/database/x/x.sqlite")
+    if kind == "link":
+        member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(member, "/etc/passwd", zipfile.ZIP_BZIP2 if kind == "bzip2" else None)
+    assert message in refusal(archive, tmp_path / "out")
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no zip"])
 def test_a_damaged_zip(tmp_path: Path, damage: str) -> None:
     archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
@@ -215,6 +246,24 @@ def test_ctrl_c_while_a_gold_runs_leaves_the_output_unchanged(tmp_path: Path) ->
     assert program.wait(30).returncode == 130
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_what_a_kill_leaves_is_repaired_and_removed_by_the_next_command(tmp_path: Path) -> None:
+    source, out, bad = make_spider(tmp_path / "source"), tmp_path / "out", tmp_path / "bad.zip"
+    prepare(source, out)
+    before = contents(out)
+    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    (source / "dev.json").write_text(json.dumps([{**DEV[0], "query": slow}]))
+    program = Program("-m", "domains.spider.prepare", "--source", str(source), "--out", str(out))
+    until(lambda: list(tmp_path.glob(".out.*/.lock")), program)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait(30).returncode == -signal.SIGKILL
+    out.rename(tmp_path / ".out.previous")  # killed between the two renames
+    bad.write_text("no zip")
+    with pytest.raises(DataError):
+        prepare(bad, out)
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.zip", "out", "source"]
 
 
 @pytest.mark.parametrize("interrupted", [1, 2])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -80,8 +79,8 @@ def _make(folder: Path, source: GoldSource) -> None:
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as name:
-        complete = Path(name) / "complete"
+    with TemporaryFolder(".part-", folder.parent) as place:
+        complete = place / "complete"
         complete.mkdir()
         build_variants(source, complete)
         try:
