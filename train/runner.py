@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,6 +39,7 @@ from groundwire.train.store.health import STORE_WAIT_S, check_store
 
 if TYPE_CHECKING:
     from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+    from groundwire.train.rollouts.runner.pool import RunnerPool
     from groundwire.train.store.remote import RemoteStore
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,6 +47,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _SETTINGS = ("backend", "agent", *AGENT_FUNCTIONS, "train_model", "domain", "reward", *OF_PROCESSES)
 """Those of a run that its runners need; docs/several-machines.md says which must be the same."""
+_STOP_S = 0.5
+"""How long a runner of a trainer may take to stop at the end of its input: the trainer has ended, or is about to."""
 
 
 @app.command(cls=SettingsCommand)
@@ -103,32 +107,37 @@ def main(
                 signal.signal(number, signal.default_int_handler)
             with fast_import():
                 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+                from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, WORKER_ID, RunnerPool
                 from groundwire.train.rollouts.runner.request_check import RequestCheck
                 from groundwire.train.store.remote import RemoteStore
 
                 setup_logging(debug)
-                hosts = policy_host or []
+                hosts, worker_id = policy_host or [], os.environ.pop(WORKER_ID, None)
                 check = RequestCheck.of(own, domain, data_dir=data_dir, policy_hosts=hosts, store=address)
                 runner_agent = RemoteRolloutAgent(check)
             n_runners, fewer = rollouts_at_once(n_runners)
             if fewer:
                 say(f"runner: {fewer}", err=True)
             started = mask_secrets(f"runner: {n_runners} {backend} agents for {address}")
-            _run(RemoteStore(address, token=token), runner_agent, n_runners, until_eof, started, left_s)
+            store = RemoteStore(address, token=token)
+            runners = RunnerPool(
+                store=store,
+                agent=runner_agent,
+                n_runners=n_runners,
+                poll_s=NOTIFIED_POLL_S if until_eof else POLL_S,
+                worker_id=worker_id,
+            )
+            _run(store, runner_agent, runners, until_eof, started, left_s)
     exit_now(0)
 
 
 def _run(
-    store: RemoteStore, agent: RemoteRolloutAgent, n_runners: int, until_eof: bool, started: str, wait_s: float
+    store: RemoteStore, agent: RemoteRolloutAgent, runners: RunnerPool, until_eof: bool, started: str, wait_s: float
 ) -> None:
     """Run until interrupted, or until the end of standard input; ``started`` is said when the store is reached, which
     may take another ``wait_s`` seconds.
     """
     from groundwire.train.rollouts.event_loop import EventLoopThread
-    from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
-
-    poll_s = NOTIFIED_POLL_S if until_eof else POLL_S
-    runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=poll_s)
 
     async def start() -> None:
         await store.start(wait_s)
@@ -155,6 +164,7 @@ def _run(
 def _read_stdin(notify: Callable[[], Any]) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         notify()
+    threading.Timer(_STOP_S, exit_now, [0]).start()
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,9 +48,9 @@ from groundwire.adapters.agents.app_environment import (
 )
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
 from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remove
+from groundwire.adapters.agents.process.guard import guarded
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
 _SHOWN = 1000
 """Characters of standard error in the message of a failure."""
 _END_S = 5.0
-_GUARD = str(Path(__file__).parent / "process" / "guard.py")
 _COLUMN = re.compile(r"\{(\w+)\}")
 _ERROR_LINE = re.compile(r"(?! )[\w.\[ ]*(error|exception|panic|fatal)", re.IGNORECASE)
 _NOISE = re.compile(r"\s+at .*|\s*File \".*|[\s^~{}\[\](),;]*|Node\.js v\S+")
@@ -95,8 +93,6 @@ class CommandBackend(Backend):
             raise ValueError(f"the option output is {output!r}; it must be all, last-line or json:FIELD")
         self._input, self._output = input, output
         self._is_noted = False
-        self._root: TemporaryFolder | None = None
-        self._ends: set[Future[None]] = set()
         self._way = "overlay" if agent_folder == "copy" else agent_folder
         self._environment = {**app_variables(), **agent_environment(agent_env)}
         self.environment_note = without_keys(self._environment)
@@ -121,9 +117,7 @@ class CommandBackend(Backend):
             if not self._is_noted and (place / SHARED).exists():
                 self._is_noted = True
                 _log.warning(NOT_COPIED, Path.cwd())
-            end = in_thread(lambda: _end(process, place), name=f"remove {place.name}")
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+            in_thread(lambda: _end(process, place), name=f"remove {place.name}")
         asks_again = self._input == "line" and _useful(errors.decode("utf-8", "replace")).startswith("EOFError")
         if process.returncode and not asks_again:  # a loop on input() ends where its input does
             raise self._failure(process.returncode, output, errors)
@@ -138,24 +132,15 @@ class CommandBackend(Backend):
             no_call=_no_call(shlex.join(self._command), endpoint) if silent else "",
         )
 
-    async def stop(self) -> None:
-        """Wait until the programs have ended, and remove their folders."""
-        await asyncio.gather(*map(asyncio.wrap_future, self._ends))
-        if self._root is not None:
-            self._root.remove()
-            self._root = None
-
     def _start(
         self, command: Sequence[str], settings: Mapping[str, str], *, reads: bool
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The program below its guard, in folders of its own, and the place of these."""
-        self._root = self._root or TemporaryFolder("groundwire-program-")
-        place = Path(tempfile.mkdtemp(dir=self._root.path)).resolve()
-        guard = [sys.executable, "-S", "-E", _GUARD, str(place), self._way] if hasattr(os, "fork") else []
+        place = Path(tempfile.mkdtemp(prefix="groundwire-program-")).resolve()
         try:
             # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: S603
-                [*guard, *command],
+                guarded(command, place=str(place), way=self._way),
                 stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

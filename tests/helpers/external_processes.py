@@ -7,6 +7,7 @@ import json
 import os
 import random
 import socket
+import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -156,3 +157,13 @@ async def block(question: Any, endpoint: Any) -> str:
     await ask(question, endpoint)
     while True:
         time.sleep(1)  # noqa: ASYNC251 - on purpose
+
+
+def start_a_process(task: dict[str, Any]) -> str:
+    """An agent that starts a program which leaves its group and session, and waits for it."""
+    process = subprocess.Popen(["sleep", str(DEADLINE_S)], start_new_session=True)
+    partial = Path(task["started"] + ".part")
+    partial.write_text(str(process.pid))
+    partial.rename(task["started"])
+    process.wait()
+    return ""

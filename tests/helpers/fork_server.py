@@ -234,7 +234,9 @@ def _report_ended(clients: dict[int, socket.socket], events: select.poll) -> Non
 def forked_python(folder: Path) -> str:
     """A program that does what ``python`` does, in a process of the server."""
     program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {ensure_running()} "$@"\n')
+    server = f'exec {sys.executable} -S {__file__} {ensure_running()} "$@"'
+    guard = f'[ "$1" = -S ] && exec {sys.executable} "$@"'  # it forks, and imports nothing
+    program.write_text(f"#!/bin/sh\n{guard}\n{server}\n")
     program.chmod(0o755)
     return str(program)
 

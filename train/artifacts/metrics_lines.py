@@ -60,6 +60,7 @@ class MetricsLine(BaseModel):
     rollouts_trained: Count = _key("rollouts of groups with a gradient", 0)
     without_calls: Count = _key("rollouts without an LLM call: they are judged and train nothing", 0)
     retried: Count = _key("rollouts that took more than one attempt", 0)
+    runners_lost: Count = _key("runners in other processes that ended or fell silent", 0)
     calls: Count = _key("LLM calls that can be trained on", 0)
     groups: Count = _key("groups that were sampled", 0)
     groups_used: Count = _key("groups that have a gradient", 0)

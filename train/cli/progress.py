@@ -141,6 +141,8 @@ class ProgressDisplay(ProgressCallback):
             text += f"  [red]failed: {counts}[/red]"
         if silent := metrics.get("without_calls"):
             text += f"  [yellow]without an LLM call: {silent}[/yellow]"
+        if lost := metrics.get("runners_lost"):
+            text += f"  [red]runners lost: {lost}[/red]"
         show_line(self._console, f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", markup=True)
 
 
@@ -165,11 +167,12 @@ def show_summary(
             for value, before in result.get(f"before_by_{column}", {}).items():
                 text = f"    {labels.get(value, value)}: {_before_after(before, after_by_value.get(value))}"
                 show_line(console, text)  # the value comes from the data
+    lost = f"; runners lost: {summary['runners_lost']}" if summary.get("runners_lost") else ""
     silent = f" ({summary['without_calls']} without an LLM call)" if summary.get("without_calls") else ""
     show_line(
         console,
-        f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts{silent}; "
-        f"everything is in {folder}",
+        f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts{silent}"
+        f"{lost}; everything is in {folder}",
     )
     for line in summary.get("resumed", ()):
         show_line(console, f"note: {line}")

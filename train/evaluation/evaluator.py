@@ -61,12 +61,15 @@ def evaluate(
             notes.show(ended)
             if reason:
                 raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
+        lost = {"runners_lost": count} if (count := runtime.runners_lost()) else {}
     seconds, breakdowns = round(sum(timer.split().values()), 2), job.domain.breakdowns
     metrics = compute_metrics(rollouts, breakdowns)
     validation = {validation_name(config.val_temperature): compute_accuracy(rollouts, breakdowns)}
-    run.append_metrics({"step": 0, **validation, "wall_time_s": seconds})
+    run.append_metrics({"step": 0, **validation, **lost, "wall_time_s": seconds})
     run.merge_rollouts()
-    run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **metrics})
+    run.write_json(
+        "evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **lost, **metrics}
+    )
     return metrics
 
 

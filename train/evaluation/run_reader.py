@@ -207,7 +207,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0]
     failures = sum((Counter(line["failures"]) for line in steps), Counter[str]())
-    silent = sum(line.get("without_calls", 0) for line in steps)
+    silent, lost = (sum(line.get(name, 0) for line in lines) for name in ("without_calls", "runners_lost"))
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
     total_s = sum(seconds.values())
     import resource
@@ -222,6 +222,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
         **({"without_calls": silent} if silent else {}),
+        **({"runners_lost": lost} if lost else {}),
         "validation": before_after(lines, "validation"),
         "validation_sampled": before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},

@@ -144,6 +144,8 @@ class PromptTrainer:
 
     def _write(self, line: dict[str, Any]) -> None:
         line["wall_time_s"] = round(time.monotonic() - self._started, 2)
+        if lost := self._runtime.runners_lost():
+            line["runners_lost"] = lost
         self.run.append_metrics(line)
         self._log(line)
         self.callback.on_step_end(line)

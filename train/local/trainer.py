@@ -311,6 +311,8 @@ class LocalTrainer:
 
     def _write_metrics(self, line: dict[str, Any]) -> None:
         line["wall_time_s"] = self._wall_time_s()
+        if lost := self.runtime.runners_lost():
+            line["runners_lost"] = lost
         self.run.append_metrics(line)
         self._show_metrics(line)
 
@@ -330,6 +332,8 @@ class LocalTrainer:
             yield
         except BaseException:
             step, line = self._model_step, self._unwritten_line
+            with suppress(OSError):
+                self._count_lost_runners()
             if step and not self.shutdown.immediate and self.run.checkpoints.last_step() != step:
                 # On a full disk the previous checkpoint remains, and the first error is the one to report.
                 with suppress(OSError), self.shutdown.critical_section("writing a checkpoint"):
@@ -337,6 +341,12 @@ class LocalTrainer:
                         self._write_metrics(line)
                     self._write_checkpoint(step)
             raise
+
+    def _count_lost_runners(self) -> None:
+        """Add those of a step that does not end to the last line."""
+        if (lost := self.runtime.runners_lost()) and (lines := self.run.metrics()):
+            lines[-1]["runners_lost"] = lines[-1].get("runners_lost", 0) + lost
+            self.run.write_metrics(lines)
 
     def _write_checkpoint(self, step: int) -> None:
         with self.run.checkpoints.write(step) as folder, self._named_disk_errors(folder):

@@ -20,6 +20,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.outcome import FailureScores, final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
+from groundwire.train.rollouts.silent_runners import SilentRunners
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 from groundwire.train.store.rollout import ProxyLLM, Rollout
@@ -45,8 +46,8 @@ class RolloutCollector:
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
-    loses its rollout to another, and if no runner works on any rollout for ``no_runner_s`` seconds, a warning shows
-    ``runner_command``.
+    loses its rollout to another, ``silent_runners`` notices it, and if no runner works on any rollout for
+    ``no_runner_s`` seconds, a warning shows ``runner_command``.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RolloutCollector:
         prompts: Mapping[str, str] | None = None,
         on_result: Callable[[Rollout], None] = lambda rollout: None,
         unresponsive_s: float | None = None,
+        silent_runners: SilentRunners | None = None,
         runner_command: str = "",
         no_runner_s: float = 10.0,
     ) -> None:
@@ -81,7 +83,7 @@ class RolloutCollector:
         self._watcher: asyncio.Task[None] | None = None
         self._poll_s = poll_s
         self._notified, self._notification = set[str](), asyncio.Event()
-        self._external = bool(runner_command)
+        self._external, self._silent_runners = bool(runner_command), silent_runners
         self._runner_command, self._no_runner_s = runner_command, no_runner_s
         self._last_end, self._warned = time.monotonic(), False
 
@@ -193,6 +195,8 @@ class RolloutCollector:
                 elif self._external:
                     await self._check_known(list(self._waiting)[-_CHECKED:])
                     await self._warn_of_no_runner()
+                if self._silent_runners is not None:
+                    await self._silent_runners.look()
             except Exception as error:
                 for end in self._waiting.values():
                     if not end.done():

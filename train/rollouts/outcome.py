@@ -70,6 +70,8 @@ def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:
         return replace(failed, failure="timeout", message="not finished by the step's deadline")
     if rollout.status != "succeeded" or reported.reward is None:
         message = "the runner reported neither a reward nor a failure"
+        if rollout.attempt is not None and rollout.attempt.status == "unresponsive":
+            message = f"its runner was lost, at attempt {rollout.attempt.number}"
         return replace(failed, failure="no_result", message=message)
     return reported
 

@@ -31,6 +31,7 @@ from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.rollouts.silent_runners import SilentRunners
 from groundwire.train.step_timer import StepTimer, timed_event_loop
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.lightning_store import LightningStore
@@ -108,6 +109,8 @@ class RolloutRuntime:
         self._loop = EventLoopThread(timed_event_loop(timer), max_blocked_s=max_blocked_s)
         self._parts = AsyncExitStack()
         self._processes: RunnerProcesses | None = None
+        self._silent: SilentRunners | None = None
+        self._lost_before = 0
 
     def __enter__(self) -> RolloutRuntime:
         self._loop.start()
@@ -161,6 +164,12 @@ class RolloutRuntime:
         self._loop.check()
         return self._processes.failure() if self._processes is not None else ""
 
+    def runners_lost(self) -> int:
+        """How many runners in other processes were lost since the last call."""
+        lost = sum(part.lost for part in (self._processes, self._silent) if part is not None)
+        self._lost_before, before = lost, self._lost_before
+        return lost - before
+
     async def _start(self) -> None:
         config, external = self._config, self._config.external_store_address
         store: RolloutStore
@@ -182,6 +191,9 @@ class RolloutRuntime:
         else:
             poll_s = NOTIFIED_POLL_S if external is None else POLL_S
             runners = RunnerPool(store=store, agent=self._agent, n_runners=config.n_runners, poll_s=poll_s)
+        if external or self._processes is not None:
+            end = self._processes.end if self._processes is not None else None
+            self._silent = SilentRunners(store, silent_s=UNRESPONSIVE_S, end=end)
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -195,7 +207,8 @@ class RolloutRuntime:
             settings=config.for_agents(),
             prompts=config.prompts,
             on_result=self._otlp(),
-            unresponsive_s=UNRESPONSIVE_S if external or config.runner_processes else None,
+            unresponsive_s=UNRESPONSIVE_S if self._silent is not None else None,
+            silent_runners=self._silent,
             runner_command=config.runner_command() if external else "",
         )
         await self._start_part(runners)

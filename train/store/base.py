@@ -75,6 +75,10 @@ class RolloutStore(CallSink, Protocol):
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
         """End an attempt. A failed one is tried again while ``max_attempts`` allow it."""
 
+    async def signs_of_life(self) -> Mapping[str, Any]:
+        """What the store knows of each runner, by its worker's id: it changes for as long as the runner lives."""
+        return {}
+
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
         """Store a run's named resources: a :class:`ProxyLLM`, or any JSON object."""
 
@@ -98,6 +102,8 @@ class StateMachine(RolloutStore):
 
     def __init__(self, *, scan_s: float) -> None:
         self._scan_s, self._scanned = scan_s, 0.0
+        self.attempts_ended = 0
+        """By runners, in the life of this object."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         with self._transaction():
@@ -160,6 +166,19 @@ class StateMachine(RolloutStore):
             if outcome is not None and attempt.status not in ENDED:
                 self._set_outcome(rollout, attempt, outcome)
             self._end(rollout, attempt, "failed" if failed else "succeeded")
+        self._tell_end(rollout_id)
+
+    async def give_up(self, worker_id: str) -> int:
+        """Give up the open attempts of a runner that has ended, so that others take its rollouts; returns how many."""
+        with self._transaction():
+            taken = [rollout for rollout in self._in_status(_OPEN) if rollout.attempts[-1].worker_id == worker_id]
+            for rollout in taken:
+                self._end(rollout, rollout.attempts[-1], "unresponsive")
+        for rollout in taken:
+            self._tell_end(rollout.rollout_id)
+        return len(taken)
+
+    def _tell_end(self, rollout_id: str) -> None:
         if self.on_attempt_end is not None:
             self.on_attempt_end(rollout_id)
 
@@ -184,6 +203,7 @@ class StateMachine(RolloutStore):
         if attempt.status in ENDED:
             return
         attempt.status, attempt.ended = status, time.time()
+        self.attempts_ended += status in ("succeeded", "failed")
         if attempt is rollout.attempts[-1]:
             again = status in rollout.retry_on and attempt.number < rollout.max_attempts
             self._set_status(rollout, "succeeded" if status == "succeeded" else "requeuing" if again else "failed")

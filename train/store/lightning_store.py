@@ -131,8 +131,8 @@ class LightningStore(SqliteStore):
                 self._end(rollout, attempt, status)
             self._save(rollout)
             self._note_worker(rollout, attempt)
-        if self.on_attempt_end is not None and status in ("succeeded", "failed"):
-            self.on_attempt_end(rollout_id)
+        if status in ("succeeded", "failed"):
+            self._tell_end(rollout_id)
         return attempt_json(rollout, attempt)
 
     async def get_latest_attempt(self, rollout_id: str) -> Json | None:
@@ -164,6 +164,9 @@ class LightningStore(SqliteStore):
     async def get_worker_by_id(self, worker_id: str) -> Json | None:
         row = self._conn.execute("SELECT body FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()
         return None if row is None else self._parsed("workers", row[0])
+
+    async def signs_of_life(self) -> Mapping[str, Any]:
+        return dict(self._conn.execute("SELECT worker_id, body FROM workers").fetchall())
 
     async def update_worker(self, worker_id: str, **stats: Any) -> Json:
         with self._transaction():

@@ -101,7 +101,8 @@ class RemoteStore(StoreConnection, RolloutStore):
             return False
         if rollout.status in ENDED or rollout.attempts[-1].status in ENDED:
             return False  # Agent Lightning's store would set it to running again
-        await self._update_attempt(rollout_id, attempt_id, last_heartbeat_time=at)
+        worker = {"worker_id": worker_id} if (worker_id := rollout.attempts[-1].worker_id) else {}  # a sign of its life
+        await self._update_attempt(rollout_id, attempt_id, last_heartbeat_time=at, **worker)
         return True
 
     async def end_attempt(self, rollout_id: str, attempt_id: str, outcome: Outcome | None, *, failed: bool) -> None:
@@ -125,6 +126,12 @@ class RemoteStore(StoreConnection, RolloutStore):
 
     async def add_annotations(self, spans: Sequence[SpanRecord]) -> None:
         await self._add([without_secrets(span, self._mask) for span in spans])
+
+    async def signs_of_life(self) -> Mapping[str, Any]:
+        """As :meth:`RolloutStore.signs_of_life`, of those that took rollouts last."""
+        search = {"sort_by": "last_dequeue_time", "sort_order": "desc", "limit": _MAX_ITEMS}
+        page = await self.request("post", "/workers/search", json=search)
+        return {worker["worker_id"]: worker for worker in page["items"]}
 
     async def put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> None:
         await self.request("post", f"/resources/{_quoted(resources_id)}", json=resources_json(resources))

@@ -48,7 +48,10 @@ from groundwire.train.store.rows import to_row
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 30
-_COUNTS = ("groups", "groups_used", "groups_replaced", "without_calls", "rollouts_trained", "tokens_trained")
+_COUNTS = (
+    *("groups", "groups_used", "groups_replaced", "without_calls", "runners_lost", "rollouts_trained"),
+    "tokens_trained",
+)
 _FIGURES = {
     "entropy": "actor/entropy",
     "probability_difference": "training/rollout_probs_diff_mean",

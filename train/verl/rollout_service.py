@@ -148,6 +148,8 @@ class RolloutService:
             ended, self._ended[partition] = self._ended[partition], _Ended()
         if partition == "val":  # as a whole: some groups ended before the least reward was known
             self._scores.settle(ended.rollouts)
+        if lost := self.runtime.runners_lost():
+            ended.counts["runners_lost"] = lost
         for rollout in ended.rollouts:
             rollout.step = step
         return self.metrics.add(partition, step, ended.rollouts, ended.counts, seconds)

@@ -103,6 +103,10 @@ class RolloutWorker:
         """Seconds of each phase since the last call."""
         return self._timer.split()
 
+    def runners_lost(self) -> int:
+        """As :meth:`.RolloutRuntime.runners_lost`."""
+        return self._runtime.runners_lost()
+
     def stop(self) -> None:
         """End all parts."""
         self._runtime.__exit__(None, None, None)
@@ -143,7 +147,7 @@ class RolloutWorkers:
     """
 
     def __init__(self, start: Callable[[int], tuple[Any, Any]], number: int, *, retries: int) -> None:
-        self._start, self._retries = start, retries
+        self._start, self._retries, self._lost = start, retries, 0
         self._loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=_MAX_BLOCKED_S)
         self._loop.start()
 
@@ -174,6 +178,12 @@ class RolloutWorkers:
         phases = of_workers[0] if of_workers else ()
         return {phase: fmean(seconds[phase] for seconds in of_workers) for phase in phases}
 
+    def runners_lost(self) -> int:
+        """How many processes that run rollouts have ended since the last call: workers, and runners of theirs."""
+        of_workers = [count for count in self._loop.call(self._ask("runners_lost")) if isinstance(count, int)]
+        lost, self._lost = self._lost + sum(of_workers), 0
+        return lost
+
     def stop(self) -> None:
         """End the workers' parts. A process that has ended has none."""
 
@@ -202,6 +212,9 @@ class RolloutWorkers:
                     raise getattr(error, "cause", None) or error from None
                 failure = f"the process that ran it ended: {error}"
                 if self._workers[number] is worker:
+                    self._lost += 1
+                    message = "rollout process %d of %d has ended, and is started again: %.300s"
+                    _log.warning(message, number + 1, len(self._workers), error)
                     self._workers[number] = _Worker(*self._start(number))
             finally:
                 worker.open -= len(requests)

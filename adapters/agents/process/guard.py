@@ -1,8 +1,8 @@
 """A process that waits for another one, and ends with it whatever that one has started.
 
-As a subreaper it inherits what has left the group and the session of its child, so nothing gets away. Run as a file,
-``python guard.py PLACE WAY PROGRAM ARGUMENTS``, it starts a program in folders of its own (:mod:`.folders`): imported
-with its package it would make each program wait.
+As a subreaper it inherits what has left the group and the session of its child, so nothing gets away. Run as a file
+(:func:`guarded`) it starts a program in folders of its own (:mod:`.folders`): imported with its package it would make
+each program wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -68,10 +69,10 @@ def kill_group(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def guard(*, lifeline: int | None = None, at_end: Callable[[], None] = lambda: None) -> None:
+def guard(*, lifeline: int | None = None, grace_s: float = 0.0, at_end: Callable[[], None] = lambda: None) -> None:
     """Fork, and return in the child. This process waits for the child's end, SIGTERM, or the end of ``lifeline``, which
-    another process holds open; kills what is left, and ends with the child's status. ``at_end`` runs when nothing is
-    left.
+    another process holds open; kills what is left, after ``grace_s`` in which guards below it may do the same, and ends
+    with the child's status. ``at_end`` runs when nothing is left.
     """
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -92,6 +93,8 @@ def guard(*, lifeline: int | None = None, at_end: Callable[[], None] = lambda: N
             pid, status = os.waitpid(child, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if pid else None
         kill_group(child)
+        if grace_s:
+            _wait_for_guards(child if code is None else None, grace_s)
         while left := children():  # those whose parent is killed become this process's, and are next
             for pid in left:
                 kill(pid)
@@ -104,6 +107,26 @@ def guard(*, lifeline: int | None = None, at_end: Callable[[], None] = lambda: N
         os._exit(70)
 
 
+def _wait_for_guards(child: int | None, seconds: float) -> None:
+    if child is not None:
+        kill(child)
+    deadline = time.monotonic() + seconds
+    while children() and time.monotonic() < deadline:
+        signal.sigtimedwait({signal.SIGCHLD}, seconds / 10)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def guarded(command: Sequence[str], *, place: str = ".", way: str = "shared", grace_s: float = 0.0) -> list[str]:
+    """``command`` below a :func:`guard` that ends with the thread which starts it, where the system can fork; ``place``
+    and ``way`` are those of :func:`.folders.own_working_folder`.
+    """
+    if not hasattr(os, "fork"):
+        return [*command]
+    return [sys.executable, "-S", "-E", __file__, str(grace_s), place, way, *command]
+
+
 def _end_at(lifeline: int) -> None:
     with suppress(OSError):
         os.read(lifeline, 1)
@@ -113,9 +136,9 @@ def _end_at(lifeline: int) -> None:
 def main() -> None:
     """Become the guard of the program in the arguments."""
     folders = import_module("folders")  # beside this file
-    place, way, *command = sys.argv[1:]
+    grace_s, place, way, *command = sys.argv[1:]
     end_with(os.getppid(), signal.SIGTERM)
-    guard()
+    guard(grace_s=float(grace_s))
     is_killed_first()
     folders.own_working_folder(Path(place), way)
     if way != "shared":

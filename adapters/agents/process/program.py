@@ -119,7 +119,6 @@ class Program:
             "token": self._token,
             "place": self.folder,
             "python_path": os.environ.get("PYTHONPATH"),
-            "hidden": sorted(os.environ.keys() - self.environment.keys()),
         }
         pipe: Any = self._process.stdin
         try:
@@ -130,7 +129,7 @@ class Program:
             self.made = self._read()
             if "error" in self.made:
                 raise _ERRORS.get(self.made["kind"], ValueError)(
-                    self.made["error"] + hidden_hint(self.made["error"], self.environment, self.made["missed"])
+                    self.made["error"] + hidden_hint(self.made["error"], self.environment)
                 )
         except BaseException:
             self.end()

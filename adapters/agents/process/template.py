@@ -24,13 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.agents.app_environment import (
-    DEFAULTS,
-    missed_variables,
-    note_missed,
-    provider_urls,
-    without_proxy,
-)
+from groundwire.adapters.agents.app_environment import DEFAULTS, provider_urls, without_proxy
 from groundwire.adapters.agents.process.child import connect, no_input, run_agent
 from groundwire.adapters.agents.process.first_use import (
     equal_generators,
@@ -71,7 +65,6 @@ class _Template:
             from groundwire.adapters.agents.agent_names import follow_agent_names
             from groundwire.adapters.agents.backend import LitAgentBackend, agent_backend
 
-            note_missed(spec["hidden"])
             share_ssl_contexts()
             swap_port(spec["placeholder"])
             backend = agent_backend(**spec["agent"])
@@ -79,7 +72,7 @@ class _Template:
                 raise LitAgentError("a LitAgent needs the store of its runner")
             follow_agent_names()
         except (UserError, ValueError) as error:
-            self._send({"kind": type(error).__name__, "error": str(error), "missed": missed_variables()})
+            self._send({"kind": type(error).__name__, "error": str(error)})
             sys.exit(0)
         _settle()
         self._backend = backend
@@ -87,7 +80,7 @@ class _Template:
         """Processes that the import has started, which no attempt ends."""
         made = {"agents": backend.agents, "calls_tools": backend.calls_tools, "prompts": backend.default_prompts("")}
         shared = {"hazards": fork_hazards(self._own), "generators": equal_generators()} if spec["fork"] else {}
-        self._send({**made, **shared, "folder": spec["folder"], "missed": missed_variables()})
+        self._send({**made, **shared, "folder": spec["folder"]})
 
     def run(self) -> None:
         """Fork a child for each attempt, until the runner closes the connection."""

@@ -212,6 +212,42 @@ async def test_an_overdue_attempt_is_given_up_and_the_rollout_tried_again(
     assert await _status(store, first) == "failed"
 
 
+async def test_a_runner_gives_a_sign_of_life_with_whatever_it_asks_or_tells(store: RolloutStore) -> None:
+    if not isinstance(store, RemoteStore):  # its runners are in its process
+        return
+    signs = list[Any]()
+
+    async def is_new() -> bool:
+        signs.append((await store.signs_of_life())["w"])
+        return signs.count(signs[-1]) == 1
+
+    assert await store.dequeue(1, "w") == []
+    assert await is_new()
+    rollout = await _take(store)
+    assert await is_new()
+    await store.heartbeat(*_ids(rollout), time.time())
+    assert await is_new()
+    await store.end_attempt(*_ids(rollout), None, failed=True)
+    assert await is_new()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_rollouts_of_a_runner_that_has_ended_are_tried_again_at_once(kind: str, tmp_path: Path) -> None:
+    async with _opened(kind, tmp_path) as store:
+        told: list[str] = []
+        store.on_attempt_end = told.append
+        first, last_attempt = await _take(store, max_attempts=2), await _take(store)
+        await store.enqueue([Rollout(task={"id": "of another"}, max_attempts=2)])
+        [other] = await store.dequeue(1, "x")
+        assert await store.give_up("w") == 2
+        assert told == [first.rollout_id, last_attempt.rollout_id]
+        statuses = [await _status(store, rollout) for rollout in (first, last_attempt, other)]
+        assert statuses == ["requeuing", "failed", "preparing"]
+        [again] = await store.dequeue(5, "x")
+        assert _ids(again)[0] == first.rollout_id
+        assert (await store.give_up("w"), store.attempts_ended) == (0, 0)  # no runner has ended one
+
+
 async def test_a_heartbeat_keeps_an_attempt_and_says_whether_it_is_open(our_store: RolloutStore) -> None:
     store = our_store
     rollout = await _take(store, unresponsive_s=3.0)

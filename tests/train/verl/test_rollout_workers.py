@@ -40,6 +40,9 @@ class Worker:
             await result
         return [replace(request, outcome=Outcome(reward=1.0, answer=str(self.number))) for request in requests]
 
+    def runners_lost(self) -> int:
+        return 2
+
     def seconds(self) -> dict[str, float]:
         return {"sampling": 2.0 * self.number, "waiting": 1.0}
 
@@ -95,9 +98,14 @@ def test_groups_stay_together_and_each_worker_gets_its_share(workers: Any) -> No
     assert sorted(answers) == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_rollouts_of_a_process_that_ends_are_run_by_another(workers: Any) -> None:
-    group = _submit(workers(1, _ends, lambda: None), "g").result(10)
+def test_rollouts_of_a_process_that_ends_are_run_by_another_which_is_said_and_counted(
+    workers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = workers(1, _ends, lambda: None)
+    group = _submit(started, "g").result(10)
     assert [result.outcome.reward for result in group] == [1.0] * GROUP
+    assert caplog.messages == ["rollout process 1 of 1 has ended, and is started again: killed by signal 9"]
+    assert [started.runners_lost(), started.runners_lost()] == [3, 2]  # its own, and those of the worker
 
 
 def test_rollouts_whose_processes_all_end_have_no_reward(workers: Any) -> None:

@@ -19,6 +19,8 @@ from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, Rollout
 
 _log = logging.getLogger(__name__)
+WORKER_ID = "GROUNDWIRE_WORKER_ID"
+"""The variable with the name of a trainer's runner process."""
 POLL_S = 0.25
 """How often an idle pool asks a store in another process for rollouts, in seconds."""
 NOTIFIED_POLL_S = 5.0
@@ -33,7 +35,7 @@ class RunnerPool:
     """Runs up to ``n_runners`` rollouts of ``store`` at once.
 
     The pool takes as many rollouts as it can run with one request: when it is notified, when a rollout has ended, and
-    every ``poll_s`` seconds. To the store it is one worker.
+    every ``poll_s`` seconds. To the store it is one worker, ``worker_id`` (default: host and process).
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class RunnerPool:
         agent: RolloutAgent | RemoteRolloutAgent,
         n_runners: int,
         poll_s: float = NOTIFIED_POLL_S,
+        worker_id: str | None = None,
     ) -> None:
+        self._worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
         self._writer: CallWriter | None = None
@@ -96,7 +100,7 @@ class RunnerPool:
 
     async def _take(self, limit: int) -> Sequence[Rollout]:
         try:
-            return await self._store.dequeue(limit, f"{socket.gethostname()}-{os.getpid()}") if limit else []
+            return await self._store.dequeue(limit, self._worker_id) if limit else []
         except Exception as error:
             _log.warning("the runners could not take rollouts: %s", error)
             return []
