@@ -19,6 +19,7 @@ from groundwire.adapters._types import (
     Question,
     TimeLimitError,
     ToolError,
+    TraceLimitError,
     TurnLimitError,
     as_backend,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Question",
     "TimeLimitError",
     "ToolError",
+    "TraceLimitError",
     "TurnLimitError",
     "agent_backend",
     "as_backend",

@@ -136,6 +136,12 @@ class EmittedRewardError(BackendError):
     kind = "reward"
 
 
+class TraceLimitError(BackendError):
+    """The attempt has more spans than its run allows."""
+
+    kind = "trace_limit"
+
+
 class TimeLimitError(BackendError):
     """The agent did not end in time, and it was not the policy that kept it."""
 

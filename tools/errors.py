@@ -17,7 +17,7 @@ An exception stands after those that it derives from, below them or behind a lin
     BackendError: a rollout failed; a run counts it and continues
     ├── AgentError: by its agent's code ── MalformedOutputError, TurnLimitError
     ├── EndpointError: the model was unreachable, or refused the request ── PromptTooLongError
-    └── AgentSetupError, ToolError, TimeLimitError, EmittedRewardError
+    └── AgentSetupError, ToolError, TimeLimitError, EmittedRewardError, TraceLimitError
     RewardError: an answer could not be judged ── JudgeAbstainedError
     RequestRefusedError, UnreadableAnswerError: a rollout that was not run, an answer that its reward cannot read
 

@@ -1,7 +1,8 @@
-"""The numbers that rewards and scores may be."""
+"""The numbers that rewards and scores may be, and those that JSON has no form for."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 MAX_REWARD, MAX_METRIC = 1e15, 1e30
@@ -34,3 +35,20 @@ def reward_number(value: Any, most: float = MAX_REWARD) -> float:
     if not abs(number) <= most:
         raise NumberRangeError(most)
     return number
+
+
+def check_finite(value: Any) -> None:
+    """Raises ``ValueError``, with its path, for a number in tables and lists that JSON has no form for."""
+    if path := _not_finite(value):
+        *names, number = path
+        raise ValueError(
+            f"{'.'.join(map(str, names)) or 'it'} is {number}, which is no number in JSON: use null, or leave it out"
+        )
+
+
+def _not_finite(value: Any) -> tuple[Any, ...]:
+    """The names that lead to the first such number, then itself; empty if there is none."""
+    if isinstance(value, float):
+        return () if math.isfinite(value) else (value,)
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return next(((name, *path) for name, child in pairs if (path := _not_finite(child))), ())

@@ -19,9 +19,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.adapters._types import BackendError, EmittedRewardError
+from groundwire.adapters._types import BackendError, EmittedRewardError, TraceLimitError
 from groundwire.adapters.tracing.call_writer import CallWriter
-from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord, read_rewards
+from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord, TraceLimit, read_rewards, span_size
 
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
@@ -55,8 +55,9 @@ class Emissions:
     ``store`` stores the fields of a :class:`SpanRecord`, without those that say where it belongs (:func:`stored_by`).
     """
 
-    def __init__(self, store: Callable[[Mapping[str, Any]], None]) -> None:
-        self._store = store
+    def __init__(self, store: Callable[[Mapping[str, Any]], None], limit: TraceLimit | None = None) -> None:
+        self._store, self._limit = store, limit or TraceLimit()
+        self._spans = self._size = 0
         self.failure: Future[BackendError] = Future()
         """What the attempt fails of, once it has emitted what it must not."""
         self._calls: list[_Call] = []
@@ -80,14 +81,21 @@ class Emissions:
         return call.id
 
     def write(self, fields: Mapping[str, Any]) -> None:
-        """Store a span. After the first one that fails the attempt none is."""
+        """Store a span. The first one that the attempt must not emit fails it, and is the last."""
         if self.failure.done():
             return
+        attributes = fields["attributes"]
+        self._spans, self._size = self._spans + 1, self._size + span_size(attributes)
+        failure: BackendError | None = None
+        if problem := self._limit.exceeded_by(self._spans, self._size):
+            failure = TraceLimitError(problem)
         try:
-            read_rewards(fields["attributes"])
+            read_rewards(attributes)
         except ValueError as error:
+            failure = EmittedRewardError(f"the agent emitted no reward: {error}")
+        if failure is not None:
             with suppress(InvalidStateError):  # another thread was first
-                self.failure.set_result(EmittedRewardError(f"the agent emitted no reward: {error}"))
+                self.failure.set_result(failure)
         self._store(fields)
 
     def add(self, name: str, attributes: Mapping[str, Any], **fields: Any) -> None:

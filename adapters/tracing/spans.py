@@ -51,6 +51,30 @@ class SpanRecord:
     parent_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLimit:
+    """What the spans of an attempt may be, LLM calls included. One beyond it fails the attempt."""
+
+    spans: int = 100_000
+    bytes: int = 1 << 30
+    retry: bool = False
+    """Whether its rollout is then tried again."""
+
+    def exceeded_by(self, spans: int, size: int) -> str:
+        """Why an attempt must not have so many spans, of so many bytes together; empty if it may."""
+        if spans > self.spans:
+            return f"it has more LLM calls and emitted spans than max_spans, {self.spans:,}; the others are lost"
+        if size > self.bytes:
+            most = f"max_trace_mb, {self.bytes >> 20:,} MiB"
+            return f"its LLM calls and emitted spans are larger than {most}; the others are lost"
+        return ""
+
+
+def span_size(attributes: Mapping[str, Any]) -> int:
+    """About how many bytes the attributes of a span take in a store."""
+    return sum(len(name) + len(value if isinstance(value, str) else str(value)) for name, value in attributes.items())
+
+
 class SinkRefusedError(UserError):
     """The sink refuses a request, and would refuse it again."""
 

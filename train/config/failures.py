@@ -9,7 +9,7 @@ from groundwire.tools.files import shorten_repr
 from groundwire.tools.numbers import MAX_REWARD
 from groundwire.train.config.errors import ConfigError
 
-POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long", "unreadable_answer")
+POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "trace_limit", "prompt_too_long", "unreadable_answer")
 """What the policy caused. By default these score as the worst answer, in training and in validation."""
 FAILURE_TYPES = (
     *POLICY_FAILURES,

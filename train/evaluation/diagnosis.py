@@ -37,6 +37,7 @@ KINDS = {
     "agent": "the agent's own code failed",
     "malformed_output": "the agent cannot use a reply",
     "turn_limit": "the agent reached its limit of turns",
+    "trace_limit": "the agent emitted more spans than the run allows",
     "setup": "the agent failed before its first LLM call, or as the run is set up",
     "tool": "a tool failed, or what it runs on",
     "failed": "another failure",

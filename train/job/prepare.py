@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from groundwire import adapters, domains, rewards
 from groundwire.adapters.agents.backend import AgentBackend
 from groundwire.domains.task_list import is_file
@@ -17,6 +19,7 @@ from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.machine import rollouts_at_once
+from groundwire.tools.numbers import check_finite
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.types import TEXT
@@ -68,6 +71,7 @@ def prepare(
     if data.folder is not None:  # which an environment variable may have named
         config = config.model_copy(update={"data_dir": data.folder})
     if config.runner_processes or config.external_store_address is not None:
+        _check_json(tasks)
         _check_databases(config, data, domain)
     possible, fewer = rollouts_at_once(config.max_batch) if trainer.in_process else (config.n_runners, "")
     if config.n_runners > possible:
@@ -177,6 +181,19 @@ def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData
         return
     if missing := [task["id"] for task in (*data.train, *data.validation) if not task.get("answer")]:
         raise CommandError(f"{data.source}: {len(missing)} tasks have no answer, such as {missing[0]}; {NO_REFERENCE}")
+
+
+def _check_json(tasks: Sequence[domains.Task]) -> None:
+    """Runners in other processes get tasks as JSON: raise an error for one with a column that has no such form."""
+    for task in tasks:
+        for name, value in task.items():
+            try:
+                check_finite({name: value})
+                pydantic_core.to_json(value)
+            except ValueError as error:
+                raise domains.DataError(
+                    f"task {task['id']!r:.100}, column {name!r:.100}: {error}; other processes get it as JSON"
+                ) from error
 
 
 def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.spans import TraceLimit
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.outcome import FailureScores, final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
@@ -41,8 +42,8 @@ class RolloutCollector:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
     has ended. ``runner_failure`` gives a message once no runner of the run is left.
 
-    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each rollout of :meth:`run`,
-    before it is returned.
+    After ``attempt_timeout_s`` seconds, or beyond ``trace_limit``, the store gives up an attempt. ``on_result`` gets
+    each rollout of :meth:`run`, before it is returned.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
@@ -59,6 +60,7 @@ class RolloutCollector:
         retries: int = 1,
         scores: FailureScores | None = None,
         attempt_timeout_s: float = 240.0,
+        trace_limit: TraceLimit | None = None,
         poll_s: float = 0.5,
         notify_runners: Callable[[], None] = lambda: None,
         runner_failure: Callable[[], str] = lambda: "",
@@ -76,6 +78,7 @@ class RolloutCollector:
         self._notify_runners, self._runner_failure, self._on_result = notify_runners, runner_failure, on_result
         self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
         self._max_attempts, self._timeout_s, self._unresponsive_s = 1 + retries, attempt_timeout_s, unresponsive_s
+        self._trace_limit = trace_limit or TraceLimit()
         store.on_attempt_end = self.notify
         self._is_published, self._publishing = False, asyncio.Lock()
         self._waiting: dict[str, asyncio.Future[None]] = {}
@@ -122,7 +125,7 @@ class RolloutCollector:
         for rollout in rollouts:
             rollout.resources_id, rollout.settings = self._resources_id, self._settings
             rollout.prompts = self._prompts if rollout.prompts is None else rollout.prompts
-            rollout.max_attempts = self._max_attempts
+            rollout.max_attempts, rollout.trace_limit = self._max_attempts, self._trace_limit
             rollout.timeout_s, rollout.unresponsive_s = self._timeout_s, self._unresponsive_s
         await self._store.enqueue(rollouts)
         ends = [self._watch(rollout.rollout_id) for rollout in rollouts]

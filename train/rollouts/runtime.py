@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.spans import TraceLimit
 from groundwire.domains import Domain
 from groundwire.tools.http.access_token import given_token, token_for
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.failures import failure_scores
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
@@ -201,6 +203,11 @@ class RolloutRuntime:
             retries=config.retries,
             scores=self.scores,
             attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
+            trace_limit=TraceLimit(
+                spans=config.max_spans,
+                bytes=config.max_trace_mb << 20,
+                retry=adapters.TraceLimitError.kind not in failure_scores(config.failures),
+            ),
             notify_runners=runners.notify,
             runner_failure=self.runner_failure,
             resources_id=self._resources_id,

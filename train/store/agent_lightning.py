@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans
 from groundwire.adapters.tracing.calls import AGENT, PROMPT_IDS, order_calls, to_json
-from groundwire.adapters.tracing.spans import REWARD_PREFIX, SpanRecord
+from groundwire.adapters.tracing.spans import REWARD_PREFIX, SpanRecord, TraceLimit
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.train.store.limits import AnyJson, Attributes, Count, Id, Items, Seconds, Table, Time
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
@@ -37,8 +37,9 @@ _CONFIG: Mapping[str, str] = {
     "unresponsive_s": "unresponsive_seconds",
     "max_attempts": "max_attempts",
     "retry_on": "retry_condition",
+    "trace_limit": "trace_limit",
 }
-"""Agent Lightning's names of the fields that say how often a rollout is tried."""
+"""Agent Lightning's names of the fields that say how a rollout is tried, and ours of one that it does not know."""
 REQUESTED = ("task", "mode", "resources_id", "metadata", *_METADATA, *_CONFIG)
 """The fields of a rollout that a client sets."""
 _OUTCOME = "groundwire.outcome"
@@ -65,6 +66,7 @@ class Config(BaseModel):
     unresponsive_seconds: Seconds | None = None
     max_attempts: Annotated[Count, Field(ge=1)] = 1
     retry_condition: Items[AttemptStatus] = []
+    trace_limit: TraceLimit = TraceLimit()
 
 
 class Request(BaseModel):
@@ -247,9 +249,13 @@ def outcome_span(outcome: Outcome, rollout_id: str, attempt_id: str, number: int
         attributes=attributes,
         start_time=now,
         end_time=now,
-        # The same for an attempt's outcome that is sent again: it is stored once.
-        span_id=hashlib.blake2b(f"{rollout_id}/{attempt_id}".encode(), digest_size=8).hexdigest(),
+        span_id=outcome_span_id(rollout_id, attempt_id),
     )
+
+
+def outcome_span_id(rollout_id: str, attempt_id: str) -> str:
+    """The same for an attempt's outcome that is sent again: it is stored once."""
+    return hashlib.blake2b(f"{rollout_id}/{attempt_id}".encode(), digest_size=8).hexdigest()
 
 
 def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRecord], Outcome]:

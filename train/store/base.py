@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from groundwire.train.store.rollout import (
     RolloutStatus,
 )
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T", bound=LLMCall | SpanRecord | Outcome)
 _QUEUED, _OPEN = ("queuing", "requeuing"), ("preparing", "running")
 _TEXTS: Mapping[type, Sequence[str]] = {
@@ -209,13 +211,31 @@ class StateMachine(RolloutStore):
             self._set_status(rollout, "succeeded" if status == "succeeded" else "requeuing" if again else "failed")
         self._save(rollout)
 
+    def _has_room(self, rollout: Rollout, attempt: Attempt, size: int) -> bool:
+        """Count a new call or annotation of an attempt. The first one without room fails the attempt."""
+        if attempt.is_full:
+            return False
+        problem = rollout.trace_limit.exceeded_by(attempt.spans + 1, attempt.size + size)
+        if not problem:
+            attempt.spans, attempt.size = attempt.spans + 1, attempt.size + size
+            return True
+        attempt.is_full = True
+        _log.warning("rollout %.100r: %s", rollout.rollout_id, problem)
+        if attempt.status not in ENDED:
+            self._set_outcome(rollout, attempt, Outcome(failure="trace_limit", message=problem))
+            self._end(rollout, attempt, "failed" if rollout.trace_limit.retry else "succeeded")
+            if self.on_attempt_end is not None:
+                self.on_attempt_end(rollout.rollout_id)
+        self._save(rollout)
+        return False
+
     def _note_calls(self, rollout: Rollout, attempt: Attempt) -> None:
-        """Calls of an open attempt are a sign of life. A late call changes nothing."""
+        """Calls of an open attempt are a sign of life. A late call changes nothing but their count."""
         if attempt.status in _OPEN:
             attempt.heartbeat, attempt.status = time.time(), "running"
             if attempt is rollout.attempts[-1]:
                 self._set_status(rollout, "running")
-            self._save(rollout)
+        self._save(rollout)
 
     def _give_up_overdue(self) -> None:
         now = time.time()

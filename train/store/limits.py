@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from groundwire.tools.numbers import check_finite
+
 MAX_REQUEST_BYTES = 16 << 20
 """A call of a million tokens is about 10 MB of JSON."""
 MAX_ITEMS = 10_000
@@ -36,13 +38,14 @@ def _check_printable(text: str) -> str:
     return text
 
 
-def _check_depth(value: Any) -> Any:
+def _check_json(value: Any) -> Any:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, (dict, list))]:
         depth += 1
         if depth > _MAX_DEPTH:
             raise ValueError(f"the JSON is nested more than {_MAX_DEPTH} levels deep")
         level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+    check_finite(value)
     return value
 
 
@@ -63,8 +66,8 @@ Count = Annotated[int, Field(ge=0, le=1 << 53)]  # exact in every JSON reader; S
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, lt=_MAX_TIME)]
 Items = Annotated[list[T], Field(max_length=MAX_ITEMS)]
-AnyJson = Annotated[Any, AfterValidator(_check_depth)]
-Table = Annotated[dict[str, Any], AfterValidator(_check_depth)]
+AnyJson = Annotated[Any, AfterValidator(_check_json)]
+Table = Annotated[dict[str, Any], AfterValidator(_check_json)]
 # For a union of eight types, as Agent Lightning declares them, pydantic would try one after the other, and keep an
 # error for each token id.
 Attributes = Annotated[dict[str, Any], AfterValidator(check_attributes)]

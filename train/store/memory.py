@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall, order_calls
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import SpanRecord, span_size
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.train.store.base import StateMachine, attempt_of, without_secrets
 from groundwire.train.store.rollout import Attempt, Outcome, Rollout
@@ -17,6 +17,14 @@ _SCAN_S = 0.1
 _MANY = 1000
 """Calls and annotations that take some milliseconds to put into order."""
 _Item = LLMCall | SpanRecord
+
+
+def _size(item: _Item) -> int:
+    """About how many bytes it takes in a store of another process."""
+    if isinstance(item, SpanRecord):
+        return span_size(item.attributes)
+    texts = len(item.messages_json) + len(item.tools_json) + len(item.reply_json)
+    return texts + 5 * (len(item.prompt_ids) + 2 * len(item.response_ids))
 
 
 class MemoryStore(StateMachine):
@@ -77,7 +85,10 @@ class MemoryStore(StateMachine):
         items = self._items.setdefault(rollout_id, {})
         if key in items:
             return
-        items[key] = item = without_secrets(item, self._mask)
+        item = without_secrets(item, self._mask)
+        if not self._has_room(rollout, attempt, _size(item)):
+            return
+        items[key] = item
         number = item.sequence if isinstance(item, LLMCall) else item.sequence_id
         self._numbers[rollout_id] = max(number, self._numbers.get(rollout_id, 0))
         self._note_calls(rollout, attempt)

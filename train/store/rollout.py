@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, select_calls
 from groundwire.adapters.tracing.sampling import attempt_sampling
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import SpanRecord, TraceLimit
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 
@@ -51,6 +51,12 @@ class Attempt:
     heartbeat: float | None = None
     """The last sign of life of its runner."""
     worker_id: str | None = None
+    spans: int = 0
+    """How many calls and annotations the store has of it."""
+    size: int = 0
+    """Of these, about how many bytes."""
+    is_full: bool = False
+    """Whether it had more than the rollout's limit: those are lost, and it has failed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +118,8 @@ class Rollout:
     max_attempts: int = 1
     retry_on: Sequence[AttemptStatus] = ("failed", "timeout", "unresponsive")
     """The ends of an attempt after which the rollout is tried again, while ``max_attempts`` allow it."""
+    trace_limit: TraceLimit = field(default_factory=TraceLimit)
+    """Of the spans of an attempt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What another client of the store noted about it."""
     status: RolloutStatus = "queuing"

@@ -26,9 +26,11 @@ from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.files import new_database
+from groundwire.tools.numbers import check_finite
 from groundwire.train.store.agent_lightning import (
     Request,
     outcome_span,
+    outcome_span_id,
     read_record,
     read_request,
     read_resources,
@@ -132,15 +134,23 @@ class SqliteStore(StateMachine):
                 self.add_span_rows(span.rollout_id, span.attempt_id, [span_json(span)])
 
     def add_span_rows(self, rollout_id: str, attempt_id: str, spans: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Store spans of an attempt, which are JSON; returns the ids of the new ones. Raises ``ValueError``."""
+        """Store spans of an attempt, which are JSON; returns the ids of the new ones, without those that are beyond the
+        rollout's limit. Raises ``ValueError``.
+        """
         with self._transaction():
             rollout = self._known(rollout_id)
-            attempt, new = attempt_of(rollout, attempt_id), []
+            attempt, new, outcome_id = attempt_of(rollout, attempt_id), [], outcome_span_id(rollout_id, attempt_id)
             for span in spans:
+                limited = span["span_id"] != outcome_id
+                if limited and attempt.is_full:
+                    continue
                 body = to_json(span, inf_nan_mode="strings").decode()  # JSON has neither NaN nor infinity
                 row = (rollout_id, attempt_id, span["span_id"], span["sequence_id"], body)
                 insert = "INSERT OR IGNORE INTO spans (rollout_id, attempt_id, span_id, sequence_id, body)"
-                if self._conn.execute(f"{insert} VALUES (?, ?, ?, ?, ?)", row).rowcount:
+                inserted = self._conn.execute(f"{insert} VALUES (?, ?, ?, ?, ?)", row)
+                if inserted.rowcount and limited and not self._has_room(rollout, attempt, len(body)):
+                    self._conn.execute("DELETE FROM spans WHERE id = ?", (inserted.lastrowid,))
+                elif inserted.rowcount:
                     new.append(span["span_id"])
             if new:
                 last = max(span["sequence_id"] for span in spans)
@@ -243,6 +253,7 @@ class SqliteStore(StateMachine):
             raise sqlite3.DatabaseError(f"table {table}: a value is damaged") from error
 
     def _insert(self, rollout: Rollout) -> None:
+        check_finite({"input": rollout.task})  # SQLite reads none of a JSON text with such a number
         if rollout.resources_id is None and (newest := self._resources(None)) is not None:
             rollout.resources_id = newest["resources_id"]
         fields = (rollout.rollout_id, rollout.status, rollout.mode, rollout.resources_id, rollout.started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -20,11 +21,13 @@ from spider_folder import make_spider
 from groundwire import domains
 from groundwire.domains import database_folders, is_inside
 from groundwire.domains.spider.loader import BUNDLED
+from groundwire.domains.task_list import task_list
 from groundwire.rewards import JudgeSettings
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.job.job import Objects
 from groundwire.train.job.prepare import prepare
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.outcome import final_outcome
@@ -354,6 +357,20 @@ def test_a_trainer_whose_runners_could_not_read_a_database_does_not_start(tmp_pa
             prepare(resolve("fast", data_dir=str(folder), **runners))
         assert f"1 of 2 databases are outside of the data's folder ({folder})" in str(error.value)
         assert f"such as {tmp_path / 'cars' / 'cars.sqlite'}: copy them into it" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [([{"price": math.nan}], "extra.0.price is nan, which is no number in JSON"), (math.inf, "extra is inf"),
+     (b"\xff", "invalid utf-8"), (object(), "Unable to serialize")],
+)  # fmt: skip
+def test_tasks_that_json_cannot_hold_are_refused_where_other_processes_run_them(value: Any, problem: str) -> None:
+    tasks = task_list([{"question": f"{n}?", "id": f"t{n}", "extra": value} for n in range(10)])
+    objects = Objects(domain=tasks, domain_is_named=True)
+    settings = {"backend": "command", "agent": "cat", "reward": "executes"}
+    for runners in ({"runner_processes": 2}, {"external_store_address": STORE}):
+        with pytest.raises(domains.DataError, match=f"column 'extra': .*{problem}"):
+            prepare(resolve("fast", **settings, **runners), objects=objects)
 
 
 def _turns(count: int) -> dict[str, Any]:

@@ -13,18 +13,29 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.call_writer import CallWriter
 from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions, stored_by
-from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.spans import SpanRecord, TraceLimit
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import Runner
+from groundwire.train.rollouts.outcome import final_outcome
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.lightning_store import LightningStore
 from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.remote import RemoteStore
-from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.store.server import application
 from groundwire.train.store.sqlite import MEMORY
+
+
+@asynccontextmanager
+async def _store(kind: str) -> AsyncIterator[RolloutStore]:
+    if kind == "remote":
+        async with _remote(LightningStore(MEMORY)) as client:
+            yield client
+    else:
+        yield MemoryStore() if kind == "memory" else LightningStore(MEMORY)
 
 
 @asynccontextmanager
@@ -174,6 +185,81 @@ async def test_calls_that_wait_for_numbers_get_them_together() -> None:
     await store.get(rollout.rollout_id)
     assert [span.name for span in rollout.annotations] == [f"n{number}" for number in range(1000)]
     assert store.reservations < 20
+
+
+_KINDS = pytest.mark.parametrize("kind", ["memory", "sqlite", "remote"])
+
+
+@_KINDS
+async def test_an_attempt_with_more_spans_than_its_limit_has_failed_and_keeps_the_first(kind: str) -> None:
+    async with _store(kind) as store:
+        rollout, other = [await _take(store, trace_limit=TraceLimit(spans=3)) for _ in range(2)]
+        attempt_id = rollout.attempts[-1].attempt_id
+        calls = [
+            LLMCall(rollout_id=rollout.rollout_id, attempt_id=attempt_id, sequence=n, prompt_ids=[n]) for n in (1, 2)
+        ]
+        await store.add_calls([calls[0], calls[0]])  # the same twice is one
+        await store.add_annotations(_spans(rollout, 2))
+        assert await store.ended([rollout.rollout_id]) == []
+        await store.add_calls([calls[1]])
+        assert await store.ended([rollout.rollout_id]) == [rollout.rollout_id]
+        await store.add_annotations(_spans(rollout, 7))
+        await store.add_annotations(_spans(other, 3))
+        for one in (rollout, other):  # by a runner that does not know of it
+            await store.end_attempt(one.rollout_id, one.attempts[-1].attempt_id, Outcome(reward=1.0), failed=False)
+        ended, kept = [await store.get(one.rollout_id) for one in (rollout, other)]
+        assert ended is not None
+        assert kept is not None
+        assert (len(ended.calls), [span.name for span in ended.annotations]) == (1, ["n0", "n1"])
+        outcome = final_outcome(ended)
+        assert (outcome.status, outcome.reward) == ("trace_limit", None)
+        assert outcome.message == "it has more LLM calls and emitted spans than max_spans, 3; the others are lost"
+        assert (len(kept.annotations), final_outcome(kept).reward) == (3, 1.0)
+
+
+@_KINDS
+async def test_the_bytes_of_an_attempt_are_limited_too(kind: str) -> None:
+    async with _store(kind) as store:
+        rollout = await _take(store, trace_limit=TraceLimit(bytes=1 << 20))
+        for span in _spans(rollout, 20, "x" * 100_000):
+            await store.add_annotations([span])
+        ended = await store.get(rollout.rollout_id)
+        assert ended is not None
+        assert 8 <= len(ended.annotations) <= 10
+        assert final_outcome(ended).message == (
+            "its LLM calls and emitted spans are larger than max_trace_mb, 1 MiB; the others are lost"
+        )
+
+
+@_KINDS
+async def test_an_attempt_beyond_its_limit_is_tried_again_if_the_rollout_says_so(kind: str) -> None:
+    async with _store(kind) as store:
+        first = await _take(store, trace_limit=TraceLimit(spans=2, retry=True), max_attempts=2)
+        first_id = first.attempts[-1].attempt_id
+        late = _spans(first, 4)
+        await store.add_annotations(late)
+        [again] = await store.dequeue(1)
+        assert again.attempts[-1].number == 2
+        await store.add_annotations(late)  # of the attempt that has failed
+        await store.end_attempt(again.rollout_id, first_id, Outcome(reward=0.5), failed=False)
+        await store.add_annotations(_spans(again, 2))
+        await store.end_attempt(again.rollout_id, again.attempts[-1].attempt_id, Outcome(reward=1.0), failed=False)
+        ended = await store.get(again.rollout_id)
+        assert ended is not None
+        assert (len(ended.annotations), final_outcome(ended).reward) == (2, 1.0)
+
+
+async def test_the_spans_of_an_attempt_are_still_counted_after_a_restart(tmp_path: Path) -> None:
+    store = LightningStore(tmp_path / "store.db")
+    rollout = await _take(store, trace_limit=TraceLimit(spans=3))
+    await store.add_annotations(_spans(rollout, 2))
+    store.close()
+    store = LightningStore(tmp_path / "store.db")
+    await store.add_annotations(_spans(rollout, 6))
+    ended = await store.get(rollout.rollout_id)
+    assert ended is not None
+    assert (len(ended.annotations), final_outcome(ended).status) == (3, "trace_limit")
+    store.close()
 
 
 async def test_old_rollouts_with_many_spans_are_deleted_in_parts(tmp_path: Path) -> None:

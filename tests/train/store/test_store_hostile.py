@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import sqlite3
 import zlib
 from collections.abc import AsyncIterator
@@ -178,6 +179,17 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
             "/rollouts",
             {"input": {}, "config": {"timeout_seconds": float("nan")}},
             "config.timeout_seconds: Input should be a finite number",
+        ),
+        ("/rollouts", {"input": {"a": [1, {"b": math.nan}]}}, "input: a.1.b is nan, which is no number in JSON"),
+        ("/rollouts", {"input": math.inf}, "input: it is inf, which is no number in JSON"),
+        ("/queues/rollouts/enqueue", {"rollouts": [{"input": {"x": -math.inf}}]}, "rollouts.0.input: x is -inf, which"),
+        ("/rollouts/r", {"input": {"x": [math.nan]}}, "input: x.0 is nan, which is no number in JSON"),
+        ("/rollouts", {"input": {}, "metadata": {"sampling": {"top_p": math.nan}}}, "metadata: sampling.top_p is nan"),
+        ("/workers/w", {"heartbeat_stats": {"load": math.nan}}, "heartbeat_stats: load is nan, which is no number"),
+        (
+            "/rollouts",
+            {"input": {}, "config": {"trace_limit": {"spans": "many"}}},
+            "config.trace_limit.spans: Input should be a valid integer",
         ),
         ("/rollouts", {"input": {}, "metadata": {"a": _DEEP}}, "nested more than 64 levels deep"),
         ("/queues/rollouts/enqueue", {"rollouts": [{"input": _DEEP}]}, "nested more than 64 levels deep"),

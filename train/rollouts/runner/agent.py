@@ -27,7 +27,7 @@ from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RequestRefusedError, UnreadableAnswerError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.runner.request_check import POLICY_RESOURCE, RequestCheck
+from groundwire.train.rollouts.runner.request_check import RequestCheck, policy_of
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.rollout import Outcome, ProxyLLM, Rollout
 
@@ -84,7 +84,7 @@ class RolloutAgent:
         try:
             if self._check is not None:
                 self._check.check(rollout, resources)
-            policy: ProxyLLM = resources[POLICY_RESOURCE]
+            policy = policy_of(resources)
             endpoint = _endpoint(policy, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
                 if self._lit_agents is None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError, CallWriter
 from groundwire.adapters.tracing.emitted_spans import Emissions, stored_by
+from groundwire.tools.secrets import mask_secrets
+from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.runner.emitters import Emitters
 from groundwire.train.store.base import RolloutStore
@@ -29,6 +31,9 @@ _STOP_S = 5.0
 _CLOSE_S = 5.0
 _FLUSH_S = 120.0
 _MIN_HEARTBEAT_S = 0.1
+_MAX_MESSAGE = 2000
+_KINDS = {RequestRefusedError: RequestRefusedError.kind, CallsNotStoredError: "not_stored"}
+"""The types of failures of rollouts that a pool cannot run to their ends."""
 
 
 class RunnerPool:
@@ -112,33 +117,45 @@ class RunnerPool:
         outcome: Outcome | None = None
         failed = True
         try:
-            resources = await self._store.get_resources(rollout.resources_id)
-            if resources is None:
-                raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
             self._in_agents.add(task)
             try:
                 if not self._stopping.is_set():
-                    outcome, failed = await self._run_agent(rollout, resources)
-            except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
+                    outcome, failed = await self._run_agent(rollout)
+            except Exception as error:  # the attempt failed: the store gives the rollout to another runner, or ends it
                 _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
+                kind = _KINDS.get(type(error))
+                message = str(error) if kind else f"the runner failed: {error!r}"
+                outcome = Outcome(failure=kind or "no_result", message=mask_secrets(message)[:_MAX_MESSAGE])
             finally:  # also when the pool stops, which cancels this task
                 self._in_agents.discard(task)
                 await self._store.end_attempt(rollout.rollout_id, attempt_id, outcome, failed=failed)
-        except Exception as error:  # the store failed before the agent was started, or after its end
-            _log.warning("rollout %.100r could not be run: %s", rollout.rollout_id, error)
+        except Exception as error:  # the store failed
+            _log.warning("the end of rollout %.100r could not be stored: %s", rollout.rollout_id, error)
         finally:
             heartbeat.cancel()
 
-    async def _run_agent(self, rollout: Rollout, resources: Mapping[str, Any]) -> tuple[Outcome, bool]:
-        """Raises :class:`CallsNotStoredError` if the store refuses a span that the agent emitted."""
+    async def _run_agent(self, rollout: Rollout) -> tuple[Outcome, bool]:
+        """Raises :class:`RequestRefusedError` if the store has no resources for the rollout, and
+        :class:`CallsNotStoredError` if it refuses a span that the agent emitted.
+        """
+        rollout_id, resources = rollout.rollout_id, await self._resources(rollout.resources_id)
         writer = self._writer = self._writer or CallWriter(self._store, self._store.add_annotations)
-        rollout_id = rollout.rollout_id
         store = stored_by(writer, rollout_id=rollout_id, attempt_id=rollout.attempts[-1].attempt_id)
         try:
-            with Emissions(store).activate():
+            with Emissions(store, rollout.trace_limit).activate():
                 return await self._agent.run(rollout, resources, self._store)
         finally:
             await writer.flush(rollout_id, timeout_s=_FLUSH_S)
+
+    async def _resources(self, resources_id: str | None) -> Mapping[str, Any]:
+        name = f"resources {resources_id!r:.100}" if resources_id else "resources"
+        try:
+            resources = await self._store.get_resources(resources_id)
+        except ValueError as error:
+            raise RequestRefusedError(f"the {name} in the store cannot be read: {error}") from error
+        if resources is None:
+            raise RequestRefusedError(f"the store has no {name}: store them before the rollouts that name them")
+        return resources
 
     async def _send_heartbeats(self, rollout: Rollout) -> None:
         if rollout.unresponsive_s is None:

@@ -103,9 +103,7 @@ class RequestCheck:
                 "the agents in the trainer's process have other settings than the rollout: start the trainer with "
                 "--n-runners 0, and the agents with groundwire runner"
             )
-        policy = resources.get(POLICY_RESOURCE)
-        if not isinstance(policy, ProxyLLM):
-            raise RequestRefusedError(f"the rollout's resources have no {POLICY_RESOURCE!r} of the type proxy_llm")
+        policy = policy_of(resources)
         self._check_policy(policy.endpoint)
         for sampling in (policy.sampling_parameters, rollout.sampling):
             if not isinstance(sampling, Mapping) or sampling.keys() - _SAMPLING:
@@ -147,6 +145,14 @@ class RequestCheck:
                     f"the task's database {path!r:.300} is not in the data of this runner ({folders}): start the "
                     "runner with the trainer's --data-dir, on a machine that has it at the same path"
                 )
+
+
+def policy_of(resources: Mapping[str, Any]) -> ProxyLLM:
+    """The policy among the resources of a rollout. Raises :class:`RequestRefusedError`."""
+    policy = resources.get(POLICY_RESOURCE)
+    if not isinstance(policy, ProxyLLM):
+        raise RequestRefusedError(f"the rollout's resources have no {POLICY_RESOURCE!r} of the type proxy_llm")
+    return policy
 
 
 def _option(name: str) -> str:
