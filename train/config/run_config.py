@@ -232,7 +232,7 @@ class RunConfig(AgentSettings):
     sampling_budget: float = _sampling(
         1.0,
         "Above 1: replace groups with equal rewards (dynamic sampling) until tasks_per_step groups differ or "
-        "a step has this many times its rollouts",
+        "a step has this many times its groups",
         ge=1,
     )
     further_rollouts: int = _sampling(
