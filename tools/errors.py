@@ -177,6 +177,8 @@ def machine_error(error: Exception) -> str:
     """What the machine lacks, or which file cannot be used, if that is what ``error`` says; else empty."""
     if (reason := shortage(error)) or not isinstance(error, OSError):
         return reason
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space is left on the disk{f' of {error.filename}' if error.filename else ''}: free some"
     if error.filename is None and error.errno not in _USER_ERRNOS:
         return ""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"

@@ -62,12 +62,14 @@ def why(run_dir: str | Path | None = None, rollout_id: str | None = None) -> Exp
 @named_layer("train")
 def report(run_dir: str | Path | None = None) -> Page:
     """Write ``report.html`` into the folder of a run, as ``groundwire report`` does; by default of the last."""
+    from groundwire.train.artifacts.checkpoints import atomic_write
     from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir
     from groundwire.train.report.build import build
 
     run = RunDir.open(run_dir or LAST_RUN)
     page = run.path / "report.html"
-    page.write_text(build(run).html, encoding="utf-8")
+    with atomic_write(page) as file:
+        file.write_text(build(run).html, encoding="utf-8")
     return Page(page)
 
 

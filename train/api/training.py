@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
 from groundwire.domains.text_to_sql.golds import with_gold_trust
-from groundwire.tools.errors import CommandError, check_layer
+from groundwire.tools.errors import CommandError, check_layer, machine_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import show_line, spinner
@@ -125,9 +125,15 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
             try:
                 with ProgressDisplay(output, trainer.steps_shown(config)) as display:
                     trainer.train(job, run, display, shutdown)
-            finally:
+            except BaseException:
                 with shutdown.critical_section("writing the summary"):
-                    summary = _conclude(job, run)
+                    try:
+                        _conclude(job, run)
+                    except Exception as error:  # the first error is the one to report
+                        say(f"warning: the summary was not written: {machine_error(error) or error}", err=True)
+                raise
+            with shutdown.critical_section("writing the summary"):
+                summary = _conclude(job, run)
     if text := trainer.result(run):
         show_line(output, text)
     show_summary(output, summary, relative_path(run.path), job.domain)

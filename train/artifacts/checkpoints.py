@@ -5,6 +5,7 @@ Of a run these are its checkpoints: ``step-00012/`` and so on, and ``best/``.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from typing import Any
 from groundwire.tools.files import read_bytes, read_json
 
 _KEPT = 2
+_DISK_FULL_BYTES = 8 << 20
+"""A failed write with less free space than this is reported as a full disk."""
 _VALIDATION = "validation.json"
 _FIGURES = {"step": int, "accuracy": float, "n": int, "total": int, "scores": dict}
 
@@ -25,12 +28,31 @@ _FIGURES = {"step": int, "accuracy": float, "n": int, "total": int, "scores": di
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it replaces ``path`` at the end. After an error the old file stays."""
     part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
     try:
         yield part
         sync(part)
         part.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file and flush it to the disk. After an error the file is as it was, without a part of it."""
+    with open(path, "ab", buffering=0) as file:
+        end, rest = file.tell(), memoryview(f"{line}\n".encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(path)
+            with suppress(OSError):
+                file.truncate(end)
+            raise
 
 
 def sync(path: Path) -> None:
@@ -54,7 +76,7 @@ class Checkpoints:
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
         """A temporary folder to fill; renamed at the end. All but the newest two checkpoints are then deleted."""
-        with self._write_folder(f"step-{step:05d}") as part:
+        with self.write_folder(f"step-{step:05d}") as part:
             yield part
         for old in self.paths()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
@@ -62,7 +84,7 @@ class Checkpoints:
     @contextmanager
     def write_best(self, step: int, validation: Mapping[str, Any]) -> Iterator[Path]:
         """Likewise for the model with the best validation so far, which replaces the earlier one."""
-        with self._write_folder("best") as part:
+        with self.write_folder("best") as part:
             yield part
             figures = {**validation, "step": step}
             (part / _VALIDATION).write_text(json.dumps({name: figures[name] for name in _FIGURES}) + "\n")
@@ -77,7 +99,11 @@ class Checkpoints:
         return None
 
     @contextmanager
-    def _write_folder(self, name: str) -> Iterator[Path]:
+    def write_folder(self, name: str) -> Iterator[Path]:
+        """A temporary folder that becomes ``name`` at the end, in place of an earlier one.
+
+        A full disk is the usual ``OSError``: torch and safetensors have their own.
+        """
         self.folder.mkdir(exist_ok=True)
         part = self.folder / f".{name}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -90,8 +116,11 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
             sync(self.folder)
-        except BaseException:
+        except BaseException as error:
+            is_full = isinstance(error, Exception) and shutil.disk_usage(part).free < _DISK_FULL_BYTES
             shutil.rmtree(part, ignore_errors=True)
+            if is_full and not isinstance(error, OSError):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from error
             raise
 
     def paths(self) -> list[Path]:

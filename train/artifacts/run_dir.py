@@ -31,7 +31,7 @@ from typing import Any
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_repr
 from groundwire.tools.secrets import masked_values
-from groundwire.train.artifacts.checkpoints import Checkpoints, atomic_write, step_number
+from groundwire.train.artifacts.checkpoints import Checkpoints, append_line, atomic_write, step_number
 from groundwire.train.artifacts.metrics_lines import check_names, line_error
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
@@ -97,8 +97,9 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Lock the run against other processes. At the end, a folder that this object created is deleted if empty.
 
-        Raises :class:`RunDirError` if another process has locked the run.
+        Raises :class:`RunDirError` if another process has locked the run, and as :meth:`check_links`.
         """
+        self.check_links()
         lock = self.path / ".lock"
         if lock.exists() and not lock.is_file():
             raise RunDirError(f"{lock} is not a regular file: delete it")
@@ -117,14 +118,27 @@ class RunDir:
                     owner = file.read().strip() or "another process"
                     raise RunDirError(f"{self.path} is in use by {owner}: wait until it ends, or stop it") from None
                 # other errors: the file system has no locks, and the run goes on without one
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n")
-            file.flush()
+            with suppress(OSError):  # a full disk
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}\n".encode())
             try:
                 yield
             finally:
                 if self._created and self.is_empty():
                     shutil.rmtree(self.path, ignore_errors=True)
+
+    def check_links(self) -> None:
+        """Raise :class:`RunDirError` for a link that leads out of the folder: files would be changed and deleted there.
+
+        To be called before the first change of an existing run.
+        """
+        for parent, folders, files in os.walk(self.path):
+            for path in (Path(parent, name) for name in (*folders, *files)):
+                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.path.resolve()):
+                    raise RunDirError(
+                        f"{path} is a link out of the run, to {os.readlink(path)}, where files would be changed and "
+                        "deleted: put a copy in its place"
+                    )
 
     def is_empty(self) -> bool:
         """Whether the run has no results yet: only its settings, and with verl the tasks."""
@@ -204,17 +218,14 @@ class RunDir:
     def write_json_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines atomically."""
         with atomic_write(self.path / name) as file:
-            file.write_text("".join(map(_json_line, values)))
+            file.write_text("".join(f"{_json_line(value)}\n" for value in values))
 
     # -- metrics
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``. Raises ``ValueError`` for a key that is not declared."""
         check_names(line)
-        with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(_json_line(line))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path / "metrics.jsonl", _json_line(line))
 
     def write_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write ``metrics.jsonl`` anew. Raises ``ValueError`` for a key that is not declared."""
@@ -250,8 +261,7 @@ class RunDir:
     def append_rollout_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one line to ``rollouts.jsonl``: our part of a step's metrics, and the ``partition`` of its rollouts."""
         check_names({name: value for name, value in line.items() if name != "partition"})
-        with open(self.path / "rollouts.jsonl", "a") as file:
-            file.write(_json_line(line))
+        append_line(self.path / "rollouts.jsonl", _json_line(line))
 
     def rewind(self) -> int:
         """Delete what was written after the newest checkpoint; returns its step, 0 without one."""
@@ -373,18 +383,25 @@ class RunDir:
 
 
 def new_folder(root: str | Path, name: str) -> Path:
-    """A new folder under ``root``: the time, ``name``, and a number if there is one from this second."""
+    """A new folder under ``root``: the time, ``name``, and a number if there is one from this second.
+
+    Raises :class:`RunDirError` if it cannot be made.
+    """
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    for suffix in ("", *(f"-{number}" for number in range(2, 101))):
-        path = Path(root) / f"{name}{suffix}"
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            break
-    return path
+    try:
+        for suffix in ("", *(f"-{number}" for number in range(2, 101))):
+            path = Path(root) / f"{name}{suffix}"
+            with suppress(FileExistsError):
+                path.mkdir(parents=True)
+                return path
+        reason = "there are a hundred of this second"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise RunDirError(f"no folder can be made in {root} ({reason}): give another --output-dir")
 
 
 def _json_line(value: Mapping[str, Any]) -> str:
-    return json.dumps(masked_values(value), ensure_ascii=False) + "\n"
+    return json.dumps(masked_values(value), ensure_ascii=False)
 
 
 def _unreadable_message(path: Path, error: Exception) -> str:

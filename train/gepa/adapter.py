@@ -13,6 +13,7 @@ from gepa import EvaluationBatch
 
 from groundwire.domains import Task
 from groundwire.tools.secrets import masked_values
+from groundwire.train.artifacts.checkpoints import append_line
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Rollout
@@ -141,6 +142,5 @@ class Journal:
     def add(self, key: str, entry: Mapping[str, Any]) -> None:
         """Write an entry, without secrets."""
         self.entries[key] = masked_values(entry)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(self._line_end + json.dumps({"key": key, **self.entries[key]}, ensure_ascii=False) + "\n")
+        append_line(self._path, self._line_end + json.dumps({"key": key, **self.entries[key]}, ensure_ascii=False))
         self._line_end = ""

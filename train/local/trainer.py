@@ -6,10 +6,7 @@ that is interrupted or fails writes a checkpoint of its last complete step first
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,8 +67,6 @@ _MAX_EMPTY_STEPS = 3
 _MAX_SKIPPED_UPDATES = 5
 """Consecutive optimizer steps that were skipped because their gradient was not finite, which end a run."""
 _ROUNDING = 1e-9
-_DISK_FULL_BYTES = 8 << 20
-"""A failed write with less free space than this is reported as a full disk."""
 
 
 class LocalTrainer:
@@ -349,7 +344,7 @@ class LocalTrainer:
             self.run.write_metrics(lines)
 
     def _write_checkpoint(self, step: int) -> None:
-        with self.run.checkpoints.write(step) as folder, self._named_disk_errors(folder):
+        with self.run.checkpoints.write(step) as folder:
             self._save_policy(folder)
             torch.save(self.grpo.state(), folder / "trainer.pt")
 
@@ -363,23 +358,13 @@ class LocalTrainer:
             return
         if best is None or not _is_worse(scores, best["scores"]):
             figures = {**validation, "scores": scores}
-            with self.run.checkpoints.write_best(line["step"], figures) as folder, self._named_disk_errors(folder):
+            with self.run.checkpoints.write_best(line["step"], figures) as folder:
                 self._save_policy(folder)
 
     def _save_policy(self, folder: Path) -> None:
         """Adapters are merged into the weights that are written."""
         with merged_weights(self.model) as weights:
             save_policy(self.model, self.tokenizer, folder, weights)
-
-    @contextmanager
-    def _named_disk_errors(self, folder: Path) -> Iterator[None]:
-        """On a full disk, raise the usual error: torch and safetensors have their own."""
-        try:
-            yield
-        except Exception as error:
-            if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
-            raise
 
 
 def _is_worse(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:

@@ -44,17 +44,19 @@ def main(
             with suppress(KeyboardInterrupt):  # the usual end
                 asyncio.run(serve(run, port=port))
             return
-        if output is None and page.exists() and not page.is_file():
-            raise CommandError(f"{page} is not a regular file: delete it, or give --output FILE")
+        pngs = page.with_suffix("")
+        for path, kind, fits in ((page, "regular file", page.is_file()), (pngs, "folder", pngs.is_dir())):
+            if output is None and (path.is_symlink() or (path.exists() and not fits)):
+                raise CommandError(f"{path} is not a {kind}: delete it, or give --output FILE")
         with spinner("reading the run"):
             report = build(run)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report.html, encoding="utf-8")
         with spinner("drawing"):
-            pngs = draw_pngs(report.charts, page.with_suffix(""))
+            drawn = draw_pngs(report.charts, pngs)
         say(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
-        if pngs:
-            say(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
+        if drawn:
+            say(f"{pngs}/: {', '.join(png.name for png in drawn)}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ import torch
 
 from groundwire.adapters.sql_agents.prompts import extract_sql
 from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.tools.errors import CommandError, machine_error
 from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import console, counted, progress, show_line, spinner
-from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.artifacts.checkpoints import Checkpoints, append_line
 from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
@@ -90,7 +91,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         RunDir(folder).write_json("config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"
     yield f"      {data.size}"
-    try:
+    with _resume_hint(folder):
         with _reporting(folder) as report:
             if settings.gpus > 1:
                 train_on_gpus(trainer, path, chain.from_iterable(reader.groups(0)), held_out, folder, report)
@@ -98,8 +99,19 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
                 trainer.train(reader.steps(trainer.groups), reader.total, val_rows, report)
         yield from _finish(trainer, data, val_rows, folder, reader.left_out)
         return folder / "model"
+
+
+@contextmanager
+def _resume_hint(folder: Path) -> Iterator[None]:
+    """Say after what ends training how it goes on."""
+    try:
+        yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; continue with groundwire sft --resume {folder}") from None
+    except Exception as error:
+        if not (reason := machine_error(error)):
+            raise
+        raise CommandError(f"{reason}; continue with groundwire sft --resume {folder}", 1) from error
 
 
 def train_and_print(
@@ -116,7 +128,8 @@ def train_and_print(
 
 def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
     settings = trainer.settings
-    save_policy(trainer.model, trainer.tokenizer, folder / "model")
+    with Checkpoints(folder).write_folder("model") as part:
+        save_policy(trainer.model, trainer.tokenizer, part)
     yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"
     summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": left_out}
     if val_rows:
@@ -136,12 +149,11 @@ def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Pa
 @contextmanager
 def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     done = 0.0
-    with progress("Training", 1) as advance, open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with progress("Training", 1) as advance:
 
         def report(metrics: dict[str, Any]) -> None:
             nonlocal done
-            file.write(json.dumps(metrics) + "\n")
-            file.flush()
+            append_line(folder / "metrics.jsonl", json.dumps(metrics))
             held_out = f"  held out {metrics['held_out_loss']:.3f}" if "held_out_loss" in metrics else ""
             text = f"step {metrics['step']}  loss {metrics['loss']:.3f}{held_out}  {metrics['seconds']:.0f} s"
             advance(text, metrics["progress"] - done)
@@ -222,6 +234,7 @@ def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:
         stored = read_json(folder / "config.json", unique=True)["sft"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{folder} is no run of groundwire sft: {error}") from error
+    RunDir(folder).check_links()
     return SFTSettings(**{**stored, **given})
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from programs import ROOT
+from safetensors.torch import save_file
 
-from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
+from groundwire.tools.errors import machine_error
+from groundwire.train.artifacts import run_dir
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError, new_folder
 
 
 @pytest.fixture
@@ -267,3 +275,110 @@ def test_an_unreadable_file_of_rollouts_is_reported_and_the_others_are_read(run:
     assert len(run.merge_rollouts()) == 2
     with pytest.raises(RunDamagedError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
         run.rollouts()
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "rollouts", "checkpoints", "checkpoints/step-00001"])
+def test_a_link_out_of_the_run_is_refused_before_anything_is_changed(run: RunDir, tmp_path: Path, name: str) -> None:
+    for step in range(4):
+        _step(run, step)
+    outside = tmp_path / "outside"
+    (run.path / name).rename(outside) if (run.path / name).exists() else outside.write_text("theirs")
+    (run.path / name).symlink_to(outside)
+    before = {path: path.stat().st_mtime_ns for path in (*tmp_path.rglob("*"), *outside.rglob("*"))}
+    with pytest.raises(RunDirError, match=f"{name} is a link out of the run, to {outside}"), run.lock():
+        pass
+    assert before == {path: path.stat().st_mtime_ns for path in (*tmp_path.rglob("*"), *outside.rglob("*"))}
+
+
+def test_a_link_within_the_run_is_no_harm(run: RunDir) -> None:
+    _step(run, 1)
+    (run.path / "model").symlink_to("checkpoints/step-00001")
+    with run.lock():
+        pass
+
+
+def test_a_temporary_file_that_is_a_link_is_replaced(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("theirs")
+    (run.path / ".config.json.part").symlink_to(tmp_path / "outside")
+    run.write_config({"steps": 4})
+    assert (tmp_path / "outside").read_text() == "theirs"
+    assert run.config() == {"steps": 4}
+
+
+_LIMITED = """
+import resource, sys
+from groundwire.train.artifacts.run_dir import RunDir
+run = RunDir.open(sys.argv[1])
+size = (run.path / "metrics.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, resource.RLIM_INFINITY))
+for write in (run.append_metrics, run.append_rollout_metrics):
+    try:
+        write({"step": 2})
+    except OSError as error:
+        print(error.filename)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+run.append_metrics({"step": 2})
+"""
+
+
+def test_a_line_that_does_not_fit_leaves_no_part_of_it(run: RunDir) -> None:
+    _step(run, 1)
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(run.path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{run.path}/metrics.jsonl\n"
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert (run.path / "rollouts.jsonl").read_text() == '{"step": 2}\n'
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match=r"no folder can be made in .*/file \(Not a directory\): give another"):
+        new_folder(tmp_path / "file", "b-d")
+
+    class At(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime(2026, 1, 1)
+
+    monkeypatch.setattr(run_dir, "datetime", At)
+    assert len({new_folder(tmp_path, "b-d") for _ in range(100)}) == 100
+    with pytest.raises(RunDirError, match="there are a hundred of this second"):
+        new_folder(tmp_path, "b-d")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_is_named_whatever_library_writes(small_disk: Path) -> None:
+    run = RunDir.create(small_disk, backend="b", domain="d", config={"steps": 3})
+    _step(run, 1)
+    weights = {"w": torch.zeros(100_000)}
+    for save in (save_file, torch.save):
+        with pytest.raises(OSError, match="No space left") as raised, run.checkpoints.write(2) as folder:
+            save(weights, folder / "weights")
+        assert raised.value.errno == errno.ENOSPC
+        assert "no space is left on the disk of " in machine_error(raised.value)
+        del raised  # which holds the file open
+    with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    for write in (run.append_metrics, lambda line: run.write_config({**line, "long": "x" * 9000})):
+        with pytest.raises(OSError, match="No space left"):
+            write({"step": 2, "failures": {"x" * 9000: 1}})
+    with run.lock():  # a resumed run says what is wrong
+        assert [line["step"] for line in run.metrics()] == [1]
+    assert run.config() == {"steps": 3}
+    (small_disk / "filler").unlink()
+    _step(run, 2)
+    assert [path.name for path in run.checkpoints.paths()] == ["step-00001", "step-00002"]
+    assert not [path for path in small_disk.rglob(".*") if path.name != ".lock"]
