@@ -13,11 +13,9 @@ from typing import Any
 from groundwire.domains._types import DataError
 from groundwire.tools import files
 from groundwire.tools.files import shorten_repr
-from groundwire.tools.schema import table_info
-from groundwire.tools.sql import DatabaseError, is_sqlite
+from groundwire.tools.sql import DatabaseError, file_problem, read_catalog
+from groundwire.tools.text import is_damaged, printable, with_reasons
 
-SUFFIXES = (".sqlite", ".sqlite3", ".db")
-"""Of the files that are taken for SQLite databases."""
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", "")
 _USUAL = ("prompt", "messages", "input", "instruction", "query", "problem", "text", "task", "conversations")
 """Columns that have the question in the data of others."""
@@ -208,14 +206,21 @@ def first_names(names: Iterable[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
+def database_problem(path: str | Path) -> str:
+    """Why a task cannot have the database ``path``; empty if it can."""
+    unnamed = "its path is no Unicode text, so no task can name it" if is_damaged(str(path)) else ""
+    return file_problem(path) or unnamed
+
+
 def check_databases(databases: Iterable[str | Path]) -> None:
     """Raise :class:`DataError` for a file that is no SQLite database, or that has no tables to describe."""
     for path in databases:
-        if not is_sqlite(path):
-            raise DataError(f"{path} is no readable SQLite file; copy or download it again.")
+        if problem := database_problem(path):
+            raise DataError(f"{printable(str(path))} is no readable SQLite file: {problem}; copy or download it again.")
         try:
-            tables = table_info(path, example_values=0).text
+            catalog = read_catalog(path)
         except DatabaseError as error:
             raise DataError(f"{error}; copy or download it again.") from error
-        if not tables:
-            raise DataError(f"{path} has no tables; is it the right file?")
+        if all(table.kind == "view" for table in catalog.tables.values()):
+            skipped = f" that can be used: {with_reasons(catalog.skipped)}" if catalog.skipped else ""
+            raise DataError(f"{printable(str(path))} has no tables{skipped}; is it the right file?")

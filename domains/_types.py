@@ -65,7 +65,7 @@ class PrivateTasks:
         Raises ``OSError`` at the start if the copy cannot be made.
         """
         database = self._database(task)
-        if not os.path.isfile(database):  # noqa: ASYNC240 - as cheap as a dict
+        if not os.path.exists(database):  # noqa: ASYNC240 - as cheap as a dict
             yield task, database
             return
         copy = await asyncio.to_thread(self._copies.take, database)

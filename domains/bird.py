@@ -22,6 +22,7 @@ from groundwire.domains._types import DataError, Task
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, set_database_paths, split_tasks
 from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files, write_lines
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
+from groundwire.tools.sql import has_suffix
 
 _FILES = {"train": "train.json", "dev": "dev.json", "mini_dev": "mini_dev_sqlite.json"}
 _DATABASE_FOLDERS = ("train_databases", "dev_databases")
@@ -62,7 +63,7 @@ class BirdDomain(SqlDomain):
         """The folder of the data, and its databases, which may be links."""
         folder, _ = self.folder(data_dir)
         places = [place for name in _DATABASE_FOLDERS for place in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        return [folder, *(file for place in places for file in place.glob("*/*.sqlite"))]
+        return [folder, *(file for place in places for file in place.glob("*/*") if has_suffix(file))]
 
     def write_predictions(self, folder: Path, tasks: Sequence[Task], answers: Mapping[str, str], sample: int) -> None:
         """Write ``predictions.json``, ``gold.sql`` and ``difficulty.jsonl``: ``--predicted_sql_path``,

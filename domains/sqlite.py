@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import SUFFIXES, check_databases, check_unique_ids, first_names, read_tasks
+from groundwire.domains._readers import check_databases, check_unique_ids, first_names, read_tasks
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.text_to_sql.domain import SPLIT_NAMES, Splits, SqlDomain, split_tasks
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.sql import SUFFIXES, has_suffix
 
 _FILES = ("questions.jsonl", "questions.csv", "questions.parquet", "questions.json")
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -108,7 +109,7 @@ def _read_questions(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]
 
 def _databases_by_name(folder: Path) -> dict[str, list[Path]]:
     """The SQLite files below ``folder`` by what a row may call them: path in the folder, name, name without suffix."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.rglob("*") if has_suffix(path) and path.is_file())
     if not files:
         raise DataError(f"{folder} has no SQLite file ({', '.join(SUFFIXES)}); add the databases.")
     databases = defaultdict[str, list[Path]](list)

@@ -35,8 +35,9 @@ An exception stands after those that it derives from, below them or behind a lin
     ProviderRefusedError: a call of an agent that would have left for a provider of models
 
     Caught by the code that calls: AttemptEndedError, BadRequestError, BindingError, EarlyCallError, GivenTwiceError,
-    JudgeRequestError, LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, TemplateLimitError,
-    TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning says what an agent is not shown.
+    JudgeRequestError, LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, StoppedError,
+    TemplateLimitError, TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning or a SkippedWarning
+    says what an agent is not shown.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from groundwire.tools.files import remove_temporary_folders
 from groundwire.tools.interrupts import INTERRUPTED, allow_interrupts
 from groundwire.tools.machine import shortage, too_small
 from groundwire.tools.secrets import format_unhandled_messages, mask_secrets, say, say_traceback
@@ -114,6 +116,10 @@ class BrokenResourceError(Exception):
 
 class ShortenedWarning(UserWarning):
     """What an agent is shown leaves something out."""
+
+
+class SkippedWarning(UserWarning):
+    """A part of a database cannot be read, so nobody is shown it."""
 
 
 class CommandError(UserError):
@@ -186,6 +192,9 @@ def machine_error(error: Exception) -> str:
 
 def exit_now(code: int) -> NoReturn:
     """End the process. A normal exit waits for some threads, and stops others in native code, which may abort (Ray)."""
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    remove_temporary_folders()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

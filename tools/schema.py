@@ -5,24 +5,36 @@ them. Identifiers are unchanged, because queries must use them. Types are mapped
 comma has a blank on both sides, so a word is always the same token.
 
 A schema that is too long is cut after whole tables, and a warning names the missing ones: half a table looks like a
-complete one, and missing tables cost several points of accuracy.
+complete one, and missing tables cost several points of accuracy. A table that cannot be read is named with the reason.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import re
-import sqlite3
+import time
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.errors import ShortenedWarning
-from groundwire.tools.sql import QueryError, SqlError, connections, readable, run_query
+from groundwire.tools.errors import ShortenedWarning, SkippedWarning
+from groundwire.tools.sql import (
+    Catalog,
+    QueryError,
+    QueryTimeoutError,
+    SqlError,
+    Table,
+    quote_identifier,
+    read_catalog,
+    readable,
+    run_query,
+    signature,
+)
+from groundwire.tools.text import first_of, printable, with_reasons
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = (
@@ -44,14 +56,16 @@ _TYPES = (
 )
 _EXAMPLE_ROWS = 1000
 _EXAMPLE_CHARS = 30
+_EXAMPLES_S = 5.0
 
 
 @dataclass(frozen=True)
 class TableInfo:
-    """The schema text, and the names of the tables that did not fit."""
+    """The schema text, the names of the tables that did not fit, and why others and views cannot be used, by name."""
 
     text: str
     cut: list[str]
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def table_info(
@@ -62,110 +76,113 @@ def table_info(
     Each table is one line, ``CREATE TABLE t ( a int , b text )``. With ``show_keys`` its primary and foreign keys
     follow the columns. Up to ``example_values`` distinct values of each column follow on separate lines,
     ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a
-    :class:`~groundwire.tools.errors.ShortenedWarning`. The result is cached until the file changes.
+    :class:`~groundwire.tools.errors.ShortenedWarning`. What cannot be read is named in the last line, in ``skipped``
+    and in a :class:`~groundwire.tools.errors.SkippedWarning`. The result is cached until the file changes.
 
     Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     with readable(path):
-        return _describe(path, connections.signature(path), max_chars, example_values, show_keys)
+        return _describe(path, signature(path), max_chars, example_values, show_keys)
 
 
 def describe_table(database: str | Path, table: str) -> str:
     """One table as in :func:`table_info`, or one view, without example values, which may be slow to compute.
 
-    Raises :class:`groundwire.tools.sql.SqlError` for an unknown name, and :class:`groundwire.tools.sql.DatabaseError`.
+    Raises :class:`groundwire.tools.sql.SqlError` for an unknown name or a table that cannot be used, and
+    :class:`groundwire.tools.sql.DatabaseError`.
     """
-    path = os.fspath(database)
-    with readable(path), contextlib.closing(connections.open_readonly(path)) as conn:
-        kinds = dict(conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall())
-        name = next((name for name in kinds if name.lower() == table.lower()), None)
-        if name is None:
-            known = [name for name in kinds if not name.startswith("sqlite_")]
-            raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
-        if kinds[name] == "table":
-            return "\n".join(_table_lines(conn, path, name, 3, show_keys=True))
-        try:
-            (line,) = _table_lines(conn, path, name, 0, show_keys=False)
-        except sqlite3.OperationalError as error:  # a view over a dropped table
-            raise SqlError(f"the view {name} cannot be used: {error}") from error
-        return line.replace("TABLE", "VIEW", 1)
+    catalog = read_catalog(database)
+    if (described := catalog.find(table)) is None:
+        for name, reason in catalog.skipped.items():
+            if name.lower() == table.lower():
+                raise SqlError(f"{name} cannot be used: {reason}")
+        raise SqlError(f"no such table: {table}. Tables: {', '.join(catalog.tables) or 'none'}")
+    if described.kind == "view":
+        return _table_line(described, catalog, show_keys=False).replace("TABLE", "VIEW", 1)
+    examples, line = _Examples(os.fspath(database), 3), _table_line(described, catalog, show_keys=True)
+    return "\n".join([line, *examples.lines(described), *examples.problems()])
 
 
 @lru_cache(maxsize=1024)
 def _describe(
     path: str, _signature: tuple[int, ...], max_chars: int | None, example_values: int, show_keys: bool
 ) -> TableInfo:
-    lines, cut, used = list[str](), list[str](), 0
-    with contextlib.closing(connections.open_readonly(path)) as conn:
-        tables = conn.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-        )
-        for (table,) in tables.fetchall():
-            text = "\n".join(_table_lines(conn, path, table, example_values, show_keys))
-            if max_chars is not None and used + len(text) > max_chars:
-                cut.append(table)
-                continue
-            lines.append(text)
-            used += len(text) + 1
+    lines, cut, left = list[str](), list[str](), math.inf if max_chars is None else max_chars
+    catalog, examples = read_catalog(path), _Examples(path, example_values)
+    for table in catalog.tables.values():
+        if table.kind == "view":
+            continue
+        text = _table_line(table, catalog, show_keys)
+        if len(text) <= left:
+            text = "\n".join([text, *examples.lines(table)])
+        if len(text) > left:
+            cut.append(table.name)
+            continue
+        lines.append(text)
+        left -= len(text) + 1
+    note = f"-- cannot be used: {with_reasons(catalog.skipped)}"
+    if catalog.skipped and len(note) <= left:
+        lines.append(note)
     if cut:
         warnings.warn(
-            f"{path}: the schema text of {max_chars} characters leaves out {', '.join(cut)}: questions "
+            f"{path}: the schema text of {max_chars} characters leaves out {first_of(cut, 20)}: questions "
             "about these tables cannot be answered; raise the limit, or show fewer example values",
             ShortenedWarning,
             stacklevel=3,
         )
-    return TableInfo("\n".join(lines), cut)
+    if problems := [problem[3:] for problem in [*([note] if catalog.skipped else []), *examples.problems()]]:
+        warnings.warn(f"{printable(path)}: {'; '.join(problems)}", SkippedWarning, stacklevel=3)
+    return TableInfo("\n".join(lines), cut, catalog.skipped)
 
 
-def _table_lines(
-    conn: sqlite3.Connection, path: str, table: str, example_values: int, show_keys: bool
-) -> Iterable[str]:
-    columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(table)})").fetchall()
-    parts = [f"{_quote_if_needed(name)} {_normalize_type(declared)}" for _, name, declared, *_ in columns]
+def _table_line(table: Table, catalog: Catalog, show_keys: bool) -> str:
+    parts = [f"{_quote_if_needed(column.name)} {_normalize_type(column.type)}" for column in table.columns]
     if show_keys:
-        parts += _keys(conn, table, columns)
-    yield f"CREATE TABLE {_quote_if_needed(table)} ( {' , '.join(parts)} )"
-    if example_values > 0:
-        for _, column, *_ in columns:
-            if values := _examples(path, table, column, example_values):
+        if table.primary_key:
+            parts.append(f"primary key ( {_name_list(table.primary_key)} )")
+        for key in table.foreign_keys:
+            parent = catalog.find(key.parent)
+            referenced = key.parent_columns or (parent.primary_key if parent else ())
+            target = f" ( {_name_list(referenced)} )" if referenced else ""
+            own = _name_list(key.columns)
+            parts.append(f"foreign key ( {own} ) references {_quote_if_needed(key.parent)}{target}")
+    return f"CREATE TABLE {_quote_if_needed(table.name)} ( {' , '.join(parts)} )"
+
+
+class _Examples:
+    """The first ``count`` distinct values of columns, as long as reading them takes no longer than a query may."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self._path, self._count = path, count
+        self._end = time.perf_counter() + _EXAMPLES_S
+        self._failed: dict[str, str] = {}
+
+    def lines(self, table: Table) -> Iterator[str]:
+        for column in table.names if self._count > 0 else ():
+            if values := self._values(table.name, column):
                 yield f"-- {_quote_if_needed(column)} : {' , '.join(values)}"
 
+    def problems(self) -> list[str]:
+        """Which columns are shown without values though they may have some, and why; empty if none is."""
+        return [f"-- no example values: {with_reasons(self._failed)}"] if self._failed else []
 
-def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[str]:
-    if primary := _primary_key(columns):
-        yield f"primary key ( {_name_list(primary)} )"
-    foreign: dict[int, tuple[str, list[str], list[str]]] = {}
-    listed = conn.execute(f"PRAGMA foreign_key_list({connections.quote_identifier(table)})")
-    for number, _, parent, column, parent_column, *_ in listed:
-        _, own, referenced = foreign.setdefault(number, (parent, [], []))
-        own.append(column)
-        if parent_column is not None:
-            referenced.append(parent_column)
-    # SQLite lists the keys in reverse order of declaration.
-    for _, (parent, own, referenced) in sorted(foreign.items(), reverse=True):
-        columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(parent)})").fetchall()
-        referenced = referenced or _primary_key(columns)  # noqa: PLW2901
-        target = f" ( {_name_list(referenced)} )" if referenced else ""
-        yield f"foreign key ( {_name_list(own)} ) references {_quote_if_needed(parent)}{target}"
-
-
-def _primary_key(columns: list[Any]) -> list[str]:
-    return [name for position, name in sorted((pk, name) for _, name, _, _, _, pk in columns) if position]
-
-
-def _examples(path: str, table: str, column: str, count: int) -> list[str]:
-    column, table = connections.quote_identifier(column), connections.quote_identifier(table)
-    try:
-        rows = run_query(
-            path,
-            f"SELECT DISTINCT c FROM (SELECT {column} AS c FROM {table} LIMIT {_EXAMPLE_ROWS}) "  # noqa: S608 - names from the schema
-            f"WHERE c IS NOT NULL LIMIT {count}",
-            timeout_s=1.0,
-        ).rows
-    except QueryError:
-        return []  # the table is shown without examples
-    return [_literal(value) for (value,) in rows]
+    def _values(self, table: str, column: str) -> list[str]:
+        own, source = quote_identifier(column), quote_identifier(table)
+        left = self._end - time.perf_counter()
+        try:
+            if left <= 0:
+                raise QueryTimeoutError(f"{_EXAMPLES_S:g} s were over")
+            rows = run_query(
+                self._path,
+                f"SELECT DISTINCT c FROM (SELECT {own} AS c FROM {source} LIMIT {_EXAMPLE_ROWS}) "  # noqa: S608 - names from the schema
+                f"WHERE c IS NOT NULL LIMIT {self._count}",
+                timeout_s=min(left, 1.0),
+            ).rows
+        except QueryError as error:
+            self._failed[f"{table}.{column}"] = str(error)
+            return []
+        return [_literal(value) for (value,) in rows]
 
 
 def _literal(value: Any) -> str:
@@ -185,7 +202,7 @@ def _normalize_type(declared: str) -> str:
 
 
 def _quote_if_needed(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else connections.quote_identifier(name)
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else quote_identifier(name)
 
 
 def _name_list(names: Iterable[str]) -> str:

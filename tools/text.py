@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 _log = logging.getLogger(__name__)
 _DAMAGED = re.compile("[\ud800-\udfff\ufffd]")
+_MOST, _NAME_CHARS, _REASON_CHARS = 20, 60, 200
 _first: list[str] = []
 """The first text of this process that was not valid."""
 
@@ -44,6 +45,27 @@ def valid_text(text: str) -> str:
             _log.warning("half of a character (a surrogate without its pair) becomes U+FFFD; first here: %a", _first[0])
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # the halves of a pair are joined
     return text
+
+
+def printable(text: str) -> str:
+    """``text`` in one line that any terminal, file or socket takes: other characters, and backslashes, as escapes.
+
+    Different texts stay different. A byte of a file's name that is no UTF-8 is such a character.
+    """
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode() for c in text)
+
+
+def with_reasons(reasons: Mapping[str, str]) -> str:
+    """Names with what is wrong with each, for a message of one line: ``a (it is empty), b (it is a pipe)``."""
+    named = [f"{_cut(name, _NAME_CHARS)} ({_cut(reason, _REASON_CHARS)})" for name, reason in reasons.items()]
+    return first_of(named, _MOST)
+
+
+def _cut(text: str, length: int) -> str:
+    text = printable(text)
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def valid_texts(value: Any) -> Any:

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import translate
 from functools import cache
@@ -28,8 +28,8 @@ from groundwire.tools.startup import env_file_variables
 from groundwire.tools.text import first_of
 
 _PASSED = """
-    PATH HOME USER LOGNAME SHELL PWD TERM COLORTERM COLUMNS LINES NO_COLOR DISPLAY LANG LANGUAGE LC_* TZ TMPDIR TMP TEMP
-    XDG_* HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
+    PATH HOME USER LOGNAME SHELL PWD TERM COLORTERM COLUMNS LINES NO_COLOR FORCE_COLOR CI DISPLAY LANG LANGUAGE LC_* TZ
+    TMPDIR TMP TEMP XDG_* HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS AWS_CA_BUNDLE GIT_SSL_CAINFO
     PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH LD_PRELOAD DYLD_* NODE_PATH JAVA_HOME GOPATH
     PYENV_ROOT NVM_DIR CARGO_HOME RUSTUP_HOME DENO_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_DIR PLAYWRIGHT_BROWSERS_PATH
@@ -54,6 +54,7 @@ _MISSES = re.compile(
 )
 """How clients say that they lack a key."""
 _REMEDY = "what they need: --agent-env NAME,NAME, or the app's .env"
+_missed: set[str] = set()
 _KEY_NAME = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DATABASE_URL|DSN|_PAT)", re.IGNORECASE)
 
 _ROOT = (
@@ -140,10 +141,44 @@ def with_all_variables() -> str:
     return f"it runs in this process, where it can read {first_of(names)}" if names else ""
 
 
-def hidden_hint(text: str, environment: Mapping[str, str]) -> str:
-    """What to add to the failure ``text`` of an agent with this ``environment``: which variables it may have missed."""
-    words = {*re.findall(r"\w+", text)}
-    hidden = sorted(words & (os.environ.keys() - environment.keys()))
+def note_missed(hidden: Iterable[str]) -> None:
+    """From now on note which of the ``hidden`` names the agent of this process asks its environment for."""
+    names, kind = frozenset(hidden), type(os.environ)
+    present: Any = kind.__getitem__
+
+    def getitem(environment: Any, name: str) -> str:
+        try:
+            return str(present(environment, name))
+        except KeyError:
+            if name in names and not _asked_by_us(sys._getframe(1)):
+                _missed.add(name)
+            raise
+
+    kind.__getitem__ = getitem  # type: ignore[method-assign]
+
+
+def _asked_by_us(frame: Any) -> bool:
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith("groundwire.")
+
+
+def missed_variables() -> list[str]:
+    """What :func:`note_missed` has noted, less what the agent has got since."""
+    return sorted(_missed - {*os.environ})
+
+
+def which_missed(names: Collection[str]) -> str:
+    """What is said of an agent that asked for ``names``."""
+    return f"it asked for {first_of(names)} of this environment, which agents do not get ({_REMEDY})"
+
+
+def hidden_hint(text: str, environment: Mapping[str, str], missed: Iterable[str] = ()) -> str:
+    """What to add to the failure ``text`` of an agent with this ``environment``: variables that it has ``missed``, or
+    may have.
+    """
+    words = {word for word in re.findall(r"\w+", text.upper()) if "_" in word}
+    hidden = sorted({*missed} | {name for name in os.environ.keys() - environment.keys() if name.upper() in words})
     hidden = hidden or (_hidden_keys(environment) if _MISSES.search(text) else [])
     if not hidden:
         return ""

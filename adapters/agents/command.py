@@ -18,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remov
 from groundwire.adapters.agents.process.guard import guarded
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class CommandBackend(Backend):
             raise ValueError(f"the option output is {output!r}; it must be all, last-line or json:FIELD")
         self._input, self._output = input, output
         self._is_noted = False
+        self._root: TemporaryFolder | None = None
+        self._ends: set[Future[None]] = set()
         self._way = "overlay" if agent_folder == "copy" else agent_folder
         self._environment = {**app_variables(), **agent_environment(agent_env)}
         self.environment_note = without_keys(self._environment)
@@ -117,7 +120,9 @@ class CommandBackend(Backend):
             if not self._is_noted and (place / SHARED).exists():
                 self._is_noted = True
                 _log.warning(NOT_COPIED, Path.cwd())
-            in_thread(lambda: _end(process, place), name=f"remove {place.name}")
+            end = in_thread(lambda: _end(process, place), name=f"remove {place.name}")
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
         asks_again = self._input == "line" and _useful(errors.decode("utf-8", "replace")).startswith("EOFError")
         if process.returncode and not asks_again:  # a loop on input() ends where its input does
             raise self._failure(process.returncode, output, errors)
@@ -132,11 +137,19 @@ class CommandBackend(Backend):
             no_call=_no_call(shlex.join(self._command), endpoint) if silent else "",
         )
 
+    async def stop(self) -> None:
+        """Wait until the programs have ended, and remove their folders."""
+        await asyncio.gather(*map(asyncio.wrap_future, self._ends))
+        if self._root is not None:
+            self._root.remove()
+            self._root = None
+
     def _start(
         self, command: Sequence[str], settings: Mapping[str, str], *, reads: bool
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The program below its guard, in folders of its own, and the place of these."""
-        place = Path(tempfile.mkdtemp(prefix="groundwire-program-")).resolve()
+        self._root = self._root or TemporaryFolder("groundwire-program-")
+        place = Path(tempfile.mkdtemp(dir=self._root.path)).resolve()
         try:
             # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: S603

@@ -35,6 +35,7 @@ from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
 from groundwire.adapters.sql_agents.toolkit import MAX_ROWS, SQLToolkit, sql_backend
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, SqlError, render
+from groundwire.tools.text import printable
 
 _MAX_CHARS = 100_000  # far more than an agent reads: the toolkit cuts the rows
 _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
@@ -102,7 +103,7 @@ class _Server:
         """Run a query. Raises what it would raise here, or :class:`BrokenResourceError`."""
         arguments = {"sql": sql}
         if database != self.served:
-            arguments["database"] = database.relative_to(self.served).as_posix()
+            arguments["database"] = printable(database.relative_to(self.served).as_posix())
         try:
             result = await self.client.call_tool_mcp(QUERY_TOOL["name"], arguments, timeout=self.timeout_s)
         except Exception as error:

@@ -19,9 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import SUFFIXES, check_databases, check_unique_ids, data_folder, read_tasks
+from groundwire.domains._readers import check_databases, check_unique_ids, data_folder, read_tasks
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.held_out import question_key
+from groundwire.tools.sql import SUFFIXES, has_suffix
 from groundwire.tools.types import TEXT
 
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
@@ -48,7 +49,7 @@ class MedicalDomain(Domain):
         fiction = "generated fiction, no medical advice"
         folder, origin = data_folder(data_dir, domain=self.name, content=content, bundled=BUNDLED, bundled_is=fiction)
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        database = _only_one([file for file in files if file.suffix in SUFFIXES], folder, "SQLite file", SUFFIXES)
+        database = _only_one([file for file in files if has_suffix(file)], folder, "SQLite file", SUFFIXES)
         check_databases([database])
         tasks = [{**row, "db_path": str(database)} for row in _read_questions(folder, files)]
         check_unique_ids(tasks, folder)

@@ -12,7 +12,9 @@ Databases of validation and test tasks are looked for in ``test_database`` first
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
+import stat
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -27,6 +29,7 @@ from groundwire.domains.spider.schema_files import build
 from groundwire.domains.text_to_sql.domain import Splits, SqlDomain, database_files, set_database_paths
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT
+from groundwire.tools.sql import has_suffix
 from groundwire.tools.terminal import progress
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -43,6 +46,8 @@ SPLITS = {
 """The names of the sets of questions besides training, and their files, of which the first found is read. Training
 validates on the first set of the folder."""
 FILES = {REPORT, *(name for names in (*_TRAIN, *SPLITS.values()) for name in names)}
+_MAX_LIST_BYTES, _MAX_RATIO, _SMALL_BYTES = 8 << 20, 100, 64 << 20
+"""Of a zip: its list of members, some 100,000; its size unpacked by its own, and one that may be a larger multiple."""
 _SAMPLE = 500
 """Questions of ``test_dev_500``, where the data has none."""
 _TEXTS = ("db_path", "hardness")
@@ -167,16 +172,21 @@ def read_tasks(files: Iterable[Path], folder: Path, *, test: bool = False) -> li
     return list(tasks)
 
 
+class _Archive(io.BufferedReader):
+    """Reads pieces only: ``zipfile`` reads the list of members, of whatever size, at once."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size > _MAX_LIST_BYTES:
+            raise zipfile.BadZipFile(f"its list of members is larger than {_MAX_LIST_BYTES >> 20} MB")
+        return super().read(size)
+
+
 def _extract(archive: Path, target: Path) -> Path:
     """Unpack the files that are read later, and nothing outside ``target``."""
     try:
-        with zipfile.ZipFile(archive) as file:
-            members = [member for member in file.infolist() if _is_wanted(archive, PurePosixPath(member.filename))]
-            size = sum(member.file_size for member in members)
-            if size > shutil.disk_usage(target.parent).free:
-                raise DataError(
-                    f"{archive} unpacks to {size / 1e6:.0f} MB and {target.parent.parent} has less; free some."
-                )
+        with _Archive(io.FileIO(archive)) as opened, zipfile.ZipFile(opened) as file:
+            members = [member for member in file.infolist() if _is_wanted(archive, member)]
+            _check_sizes(archive, sum(member.file_size for member in members), target)
             with progress("Unpacking", len(members)) as advance:
                 for member in members:
                     file.extract(member, target)
@@ -187,8 +197,27 @@ def _extract(archive: Path, target: Path) -> Path:
     return target
 
 
-def _is_wanted(archive: Path, member: PurePosixPath) -> bool:
-    if member.is_absolute() or ".." in member.parts or "\\" in str(member):
-        raise DataError(f"{archive} holds {str(member)!r}, which would be written outside its folder; do not trust it.")
-    is_database = member.suffix in (".sqlite", ".db") or member.name == "schema.sql"
-    return member.name in FILES or (is_database and "__MACOSX" not in member.parts)
+def _check_sizes(archive: Path, size: int, target: Path) -> None:
+    free, packed = shutil.disk_usage(target.parent).free, archive.stat().st_size
+    if size > max(_MAX_RATIO * packed, _SMALL_BYTES):
+        raise DataError(
+            f"{archive} unpacks to {size / 1e6:,.0f} MB, more than {_MAX_RATIO} times its own size; do not trust it."
+        )
+    if size > free:
+        place = target.parent.parent
+        raise DataError(f"{archive} unpacks to {size / 1e6:,.0f} MB, and {place} has {free / 1e6:,.0f} MB; free some.")
+
+
+def _is_wanted(archive: Path, member: zipfile.ZipInfo) -> bool:
+    """Whether it is a file that is read. Raises :class:`DataError` for one that a published zip does not have."""
+    path = PurePosixPath(member.filename)
+    if path.is_absolute() or ".." in path.parts or "\\" in str(path):
+        raise DataError(f"{archive} holds {str(path)!r}, which would be written outside its folder; do not trust it.")
+    is_database = has_suffix(path) or path.name == "schema.sql"
+    if member.is_dir() or not (path.name in FILES or (is_database and "__MACOSX" not in path.parts)):
+        return False
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise DataError(f"{archive} holds the link {str(path)!r}; pack the file that it leads to.")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{archive} holds {str(path)!r} in a compression other than deflate; pack it again.")
+    return True

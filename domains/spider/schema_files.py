@@ -11,14 +11,13 @@ import marshal
 import os
 import signal
 import sqlite3
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from groundwire.domains._types import DataError
-from groundwire.tools.files import new_database, read_bytes
+from groundwire.tools.files import TemporaryFolder, new_database, read_bytes
 from groundwire.tools.sql.connections import DENIED_FUNCTIONS
 from groundwire.tools.worker_process import (
     WorkerEndedError,
@@ -60,8 +59,8 @@ def build(script: Path) -> Path:
     if target.is_file():
         return target.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        unfinished = Path(name) / "unfinished.sqlite"
+    with TemporaryFolder(".part-", folder) as place:
+        unfinished = place / "unfinished.sqlite"
         try:
             problem = (_workers.ask(lambda: marshal.dumps((str(unfinished), text, _CPU_S))) or b"").decode()
         except WorkerEndedError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import data_folder, first_names
+from groundwire.domains._readers import data_folder, database_problem, first_names
 from groundwire.domains._types import DataError, Domain, Task, TaskData
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files
@@ -26,8 +26,9 @@ from groundwire.domains.text_to_sql.prepared_folder import (
     write_folder,
 )
 from groundwire.tools.files import shorten_repr
-from groundwire.tools.sql import is_sqlite
+from groundwire.tools.sql import SUFFIXES, has_suffix
 from groundwire.tools.sql.answers import SQL
+from groundwire.tools.text import printable
 
 _log = logging.getLogger(__name__)
 SPLIT_NAMES = {"dev": "validation", "val": "validation", "valid": "validation"}
@@ -147,7 +148,8 @@ class SqlDomain(Domain):
 
 def database_files(place: Path) -> list[Path]:
     """Where the database may be whose name and folder is ``place``."""
-    return [place / f"{place.name}{suffix}" for suffix in (".sqlite", ".db")]
+    named = [file for file in place.glob("*") if file.stem == place.name and has_suffix(file)]
+    return sorted(named, key=lambda file: (SUFFIXES.index(file.suffix.lower()), file.name))
 
 
 def set_database_paths(
@@ -172,7 +174,8 @@ def set_database_paths(
             f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite{', .db and schema.sql' if build else ''} "
             f"under {' and '.join(map(str, places))}; {remedy}."
         )
-    if broken := {str(file) for file in files.values() if not is_sqlite(str(file))}:
+    problems = {printable(str(file)): database_problem(file) for file in files.values() if file is not None}
+    if broken := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
         raise DataError(f"{len(broken)} databases are no readable SQLite files ({first_names(broken)}); {remedy}.")
     for task, key in zip(tasks, keys, strict=True):
         task["db_path"] = str(files[key])
@@ -185,12 +188,14 @@ def _find_database(
         raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
     if db_path and (folder / db_path).is_file():  # an absolute db_path stays as it is
         return (folder / db_path).resolve()
-    files = (file for place in places for file in database_files(place / db_id))
+    files = [file for place in places for file in database_files(place / db_id)]
     if file := next((file for file in files if file.is_file()), None):
         return file.resolve()
     scripts = (place / db_id / "schema.sql" for place in places) if build else ()
     script = next((script for script in scripts if script.is_file()), None)
-    return build(script) if build and script else None
+    if build and script:
+        return build(script)
+    return next((file for file in files if file.exists()), None)  # a pipe or the like, which the caller refuses
 
 
 def split_tasks(tasks: Sequence[Task], source: str) -> tuple[dict[str, list[Task]], str]:

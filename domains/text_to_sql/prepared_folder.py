@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,8 @@ from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
 from groundwire.tools import files as json_files
-from groundwire.tools.files import first_error
+from groundwire.tools.files import TemporaryFolder, copy_file, first_error, size_on_disk
+from groundwire.tools.sql import files_of
 from groundwire.tools.terminal import progress
 
 if TYPE_CHECKING:
@@ -40,20 +40,23 @@ def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
     Raises :class:`DataError` if ``out`` holds ``source`` or anything that ``written_by`` did not write.
     """
     out = out.resolve()
+    previous = out.with_name(f".{out.name}.previous")
+    if previous.exists() and not out.exists():  # killed between the two renames
+        previous.rename(out)
     _check_target(source.resolve(), out, written_by)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
-        staging = Path(name)
-        new, previous = staging / "new", staging / "previous"
+    with TemporaryFolder(f".{out.name}.", out.parent) as staging:
         yield staging
+        shutil.rmtree(previous, ignore_errors=True)
         try:
             if out.exists():
                 out.rename(previous)
-            new.rename(out)
+            (staging / "new").rename(out)
         except BaseException:  # Ctrl-C between the two renames
             if previous.exists() and not out.exists():
                 previous.rename(out)
             raise
+        shutil.rmtree(previous, ignore_errors=True)
 
 
 def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -
     link, place = domain.links_databases, domain.place
     every = [task for tasks in splits.tasks.values() for task in tasks]
     databases = {place(task): task["db_path"] for task in every}
-    needed = 0 if link else sum(Path(path).stat().st_size for path in set(databases.values()))
+    needed = 0 if link else sum(map(size_on_disk, set(databases.values())))
     if needed > (free := shutil.disk_usage(target.parent.parent).free):
         raise DataError(
             f"the databases take {needed / 1e6:.0f} MB and {target.parent.parent} has {free / 1e6:.0f} MB free; free "
@@ -79,7 +82,8 @@ def write_folder(target: Path, domain: SqlDomain, splits: Splits, source: str) -
             if link:
                 (target / name).symlink_to(Path(path).resolve())
             else:
-                shutil.copyfile(path, target / name)
+                for end, file in files_of(path).items():
+                    copy_file(file, f"{target / name}{end}")
             advance()
     written, left_out = domain.files(splits, problems)
     for name, tasks in written.items():

@@ -20,7 +20,7 @@ from sqlglot import exp
 
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
-from groundwire.tools.sql import QueryError, connections, run_query, sorted_row
+from groundwire.tools.sql import QueryError, quote_identifier, run_query, sorted_row
 from groundwire.tools.sql.answers import parse_query
 from groundwire.tools.terminal import progress
 from groundwire.tools.variants.ties import depends_on_ties, tie_probes
@@ -201,7 +201,7 @@ def _are_numbers(database: str, table: str, column: str) -> bool:
     """Whether the texts of a column read as numbers; no if the table does not have the column."""
     if column.lower() not in _columns_of(database, table):
         return False  # SQLite would take the name for a text
-    name = connections.quote_identifier(column)
+    name = quote_identifier(column)
     try:
         sql = f"SELECT {name} FROM {table} WHERE typeof({name}) = 'text' LIMIT {_SAMPLE}"  # noqa: S608
         texts = [row[0] for row in run_query(database, sql).rows]

@@ -46,10 +46,12 @@ from groundwire.tools.sql import (
     QueryError,
     QueryResult,
     QueryTimeoutError,
+    read_catalog,
+    readable,
     run_query,
+    signature,
     sorted_row,
 )
-from groundwire.tools.sql.connections import signature
 
 Row = tuple[Any, ...]
 Rows = Sequence[Row]
@@ -144,7 +146,6 @@ def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> boo
     return completes([])
 
 
-_VIRTUAL_TABLES = "SELECT 1 FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL %' LIMIT 1"
 File = tuple[str, tuple[int, ...]]
 """Path and signature: a file that changed is another one."""
 
@@ -236,9 +237,10 @@ def _gold_result(file: File, gold: str, timeout_s: float) -> QueryResult:
 
 def _file(path: str) -> File:
     try:
-        return path, signature(path)
-    except OSError as error:
-        raise RewardError(f"no database at {path}") from error
+        with readable(path):
+            return path, signature(path)
+    except DatabaseError as error:
+        raise RewardError(str(error)) from error
 
 
 def gold_result(gold: str, database: str, timeout_s: float) -> QueryResult:
@@ -255,7 +257,8 @@ def reads_table(path: str, sql: str) -> bool:
         program = run_query(path, f"EXPLAIN {sql}").rows
         if any(op == "OpenRead" and page > 1 for _, op, _, page, *_ in program):
             return True
-        return any(op == "VOpen" for _, op, *_ in program) and bool(run_query(path, _VIRTUAL_TABLES).rows)
+        opens_virtual = any(op == "VOpen" for _, op, *_ in program)
+        return opens_virtual and any(table.kind == "virtual table" for table in read_catalog(path).tables.values())
     except QueryError:
         return False
 

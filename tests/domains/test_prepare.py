@@ -6,10 +6,13 @@ import itertools
 import json
 import resource
 import signal
+import sqlite3
+import stat
 import subprocess
 import sys
 import time
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import app, prepare
 from groundwire.domains.text_to_sql import suspects
 from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW
+from groundwire.tools.sql import run_query
 
 
 def zipped(folder: Path, archive: Path, *, under: str = "spider_data") -> Path:
@@ -52,6 +56,17 @@ def test_what_is_written_can_be_loaded_without_the_source(tmp_path: Path) -> Non
     assert [task["query"] for task in data.train] == ["SELECT count(*) FROM pet"]
     assert [task["id"] for task in data.validation] == ["d0", "d1"]
     assert data.validation[0]["db_path"] == str((tmp_path / "out/database/cars/cars.sqlite").resolve())
+
+
+def test_rows_in_the_log_of_a_database_are_prepared_too(tmp_path: Path) -> None:
+    source = make_spider(tmp_path / "source")
+    with closing(sqlite3.connect(source / "database/pets/pets.sqlite", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("INSERT INTO pet VALUES ('Old', 95)")
+        prepare(source, tmp_path / "out")
+    assert "SELECT name FROM pet WHERE age > 90" in {task["query"] for task in domain.load(str(tmp_path / "out")).train}
+    out = str(tmp_path / "out/database/pets/pets.sqlite")
+    assert run_query(out, "SELECT name FROM pet").rows == [("Rex",), ("Old",)]
 
 
 def test_a_prepared_folder_can_be_moved(tmp_path: Path) -> None:
@@ -113,6 +128,36 @@ def test_a_zip_that_would_write_outside_is_refused(tmp_path: Path, name: str) ->
     before = contents(tmp_path)
     assert "outside its folder" in refusal(archive, tmp_path / "inner" / "out")
     assert contents(tmp_path) == before
+
+
+def test_a_zip_that_is_a_bomb_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file, file.open("database/x/x.sqlite", "w") as member:
+        for _ in range(100):
+            member.write(bytes(1 << 20))
+    before = contents(tmp_path)
+    assert "unpacks to 105 MB, more than 100 times its own size" in refusal(archive, tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+def test_a_zip_with_a_list_of_too_many_members_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "spider.zip", "w") as file:
+        for number in range(9):
+            file.writestr(zipfile.ZipInfo(f"{number}"), "")
+            file.filelist[-1].comment = bytes(65_000)
+        file.filelist *= 15  # the members' places are not looked at before
+    assert "its list of members is larger than 8 MB" in refusal(tmp_path / "spider.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("kind", "message"), [("link", "holds the link"), ("bzip2", "compression other than deflate")])
+def test_members_that_a_published_zip_does_not_have_are_refused(tmp_path: Path, kind: str, message: str) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    member = zipfile.ZipInfo("spider_data/database/x/x.sqlite")
+    if kind == "link":
+        member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(member, "/etc/passwd", zipfile.ZIP_BZIP2 if kind == "bzip2" else None)
+    assert message in refusal(archive, tmp_path / "out")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no zip"])
@@ -201,6 +246,24 @@ def test_ctrl_c_while_a_gold_runs_leaves_the_output_unchanged(tmp_path: Path) ->
     assert program.wait(30).returncode == 130
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_what_a_kill_leaves_is_repaired_and_removed_by_the_next_command(tmp_path: Path) -> None:
+    source, out, bad = make_spider(tmp_path / "source"), tmp_path / "out", tmp_path / "bad.zip"
+    prepare(source, out)
+    before = contents(out)
+    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    (source / "dev.json").write_text(json.dumps([{**DEV[0], "query": slow}]))
+    program = Program("-m", "domains.spider.prepare", "--source", str(source), "--out", str(out))
+    until(lambda: list(tmp_path.glob(".out.*/.lock")), program)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait(30).returncode == -signal.SIGKILL
+    out.rename(tmp_path / ".out.previous")  # killed between the two renames
+    bad.write_text("no zip")
+    with pytest.raises(DataError):
+        prepare(bad, out)
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.zip", "out", "source"]
 
 
 @pytest.mark.parametrize("interrupted", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -287,6 +288,19 @@ def test_json_that_is_no_list(tmp_path: Path) -> None:
 def test_a_row_that_lacks_a_text_gives_the_file_and_the_index(tmp_path: Path, row: dict[str, object]) -> None:
     make_spider(tmp_path, dev=[DEV[0], row])
     assert "dev.json, row 1: " in refusal(tmp_path)
+
+
+def test_a_database_may_have_any_suffix_in_any_case(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path)
+    (folder / "database/cars/cars.sqlite").rename(folder / "database/cars/cars.SQLITE3")
+    assert spider.load(str(folder)).validation[0]["db_path"].endswith("/cars.SQLITE3")
+
+
+def test_a_pipe_in_place_of_a_database_is_not_called_missing(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path)
+    (folder / "database/cars/cars.sqlite").unlink()
+    os.mkfifo(folder / "database/cars/cars.sqlite")
+    assert "cars.sqlite: it is not a regular file but a pipe" in refusal(folder)
 
 
 def test_ids_that_stand_for_two_tasks(tmp_path: Path) -> None:

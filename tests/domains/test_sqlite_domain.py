@@ -175,6 +175,32 @@ def test_a_file_that_is_no_database_and_one_without_tables(tmp_path: Path) -> No
     assert "empty.db has no tables" in refusal(tmp_path, [{**ROWS[0], "database": "empty"}])
 
 
+@pytest.mark.parametrize("name", ["shop.SQLITE3", "shop.Sqlite", "shop.DB"])
+def test_the_suffix_of_a_database_may_be_in_any_case(tmp_path: Path, name: str) -> None:
+    queries = ("SELECT name FROM pet", "SELECT age FROM pet")
+    folder = make_folder(tmp_path / "data", [{"question": "?", "sql": query, "database": name} for query in queries])
+    (folder / "shop.sqlite").rename(folder / name)
+    data = sqlite.load(str(folder))
+    assert {Path(task["db_path"]).name for task in [*data.train, *data.validation]} == {name}
+
+
+def test_a_database_that_no_task_can_name_is_refused(tmp_path: Path) -> None:
+    make_database(tmp_path / "x.sqlite", PET)
+    try:
+        (tmp_path / "x.sqlite").rename(f"{tmp_path}/caf\udce9.sqlite")
+    except OSError:
+        pytest.skip("the file system refuses the name")
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "How many?", "sql": "SELECT count(*) FROM pet"}))
+    with pytest.raises(DataError, match=r"caf\\udce9\.sqlite is no readable SQLite file: its path is no Unicode text"):
+        sqlite.load(str(tmp_path))
+
+
+def test_a_database_whose_tables_cannot_be_used_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    make_database(tmp_path / "y/odd.db", "CREATE TABLE t (a); CREATE VIEW v AS SELECT * FROM t; DROP TABLE t")
+    refused = refusal(tmp_path, [{**ROWS[0], "database": "odd"}])
+    assert "odd.db has no tables that can be used: v (no such table: main.t); is it the right file?" in refused
+
+
 def test_a_folder_without_questions_or_with_two_files(tmp_path: Path) -> None:
     make_database(tmp_path / "shop.sqlite", PET)
     with pytest.raises(DataError, match=r"has no questions: looked for questions\.jsonl"):

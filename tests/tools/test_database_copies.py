@@ -205,6 +205,16 @@ def test_a_copy_whose_agent_may_still_run_serves_no_other_rollout(task: Task) ->
     copies.close()
 
 
+async def test_an_agent_is_given_no_pipe_in_place_of_its_database(task: Task) -> None:
+    os.remove(task["db_path"])
+    os.mkfifo(task["db_path"])
+    agent = RolloutAgent(backend=agent_backend(careless), domain=NoData(), reward=_reward, timeout_s=10)
+    (result,) = await _results(agent, task, WRITES, count=1)
+    assert not seen
+    assert result.outcome.reward is None
+    assert "it is not a regular file but a pipe" in result.outcome.message
+
+
 async def test_reference_agents_read_the_database_itself(task: Task) -> None:
     agent = RolloutAgent(backend=adapters.get("langgraph")(), domain=NoData(), reward=_reward)
     async with agent._private(dict(task)) as (private, database):

@@ -288,7 +288,7 @@ def test_a_name_never_means_another_file_later(tmp_path):
     databases = Databases(tmp_path)
     assert databases.path("a") == databases.path("a/a.sqlite") == first
     second = make_database(tmp_path / "a.db")
-    assert database_names(tmp_path) == {"a.db": second, "a/a.sqlite": first}
+    assert database_names(tmp_path) == ({"a.db": second, "a/a.sqlite": first}, {})
     assert databases.names() == ["a.db", "a/a.sqlite"]
     assert databases.path("a/a.sqlite") == first
     with pytest.raises(UnknownDatabaseError, match=r"a\.db, a/a\.sqlite"):

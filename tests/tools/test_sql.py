@@ -31,6 +31,7 @@ from groundwire.tools.sql import (
 )
 
 COUNT_FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+FOREVER = float("inf")
 ROWS_FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x, 'text' FROM c"
 
 
@@ -240,12 +241,12 @@ def test_a_path_may_contain_special_characters_of_uris(tmp_path: Path) -> None:
 
 
 def test_a_connection_is_reused_but_never_by_two_queries_at_once(database: Path) -> None:
-    first = connections.acquire(str(database))
-    second = connections.acquire(str(database))
+    first = connections.acquire(str(database), FOREVER)
+    second = connections.acquire(str(database), FOREVER)
     assert first is not second
     connections.release(first)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(connections.acquire, str(database)).result() is first
+        assert other.submit(connections.acquire, str(database), FOREVER).result() is first
     second.raw.close()
     first.raw.close()
 

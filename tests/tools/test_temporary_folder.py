@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from groundwire.tools.files import TemporaryFolder
+from groundwire.tools.files import TemporaryFolder, remove_temporary_folders
 
 PREFIX = "groundwire-test-"
 OTHER = """
@@ -46,9 +47,21 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one() -> None:
         assert not folder.path.exists()
 
 
-def test_a_process_that_ends_by_itself_leaves_no_folder(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", OTHER, PREFIX], input="", check=True, capture_output=True, text=True)
+@pytest.mark.parametrize("end", ["", "from groundwire.tools.errors import exit_now; exit_now(0)"])
+def test_a_process_that_ends_by_itself_leaves_no_folder(tmp_path: Path, end: str) -> None:
+    subprocess.run([sys.executable, "-c", OTHER + end, PREFIX], input="", check=True, capture_output=True, text=True)
     assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_a_fork_leaves_the_folder_to_its_parent(tmp_path: Path) -> None:
+    with TemporaryFolder(PREFIX, tmp_path) as folder:
+        child = os.fork()
+        if not child:
+            remove_temporary_folders()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert folder.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_folders_with_a_lock_are_removed(tmp_path: Path) -> None:

@@ -14,26 +14,31 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from groundwire.tools.sql import DatabaseError, QueryError, is_sqlite
+from groundwire.tools.sql import DatabaseError, QueryError, file_problem, has_suffix
+from groundwire.tools.text import printable, with_reasons
 
 _NAMES_IN_ERROR = 20
 _CHARS_IN_ERROR = 100
 
 
-def database_names(folder: str | Path) -> dict[str, Path]:
-    """The SQLite files under ``folder`` by name, sorted, without hidden files and folders."""
-    root = Path(folder).resolve()
-    inside = {
-        path: path.relative_to(folder)
-        for path in _visible_files(Path(folder))
-        if path.is_file() and _is_inside(path, root) and is_sqlite(path)
-    }
-    taken = Counter(name for path in inside.values() for name in {_short_name(path), path.as_posix()})
+def database_names(folder: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """The SQLite files under ``folder`` by name, sorted, without hidden files and folders.
+
+    And the other files with the suffix of a database, with what is wrong with each.
+    """
+    root, inside, skipped = Path(folder).resolve(), dict[Path, Path](), dict[str, str]()
+    for path in _visible_files(Path(folder)):
+        place = path.relative_to(folder)
+        problem = file_problem(path) or ("" if _is_inside(path, root) else "it is a link out of the folder")
+        if not problem:
+            inside[path] = place
+        elif has_suffix(path):
+            skipped[_shown(place)] = problem
+    taken = Counter(name for place in inside.values() for name in {_short_name(place), _shown(place)})
     names = {
-        path: _short_name(place) if taken[_short_name(place)] == 1 else place.as_posix()
-        for path, place in inside.items()
+        path: _short_name(place) if taken[_short_name(place)] == 1 else _shown(place) for path, place in inside.items()
     }
-    return dict(sorted((name, path) for path, name in names.items()))
+    return dict(sorted((name, path) for path, name in names.items())), skipped
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -45,13 +50,18 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def _is_inside(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root)
+    return Path(os.path.realpath(path)).is_relative_to(root)  # unlike Path.resolve, also for links in a circle
 
 
 def _short_name(inside: Path) -> str:
     """``a/b.sqlite`` is a/b; ``a/a.sqlite`` is a."""
     name = inside.with_suffix("")
-    return (name.parent if name.parent.name == name.name else name).as_posix()
+    return _shown(name.parent if name.parent.name == name.name else name)
+
+
+def _shown(inside: Path) -> str:
+    """A name that can be sent: a file's name may be no Unicode."""
+    return printable(inside.as_posix())
 
 
 class UnknownDatabaseError(QueryError):
@@ -65,21 +75,28 @@ class Databases:
         self.root = Path(path).absolute()
         self.is_folder = self.root.is_dir()
         self._files: dict[str, Path] = {}
+        self._skipped: dict[str, str] = {}
+        shown = printable(str(path))
         if self.is_folder:
             if not self.names():
-                raise DatabaseError(f"no SQLite database in {path} or its folders")
-        elif not self.root.exists():
-            raise DatabaseError(f"no database at {path}")
-        elif not is_sqlite(self.root):
-            raise DatabaseError(f"{path} is no SQLite database")
+                problems = f"no SQLite database in {shown} or its folders", self.not_served()
+                raise DatabaseError(". ".join(filter(None, problems)))
+        elif not os.path.lexists(self.root):
+            raise DatabaseError(f"no database at {shown}")
+        elif problem := file_problem(self.root):
+            raise DatabaseError(f"{shown} cannot be served: {problem}")
 
     def names(self) -> list[str]:
         """The current names."""
         if not self.is_folder:
-            return [self.root.stem]
-        by_name = database_names(self.root)
-        self._files = {path.relative_to(self.root).as_posix(): path for path in by_name.values()} | by_name
+            return [printable(self.root.stem)]
+        by_name, self._skipped = database_names(self.root)
+        self._files = {_shown(path.relative_to(self.root)): path for path in by_name.values()} | by_name
         return list(by_name)
+
+    def not_served(self) -> str:
+        """The files of :meth:`names` that have the suffix of a database and are left out, and why; else empty."""
+        return f"Not served: {with_reasons(self._skipped)}" if self._skipped else ""
 
     def path(self, name: str | None = None) -> Path:
         """The file ``name``; always the one file if there is no folder. Raises :class:`UnknownDatabaseError`."""

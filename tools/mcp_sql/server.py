@@ -36,12 +36,12 @@ from groundwire.tools.sql import (
     QueryError,
     QueryResult,
     QueryTimeoutError,
-    connections,
-    readable,
+    read_catalog,
     render,
     run_query,
 )
 from groundwire.tools.terminal import version
+from groundwire.tools.text import printable, with_reasons
 
 _BLOB_BYTES = 32
 _MIN_VALUE_CHARS = 20
@@ -175,17 +175,18 @@ class _Functions:
 
     async def list_databases(self) -> ToolResult:
         names = await self._lanes.run(lambda _: self.databases.names())
-        return _names_result("databases", names, self.limits.max_chars)
+        return _names_result("databases", names, self.limits.max_chars, self.databases.not_served())
 
     async def list_tables(self, database: str | None = None) -> ToolResult:
-        names = await self._lanes.run(lambda _: list(self._columns(database)))
-        return _names_result("tables", names, self.limits.max_chars)
+        catalog = await self._lanes.run(lambda _: read_catalog(self.databases.path(database)))
+        skipped = f"Cannot be used: {with_reasons(catalog.skipped)}" if catalog.skipped else ""
+        return _names_result("tables", list(catalog.tables), self.limits.max_chars, skipped)
 
     async def describe_table(self, table: str, database: str | None = None) -> ToolResult:
         def work(_: threading.Event) -> tuple[str, list[str]]:
-            text = describe_table(self.databases.path(database), table)
-            columns = {name.lower(): names for name, names in self._columns(database).items()}
-            return text, columns.get(table.lower(), [])
+            path = self.databases.path(database)
+            text, described = describe_table(path, table), read_catalog(path).find(table)
+            return text, described.names if described else []
 
         text, columns = await self._lanes.run(work)
         limit = self.limits.max_chars
@@ -200,11 +201,6 @@ class _Functions:
 
     async def schema(self, database: str | None = None) -> str:
         return (await self._lanes.run(lambda _: table_info(self.databases.path(database)))).text
-
-    def _columns(self, database: str | None) -> dict[str, list[str]]:
-        path = str(self.databases.path(database))
-        with readable(path):
-            return connections.columns(path, connections.signature(path))
 
 
 def _tool_result(text: str, structured: dict[str, Any], cuts: Sequence[str]) -> ToolResult:
@@ -243,12 +239,14 @@ def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
     return _tool_result(text, {"columns": columns, "rows": [list(row) for row in rows]}, cuts)
 
 
-def _names_result(kind: str, names: list[str], max_chars: int) -> ToolResult:
+def _names_result(kind: str, names: list[str], max_chars: int, left_out: str) -> ToolResult:
     fitting = _fitting([len(name) + 2 for name in names], max_chars)
     listed = [_shorten(name, max_chars) for name in names[:fitting]]
     cuts = [f"{fitting} of {len(names)} {kind} shown."] if fitting < len(names) else []
     if cuts and kind == "tables":
         cuts.append("Others: SELECT name FROM sqlite_master WHERE name LIKE '...'")
+    if left_out:
+        cuts.append(_shorten(left_out, max_chars))
     return _tool_result(", ".join(listed) or f"There are no {kind}.", {kind: listed}, cuts)
 
 
@@ -329,7 +327,7 @@ def _tools(functions: _Functions) -> list[Tool]:
             output_schema={"type": "object", "properties": {**gives, "cut": _CUT}, "required": list(gives)},
             annotations=_READ_ONLY,
             work=work,
-            root=str(functions.databases.root),
+            root=printable(str(functions.databases.root)),
             max_chars=functions.limits.max_chars,
         )
 
@@ -364,7 +362,7 @@ def _resources(functions: _Functions, server: FastMCP) -> None:
         except UnknownDatabaseError as error:
             raise NotFoundError(str(error)) from error
         except QueryError as error:
-            raise ResourceError(str(error).replace(str(functions.databases.root), "...")) from error
+            raise ResourceError(str(error).replace(printable(str(functions.databases.root)), "...")) from error
 
     if functions.databases.is_folder:
         server.resource("sqlite:///{database*}/schema", name="schema", **options)(schema)

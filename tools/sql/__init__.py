@@ -1,11 +1,13 @@
 """Runs an agent's SQL, read-only and within limits.
 
 An agent's SQL is untrusted and often wrong, and a policy in training exploits every gap. So SQLite itself refuses
-everything but reads (:mod:`groundwire.tools.sql.connections`), a query that could take very long or much memory runs
-in a process of its own (:mod:`groundwire.tools.sql.query`), and an error message tells the agent how to
-continue (:mod:`groundwire.tools.sql.errors`).
+everything but reads (:mod:`groundwire.tools.sql.connections`), a file is checked before it is opened
+(:mod:`groundwire.tools.sql.opening`), a query that could take very long or much memory runs in a process of its own
+(:mod:`groundwire.tools.sql.query`), and an error message tells the agent how to continue. Of a schema all is read that
+can be (:mod:`groundwire.tools.sql.catalog`).
 """
 
+from groundwire.tools.sql.catalog import Catalog, Table, quote_identifier, read_catalog
 from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.errors import (
     DatabaseError,
@@ -15,11 +17,11 @@ from groundwire.tools.sql.errors import (
     SqlError,
     readable,
 )
+from groundwire.tools.sql.opening import SUFFIXES, file_problem, files_of, has_suffix, is_sqlite, signature
 from groundwire.tools.sql.query import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
     QueryResult,
-    is_sqlite,
     render,
     run_query,
     sorted_row,
@@ -28,6 +30,8 @@ from groundwire.tools.sql.query import (
 __all__ = [
     "MAX_JUDGED_BYTES",
     "MAX_JUDGED_ROWS",
+    "SUFFIXES",
+    "Catalog",
     "DatabaseCopies",
     "DatabaseError",
     "DatabaseStates",
@@ -36,9 +40,16 @@ __all__ = [
     "QueryResult",
     "QueryTimeoutError",
     "SqlError",
+    "Table",
+    "file_problem",
+    "files_of",
+    "has_suffix",
     "is_sqlite",
+    "quote_identifier",
+    "read_catalog",
     "readable",
     "render",
     "run_query",
+    "signature",
     "sorted_row",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groundwire.tools.sql.errors import QueryError
-from groundwire.tools.sql.query import render, run_query
+from groundwire.tools.sql.query import is_query, render, run_query
 from groundwire.tools.types import TEXT, AgentResult, AgentStep, AnswerKind, Candidate
 
 _SHOWN_ROWS = 200
@@ -19,12 +19,6 @@ _DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|pls
 _LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
 _FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 """A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
-_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
-
-
-def is_query(text: str) -> bool:
-    """Whether ``text`` begins like an SQL query."""
-    return _QUERY.match(text) is not None
 
 
 def fenced_sql(reply: str) -> str | None:

@@ -21,29 +21,27 @@ limit for the whole process. Concurrent queries use one connection each.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sqlite3
 import threading
 import time
-from urllib.parse import quote
+
+from groundwire.tools.sql.catalog import entries, quote_identifier
+from groundwire.tools.sql.opening import OPCODES_PER_CHECK, open_readonly
 
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
-MAX_VALUE_LENGTH = 100_000
-"""Bytes of one TEXT or BLOB value, stored or computed."""
+MAX_VALUE_LENGTH = 16_000_000
+"""Bytes of one TEXT or BLOB value, stored or computed: a query that meets a longer one fails, whatever it does with it.
+"""
 IOERR_NOMEM = 10 | 12 << 8
 """SQLite's code of an I/O error for lack of memory."""
-_TOOBIG = 18
+TOOBIG = 18
+"""SQLite's code of a value that is too long."""
 
-_HEAP_LIMIT = 96 * 1024 * 1024
 _PAGE_CACHE_KB = 500  # of each connection
 _IDLE_CONNECTIONS = 64  # with full caches a third of the heap limit
-_LOCK_WAIT_S = 1.0
-_HEADER_SIZE = 100  # of a database file, in bytes
-# Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
-_OPCODES_PER_CHECK = 100
 _LIMITS = {
     "LENGTH": MAX_VALUE_LENGTH,
     "SQL_LENGTH": MAX_SQL_LENGTH,
@@ -84,75 +82,6 @@ _ACTIONS = {
     getattr(sqlite3, name): match[1].replace("_", " ") for name in dir(sqlite3) if (match := _REFUSED.fullmatch(name))
 } | {sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM", sqlite3.SQLITE_TRANSACTION: "a transaction"}
 
-# Bytes that are not UTF-8 are dropped, as in Spider's evaluator.
-_decode = functools.partial(str, encoding="utf-8", errors="ignore")
-
-
-def signature(path: str) -> tuple[int, int, int, int]:
-    """A key that changes with the file. Raises OSError if there is no file."""
-    stat = os.stat(path)
-    return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
-
-
-def quote_identifier(name: str) -> str:
-    """The identifier, quoted for SQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _header(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(_HEADER_SIZE)
-
-
-def _check_complete(path: str, header: bytes) -> None:
-    """Raise an error if the file is cut. SQLite itself does not notice a cut in the last page: its values become NULL.
-
-    A file with a journal or a log may be changing now, so it is not checked.
-    """
-    if len(header) < _HEADER_SIZE or os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
-        return
-    page_size, pages, changes, pages_valid_for = (
-        int.from_bytes(header[start:end], "big") for start, end in ((16, 18), (28, 32), (24, 28), (92, 96))
-    )
-    page_size = 65536 if page_size == 1 else page_size
-    if not page_size:
-        return
-    size = os.path.getsize(path)
-    # Versions of SQLite before 3.7.0 do not update the number of pages.
-    expected = page_size * pages if pages and changes == pages_valid_for else -(-size // page_size) * page_size
-    if size < expected:
-        raise sqlite3.DatabaseError(f"the file is cut: it has {size} of {expected} bytes")
-
-
-def _wal_without_log(path: str, header: bytes) -> bool:
-    """Whether the database is in WAL mode, without a log: ``immutable`` is safe then, and creates no -wal and -shm."""
-    return header[18:20] == b"\x02\x02" and not os.path.exists(f"{path}-wal")
-
-
-def open_readonly(path: str) -> sqlite3.Connection:
-    """A read-only connection without limits, for trusted statements. Raises sqlite3.Error and OSError."""
-    header = _header(path)
-    if not header:
-        raise sqlite3.DatabaseError("the file is empty")  # SQLite would open it as a database without tables
-    _check_complete(path, header)
-    uri = f"file:{quote(os.path.abspath(path))}?mode=ro{'&immutable=1' if _wal_without_log(path, header) else ''}"
-    # Several threads use it, one after another.
-    raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-    raw.text_factory = _decode
-    return raw
-
-
-@functools.lru_cache(maxsize=256)
-def columns(path: str, _signature: tuple[int, ...]) -> dict[str, list[str]]:
-    """The tables and views of a database, each with its columns. Raises OSError or sqlite3.Error."""
-    with contextlib.closing(open_readonly(path)) as conn:
-        names = conn.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-        return {
-            name: [column[1] for column in conn.execute(f"PRAGMA table_info({quote_identifier(name)})")]
-            for (name,) in names
-            if not name.startswith("sqlite_")
-        }
-
 
 class NeedsProcessError(Exception):
     """The query may exceed its deadline by much, or needs much memory: it must run in a process of its own."""
@@ -171,39 +100,43 @@ def check_inline(sql: str) -> None:
         raise NeedsProcessError
 
 
+class StoppedError(Exception):
+    """The query's time was over, or it was cancelled, before its database was open."""
+
+
 class Connection:
     """A limited connection and the state of its current query. ``inline``: with the limits of the caller's process."""
 
-    def __init__(self, path: str, *, inline: bool = True) -> None:
-        self.path, self.signature, self.inline = path, signature(path), inline
-        self.start(float("inf"))
+    def __init__(
+        self, path: str, deadline: float, stops: tuple[threading.Event, ...] = (), *, inline: bool = True
+    ) -> None:
+        self.path, self.inline = path, inline
+        self.start(deadline, stops)
+        self._end = deadline  # also inline: what opens a database is known, and every query would need it again
         self._virtual_tables = {"json_each", "json_tree"}
-        self._log = f"{path}-wal" if _wal_without_log(path, _header(path)) else None
-        self.raw = open_readonly(path)
-        # The heap limit holds for SQLite in the whole process and can only be lowered. On Python 3.10, which has no
-        # setlimit, it is the only limit of a single value.
-        self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
-        self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
-        self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
+        try:
+            self.raw = open_readonly(path, stop=self._progress)
+            self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
+            self._open_virtual_tables()
+            self.start(deadline, stops)
+        except sqlite3.Error:
+            if self.stopped:
+                raise StoppedError from None
+            raise
         if hasattr(self.raw, "setlimit"):
             for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
-        self.raw.set_progress_handler(self._progress, _OPCODES_PER_CHECK)
         self.raw.set_authorizer(self._authorize)
 
     def _open_virtual_tables(self) -> None:
         # On its first use SQLite declares a virtual table with a CREATE TABLE, which the authorizer would refuse.
-        own = self.raw.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL%'").fetchall()
-        self._virtual_tables |= {name for (name,) in own}
+        self._virtual_tables |= {entry.name for entry in entries(self.raw) if entry.kind == "virtual table"}
         for name in self._virtual_tables:
-            with contextlib.suppress(sqlite3.OperationalError):  # a module that this build of SQLite lacks
+            try:
                 self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608
-
-    def is_current(self) -> bool:
-        """Whether the file is still the one that this connection opened."""
-        with contextlib.suppress(OSError):
-            return self.signature == signature(self.path) and (self._log is None or not os.path.exists(self._log))
-        return False
+            except sqlite3.Error:  # a module that is missing, or tables of its own; only a query that reads it fails
+                if self.stopped:
+                    raise
 
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
         """Begin a query, which ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
@@ -219,12 +152,12 @@ class Connection:
         if self.refused or self.refused_function:
             return False
         code = getattr(error, "sqlite_errorcode", 0)
-        return self._work > _INLINE_WORK or isinstance(error, MemoryError) or code in (_TOOBIG, IOERR_NOMEM)
+        return self._work > _INLINE_WORK or isinstance(error, MemoryError) or code in (TOOBIG, IOERR_NOMEM)
 
     @property
     def vm_steps(self) -> int:
         """The steps of SQLite's virtual machine that the query has taken, in hundreds."""
-        return self._checks * _OPCODES_PER_CHECK
+        return self._checks * OPCODES_PER_CHECK
 
     @property
     def cancelled(self) -> bool:
@@ -277,16 +210,21 @@ _idle: list[Connection] = []
 """The connections without a query, the least recently used first."""
 
 
-def acquire(path: str, *, inline: bool = True) -> Connection:
-    """A connection for one query, to be given to :func:`release` afterwards. Raises OSError or sqlite3.Error."""
+def acquire(path: str, deadline: float, stops: tuple[threading.Event, ...] = (), *, inline: bool = True) -> Connection:
+    """A connection for a query that begins now, to be given to :func:`release` afterwards.
+
+    The query ends at ``deadline`` (of perf_counter), or when one of ``stops`` is set. Raises OSError, sqlite3.Error and
+    :class:`StoppedError`.
+    """
     while True:
         with _lock:
             fitting = [other for other in reversed(_idle) if (other.path, other.inline) == (path, inline)]
             if fitting:
                 _idle.remove(fitting[0])
         if not fitting:
-            return Connection(path, inline=inline)
-        if fitting[0].is_current():
+            return Connection(path, deadline, stops, inline=inline)
+        if fitting[0].raw.is_current():
+            fitting[0].start(deadline, stops)
             return fitting[0]
         fitting[0].raw.close()
 

@@ -1,8 +1,9 @@
 """Private copies of databases, for agents whose own tools could change them; and a check that originals are unchanged.
 
 A copy belongs to one rollout at a time. If its agent left it unchanged, a later rollout gets it: it is copied once, its
-path stays the same, and the agent's caches work. A database of more than 16 MB has one copy for all rollouts of the
-process, in read-only mode. An agent that runs as root can change it nevertheless; later rollouts get a new copy.
+path stays the same, and the agent's caches work. A database of more than 16 MB, without the holes of its file, has one
+copy for all rollouts of the process, in read-only mode. An agent that runs as root can change it nevertheless; later
+rollouts get a new copy.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from groundwire.tools.files import TemporaryFolder
-from groundwire.tools.sql.connections import signature
+from groundwire.tools.files import TemporaryFolder, copy_file, size_on_disk
+from groundwire.tools.sql.opening import files_of, logs_of, signature
 
 _log = logging.getLogger(__name__)
 _PREFIX = "groundwire-copies-"
 _PRIVATE_BYTES = 16 << 20
 _IDLE_BYTES = 256 << 20
 """Bytes of copies that are kept for later rollouts; the one that was used last is always kept."""
-_LOGS = ("-wal", "-journal")
 _State: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
@@ -83,7 +83,7 @@ class DatabaseCopies:
         if (copy := self._reuse(database, state)) is not None:
             return copy
         files = _files(database)
-        size = sum(os.path.getsize(file) for file in files)
+        size = sum(map(size_on_disk, files.values()))
         if size <= self._private_bytes:
             return self._make(database, state, files, size, shared=False)
         with self._copying:  # one thread copies a large file, and the others wait for it
@@ -122,7 +122,7 @@ class DatabaseCopies:
                     return copy
             return None
 
-    def _make(self, database: str, state: _State, files: list[Path], size: int, *, shared: bool) -> DatabaseCopy:
+    def _make(self, database: str, state: _State, files: Mapping[str, str], size: int, *, shared: bool) -> DatabaseCopy:
         with self._lock:
             self._root = self._root or TemporaryFolder(_PREFIX)
             self.originals.setdefault(database, state)
@@ -130,10 +130,10 @@ class DatabaseCopies:
         place = folder / (Path(database).parent.name or "database")
         place.mkdir()
         try:
-            for file in files:
-                shutil.copyfile(file, place / file.name)
+            for name, file in files.items():
+                copy_file(file, place / name)
                 if shared:
-                    (place / file.name).chmod(0o444)
+                    (place / name).chmod(0o444)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -152,7 +152,7 @@ class DatabaseCopies:
 
 
 def _state(path: str) -> _State:
-    return tuple(_signature(f"{path}{end}") for end in ("", *_LOGS))
+    return tuple(map(_signature, (path, *logs_of(path).values())))
 
 
 def _signature(path: str) -> tuple[int, ...] | None:
@@ -170,9 +170,9 @@ def _folder_state(folder: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _files(database: str) -> list[Path]:
-    """The database and its logs; for ``<db>/<db>.sqlite``, everything in its folder, which describes it."""
+def _files(database: str) -> dict[str, str]:
+    """By the names of their copies: the database, its logs, and what describes it beside ``<db>/<db>.sqlite``."""
     path = Path(database)
-    if path.parent.name == path.stem:
-        return [file for file in path.parent.iterdir() if file.is_file() and not file.name.endswith("-shm")]
-    return [path, *(log for end in _LOGS if (log := Path(f"{database}{end}")).is_file())]
+    described = path.parent.iterdir() if path.parent.name == path.stem else ()
+    files = {file.name: str(file) for file in described if file.is_file() and not file.name.endswith("-shm")}
+    return {**files, **{path.name + end: file for end, file in files_of(database).items()}}

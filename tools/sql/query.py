@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import marshal
 import os
+import re
 import signal
 import sqlite3
 import threading
@@ -16,23 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.daemon_threads import fulfil
+from groundwire.tools.infrastructure import is_sqlite_failure
 from groundwire.tools.sql import connections
+from groundwire.tools.sql.catalog import Catalog, is_damage, read_catalog
 from groundwire.tools.sql.errors import (
     DatabaseError,
     NotAllowedError,
     QueryError,
     QueryTimeoutError,
     SqlError,
-    query_error,
     timeout_error,
     unreadable,
 )
+from groundwire.tools.text import with_reasons
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
 MAX_JUDGED_ROWS, MAX_JUDGED_BYTES = 250_000, 4_000_000
 """The largest result that is compared with another: twenty times the largest of Spider. As Python objects the bytes are
 ten to twenty times as many, and there are two results."""
-_MAGIC = b"SQLite format 3\0"
+_IOERR_WRITE = 10 | 3 << 8
+_QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
 _SIGNAL_CHECK_S = 0.1
 _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
@@ -56,13 +60,9 @@ class QueryResult:
     machine, only on the file and the version of SQLite."""
 
 
-def is_sqlite(path: str | Path) -> bool:
-    """Whether ``path`` is a readable file that begins like a SQLite database."""
-    with suppress(OSError):
-        if os.path.isfile(path):  # opening a pipe would wait for its writer
-            with open(path, "rb") as file:
-                return file.read(len(_MAGIC)) == _MAGIC
-    return False
+def is_query(text: str) -> bool:
+    """Whether ``text`` begins like an SQL query."""
+    return _QUERY.match(text) is not None
 
 
 def run_query(
@@ -140,22 +140,29 @@ def run_here(
         connections.check_inline(sql)
     started = time.perf_counter()
     try:
-        conn = connections.acquire(path, inline=inline)
+        conn = connections.acquire(path, started + timeout_s, stops, inline=inline)
+    except connections.StoppedError as error:
+        cancelled = any(stop.is_set() for stop in stops)
+        if inline and not cancelled and time.perf_counter() < started + timeout_s:
+            raise connections.NeedsProcessError from error
+        raise timeout_error(timeout_s, cancelled=cancelled) from error
     except (OSError, sqlite3.Error, MemoryError) as error:
         raise unreadable(path, error) from error
     cursor = conn.raw.cursor()
     try:
-        conn.start(started + timeout_s, stops)
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
         names = [column[0] for column in cursor.description]
+        conn.raw.check_unchanged()
         return QueryResult(names, rows, truncated, time.perf_counter() - started, conn.vm_steps)
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
         if inline and conn.needs_process(error):
             raise connections.NeedsProcessError from error
-        raise query_error(conn, path, sql, error, timeout_s) from error
+        raise _query_error(conn, sql, error, timeout_s) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     finally:
         cursor.close()
         connections.release(conn)
@@ -189,6 +196,70 @@ def _run_in_process(
     if kind:
         raise _ERRORS[kind](*values)
     return QueryResult(*values)
+
+
+def _query_error(conn: connections.Connection, sql: str, error: Exception, timeout_s: float) -> QueryError:
+    """The error of a query that SQLite ended with ``error`` on the connection ``conn``."""
+    message = str(error)
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    result: QueryError
+    if conn.stopped:
+        result = timeout_error(timeout_s, cancelled=conn.cancelled)
+    elif conn.refused_function:
+        result = SqlError(f"the function {conn.refused_function} is not available")
+    elif conn.refused and is_query(sql) and (skipped := _skipped_tables(conn.path, sql)):
+        result = SqlError(f"a table of the query is broken{skipped}")  # its module tries to make it anew
+    elif conn.refused:
+        result = NotAllowedError(f"{conn.refused} is not allowed: write one SELECT statement")
+    elif message == "You can only execute one statement at a time.":
+        result = NotAllowedError("only one statement at a time: write a single SELECT")
+    elif isinstance(error, MemoryError) or code == connections.IOERR_NOMEM:
+        result = SqlError("the query needs too much memory")
+    elif code == _IOERR_WRITE or message == "database or disk is full":
+        # SQLite writes nothing but the query's own temporary files.
+        result = SqlError("the query needs too much temporary storage")
+    elif code == connections.TOOBIG or message == "string or blob too big":
+        result = SqlError(f"a value is too big: at most {connections.MAX_VALUE_LENGTH:,} bytes can be read or computed")
+    # On a read-only connection the second is about a database that a crashed writer left to be repaired.
+    elif is_sqlite_failure(error) or message == "attempt to write a readonly database":
+        skipped = _skipped_tables(conn.path, sql) if is_damage(error) else ""
+        result = SqlError(message + skipped) if skipped else unreadable(conn.path, error)
+    else:
+        result = SqlError(message + _hint(conn.path, sql, message))
+    return result
+
+
+def _skipped_tables(path: str, sql: str) -> str:
+    """The tables in a query that cannot be used, and why; empty if there are none."""
+    words = _words(sql)
+    skipped = {name: reason for name, reason in _catalog(path).skipped.items() if name.lower() in words}
+    return f". Cannot be used: {with_reasons(skipped)}" if skipped else ""
+
+
+def _catalog(path: str) -> Catalog:
+    with suppress(DatabaseError):
+        return read_catalog(path)
+    return Catalog({}, {})
+
+
+def _words(sql: str) -> set[str]:
+    return set(re.findall(r"\w+", sql.lower()))
+
+
+def _hint(path: str, sql: str, message: str) -> str:
+    """The existing names, for an error about an unknown one."""
+    kind, _, name = message.partition(": ")
+    if kind not in ("no such table", "no such column"):
+        return ""
+    schema, words = {table.name: table.names for table in _catalog(path).tables.values()}, _words(sql)
+    tables = [table for table in schema if table.lower() in words or not table.isidentifier()]
+    if kind == "no such table" or not tables:
+        return f". Tables: {', '.join(schema) or 'none'}{_skipped_tables(path, sql)}"
+    qualifier = name.rpartition(".")[0].lower()
+    if qualifier:
+        aliased = {table.lower() for table in re.findall(rf"(\w+)\W+(?:as\s+)?{re.escape(qualifier)}\b", sql.lower())}
+        tables = [table for table in tables if table.lower() in aliased | {qualifier}] or tables
+    return "".join(f". Columns of {table}: {', '.join(schema[table])}" for table in tables)
 
 
 def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:

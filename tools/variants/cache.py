@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from groundwire.tools.files import TemporaryFolder
-from groundwire.tools.sql import DatabaseError, connections, readable
+from groundwire.tools.sql import DatabaseError, readable, signature
 from groundwire.tools.variants.build import GoldSource, build_variants, read_source
 
 CACHE = user_cache_path("groundwire", appauthor=False) / "variants"
@@ -36,7 +35,7 @@ def variants_of(database: str, gold: str, question: str = "") -> tuple[str, ...]
     """The variants on which an answer must be right; the first call takes a moment. Raises :class:`NoVariantsError`."""
     try:
         with readable(database):
-            key = (database, connections.signature(database), gold, question)
+            key = (database, signature(database), gold, question)
     except DatabaseError as error:
         raise NoVariantsError(str(error)) from error
     with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
@@ -80,8 +79,8 @@ def _make(folder: Path, source: GoldSource) -> None:
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as name:
-        complete = Path(name) / "complete"
+    with TemporaryFolder(".part-", folder.parent) as place:
+        complete = place / "complete"
         complete.mkdir()
         build_variants(source, complete)
         try:

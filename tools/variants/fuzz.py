@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import new_database
-from groundwire.tools.sql import connections
+from groundwire.tools.sql import quote_identifier
+from groundwire.tools.sql.connections import DENIED_FUNCTIONS
 from groundwire.tools.variants.tables import Column, Schema, Table
 
 _WRITE_S = 5.0
@@ -203,7 +204,7 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
         connection.set_authorizer(_authorize)
         for table in schema.tables:
             connection.execute(table.ddl)
-            target, *names = map(connections.quote_identifier, (table.name, *(column.name for column in table.columns)))
+            target, *names = map(quote_identifier, (table.name, *(column.name for column in table.columns)))
             places = ", ".join("?" * len(names))
             insert = f"INSERT OR IGNORE INTO {target} ({', '.join(names)}) VALUES ({places})"  # noqa: S608
             connection.executemany(insert, rows[table.name])
@@ -228,7 +229,7 @@ def _delete_orphans(connection: sqlite3.Connection) -> None:
         deleted = 0
         for table in {row[0] for row in broken}:
             orphans = {row[1] for row in broken if row[0] == table and row[1] is not None}
-            quoted = connections.quote_identifier(table)
+            quoted = quote_identifier(table)
             (count,) = connection.execute(f"SELECT count(*) FROM {quoted}").fetchone()  # noqa: S608
             if len(orphans) <= _ORPHANS * count:
                 connection.executemany(f"DELETE FROM {quoted} WHERE rowid = ?", [(row,) for row in orphans])  # noqa: S608
@@ -244,5 +245,5 @@ _ALLOWED = frozenset(
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    denied = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in connections.DENIED_FUNCTIONS
+    denied = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in DENIED_FUNCTIONS
     return sqlite3.SQLITE_OK if action in _ALLOWED and not denied else sqlite3.SQLITE_DENY

@@ -5,12 +5,13 @@ At most a few hundred rows of a table are read, so a database of any size takes 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
-from groundwire.tools.sql import DatabaseError, QueryError, connections, readable, run_query
+from groundwire.tools import sql
+from groundwire.tools.sql import DatabaseError, QueryError, quote_identifier, read_catalog, run_query
 
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 1_000_000
@@ -58,41 +59,38 @@ def read_schema(database: str, pairs: Sequence[tuple[str, str]] = ()) -> Schema:
     ``pairs`` are names of columns that queries compare with each other: links that no foreign key declares. Raises
     :class:`groundwire.tools.sql.DatabaseError`, also for a database with virtual tables, which cannot be made again.
     """
-    with readable(database), contextlib.closing(connections.open_readonly(database)) as connection:
-        entries = connection.execute(
-            "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND sql IS NOT NULL"
-            " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-        ).fetchall()
-        tables = [_read_table(connection, database, name, ddl) for kind, name, ddl in entries if kind == "table"]
+    catalog = read_catalog(database)
+    tables = [_read_table(database, table) for table in catalog.tables.values() if table.kind != "view"]
     if len(tables) > _MAX_TABLES:
         raise DatabaseError(f"{database} has {len(tables)} tables; variants are made of {_MAX_TABLES} at most")
-    views = tuple(ddl for kind, _, ddl in entries if kind == "view")
+    views = tuple(table.sql for table in catalog.tables.values() if table.kind == "view")
     return Schema(_sorted_by_links(_with_observed_links(tables, pairs)), views)
 
 
-def _read_table(connection: Any, database: str, name: str, ddl: str) -> Table:
-    if ddl[:20].upper().startswith("CREATE VIRTUAL"):
-        raise DatabaseError(f"{database} has the virtual table {name}; databases with one have no variants")
-    quoted = connections.quote_identifier(name)
-    described = [row for row in connection.execute(f"PRAGMA table_xinfo({quoted})") if row[6] == 0]
-    names = [row[1] for row in described]
-    key = tuple(row[1] for row in sorted(described, key=lambda row: row[5]) if row[5])
-    foreign_keys = connection.execute(f"PRAGMA foreign_key_list({quoted})")
-    links = {child.lower(): (parent.lower(), (to or "").lower()) for _, _, parent, child, to, *_ in foreign_keys}
-    selected = ", ".join(map(connections.quote_identifier, names))
+def _read_table(database: str, table: sql.Table) -> Table:
+    if table.kind == "virtual table":
+        raise DatabaseError(f"{database} has the virtual table {table.name}; databases with one have no variants")
+    described = [column for column in table.columns if not column.generated]
+    names, key = [column.name for column in described], tuple(table.primary_key)
+    links = {
+        child.lower(): (link.parent.lower(), (to or "").lower())
+        for link in reversed(table.foreign_keys)
+        for child, to in zip_longest(link.columns, link.parent_columns)
+    }
+    selected = ", ".join(map(quote_identifier, names))
     try:
-        sql = f"SELECT {selected} FROM {quoted}"  # noqa: S608 - quoted names
-        rows = run_query(database, sql, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES).rows
+        query = f"SELECT {selected} FROM {quote_identifier(table.name)}"  # noqa: S608 - quoted names
+        rows = run_query(database, query, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES).rows
     except QueryError:
         rows = []
     columns = []
-    for index, (_, column, kind, *_) in enumerate(described):
+    for index, column in enumerate(described):
         values = [row[index] for row in rows if row[index] is not None]
-        unique = key == (column,) or (len(values) > 1 and len(set(values)) == len(values))
+        unique = key == (column.name,) or (len(values) > 1 and len(set(values)) == len(values))
         null_share = 1 - len(values) / len(rows) if rows else 0.0
-        link = links.get(column.lower())
-        columns.append(Column(column, kind.upper(), unique, null_share, tuple(dict.fromkeys(values)), link))
-    return Table(name=name, ddl=ddl, columns=tuple(columns), key=key, rows=tuple(rows))
+        link = links.get(column.name.lower())
+        columns.append(Column(column.name, column.type.upper(), unique, null_share, tuple(dict.fromkeys(values)), link))
+    return Table(name=table.name, ddl=table.sql, columns=tuple(columns), key=key, rows=tuple(rows))
 
 
 def _with_observed_links(tables: list[Table], pairs: Sequence[tuple[str, str]]) -> list[Table]:

@@ -8,10 +8,10 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import check_layer
+from groundwire.tools.files import TemporaryFolder
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import show_line, spinner
@@ -139,10 +139,10 @@ def run_dev(job: Job, output: Console, *, details: bool = True) -> tuple[list[Ro
         config = job.config
         here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
         job = replace(job, config=config.model_copy(update=here))
-    with TemporaryDirectory() as folder, ProgressDisplay(output, 0) as display:
+    with TemporaryFolder("groundwire-look-") as folder, ProgressDisplay(output, 0) as display:
         rollouts = RolloutDisplay(output, agent_match=job.config.agent_match, trained=job.endpoint is None)
         shown = {"show": rollouts.show} if details else {}
-        run = RunDir(Path(folder))
+        run = RunDir(folder)
         ended, verdict = evaluator.try_tasks(
             job, run=run, callback=display, count=_DEV_TASKS, samples=_DEV_SAMPLES, **shown
         )

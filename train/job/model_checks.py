@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from groundwire import adapters, domains
-from groundwire.tools.errors import BrokenResourceError, ShortenedWarning
+from groundwire.tools.errors import BrokenResourceError, ShortenedWarning, SkippedWarning
+from groundwire.tools.text import first_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
@@ -49,11 +50,17 @@ def check_model(
     if first_prompt is None or not tasks:
         return []
     with warnings.catch_warnings(record=True) as caught:  # one note in place of a warning for each database
-        warnings.simplefilter("always", ShortenedWarning)
+        for category in (ShortenedWarning, SkippedWarning):
+            warnings.simplefilter("always", category)
         lengths = _long_prompts(config, view, tasks, first_prompt, folder / "tokenizer.json", limit)
     notes = []
+    count = len(set(map(view.domain.database, tasks)))
+    skipped = [str(warning.message) for warning in caught if issubclass(warning.category, SkippedWarning)]
+    if skipped:
+        notes.append(
+            f"schemas: parts of {len(skipped):,} of {count:,} databases cannot be read: {first_of(skipped, 3)}"
+        )
     if cut := sum(issubclass(warning.category, ShortenedWarning) for warning in caught):
-        count = len(set(map(view.domain.database, tasks)))
         notes.append(
             f"schemas: the prompts leave out tables of {cut:,} of {count:,} databases, and questions about them cannot "
             "be answered; raise the agent's option table_info_truncate, or lower example_values"

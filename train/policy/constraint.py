@@ -112,6 +112,13 @@ class Constraints:
         return _TokenTable(self._tokenizer, self.end_tokens)
 
 
+@functools.lru_cache(maxsize=2)  # the JSON of a tokenizer is megabytes
+def removes_glue(tokenizer: Any) -> bool:
+    """Whether tokens may end with glue, as the starter's."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and _REMOVES_GLUE in json.dumps(json.loads(backend.to_str())["decoder"])
+
+
 class _TokenTable:
     """The table of tokens that llguidance matches. Empty entries are never allowed."""
 

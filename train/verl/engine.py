@@ -16,9 +16,8 @@ from typing import Any
 
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
-from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
-from groundwire.train.policy.vllm.sampling import completion, structured_outputs, vllm_parameters
+from groundwire.train.policy.vllm.sampling import completion, structured_outputs, vllm_grammar, vllm_parameters
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.verl.shared_prefixes.prefixes import RouteKeys
 
@@ -108,7 +107,7 @@ class VerlEngine:
         """The sampling parameters of vLLM, or of the other server, for at most ``limit`` tokens."""
         parameters = {**vllm_parameters(sampling, limit), "top_k": -1, "logprobs": True}
         if sampling.grammar:
-            parameters["structured_outputs"] = structured_outputs(to_lark(sampling.grammar))
+            parameters["structured_outputs"] = structured_outputs(vllm_grammar(self.tokenizer, sampling.grammar))
         if self.server == "vllm":
             parameters["output_kind"] = None if self.interrupted else _FinalOnly()
         else:  # SGLang refuses them

@@ -18,8 +18,17 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters._types import Answer, Backend, BackendError, Endpoint, Question, ToolError
-from groundwire.adapters.agents.app_environment import hidden_hint, without_keys
+from groundwire.adapters._types import (
+    AgentError,
+    AgentSetupError,
+    Answer,
+    Backend,
+    BackendError,
+    Endpoint,
+    Question,
+    ToolError,
+)
+from groundwire.adapters.agents.app_environment import hidden_hint, which_missed
 from groundwire.adapters.agents.process.folders import NOT_COPIED, remove
 from groundwire.adapters.agents.process.program import END_S, Program, RunningAttempt, failure_from, pickled, warn_of
 from groundwire.adapters.tracing.emitted_spans import current_emissions
@@ -28,6 +37,8 @@ from groundwire.tools.machine import PROCESS_LIMITS, free_memory, free_processes
 
 _log = logging.getLogger(__name__)
 _SHOWN_OUTPUT = 1000
+_OF_THE_AGENT = (AgentError.kind, AgentSetupError.kind, ToolError.kind)
+"""Failures for which a missing variable may be the reason."""
 _LEARN_S = 60.0
 """How long other rollouts wait for the first, from which the template learns what to import."""
 _SPARES = 1 + processors() // 2
@@ -73,7 +84,8 @@ class ProcessBackend(Backend):
         self._programs: deque[asyncio.Task[Program]] = deque()
         """The template, or the fresh processes that run no attempt yet."""
         self._attempts: set[RunningAttempt] = set()
-        self.environment_note = without_keys(self._first.environment)
+        self.environment_note = which_missed(made["missed"]) if made["missed"] else ""
+        self._said_missed = set(made["missed"])
         self._child_bytes = (64 if fork else 256) << 20
         self._imports, self._starting = asyncio.Semaphore(_SPARES), asyncio.Lock()
         self._has_waited = False
@@ -148,10 +160,15 @@ class ProcessBackend(Backend):
                 end = f"the agent's process ended without an answer: {status}{_last_words(attempt)}"
                 raise ToolError(end + hidden_hint(end, attempt.program.environment))
             self._child_bytes = max(self._child_bytes, message.get("bytes", 0))
+            missed = message.get("missed", ())
+            if new := sorted({*missed} - self._said_missed):
+                self._said_missed.update(new)
+                _log.warning("agent: %s", which_missed(new))
             if "failure" in message:
-                end = _last_words(attempt)
-                hint = hidden_hint(f"{message['failure']['message']}{end}", attempt.program.environment)
-                raise failure_from(message["failure"], end + hint)
+                failure, end = message["failure"], _last_words(attempt)
+                if failure["kind"] in _OF_THE_AGENT:
+                    end += hidden_hint(f"{failure['message']}{end}", attempt.program.environment, missed)
+                raise failure_from(failure, end)
             return Answer(**message["answer"])
 
     async def stop(self) -> None:

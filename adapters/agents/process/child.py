@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from groundwire.adapters._types import AgentError, Answer, Backend, BackendError, Endpoint, Question
-from groundwire.adapters.agents.app_environment import hooked_python, provider_urls, without_proxy
+from groundwire.adapters.agents.app_environment import hooked_python, missed_variables, provider_urls, without_proxy
 from groundwire.adapters.agents.failures import agent_failure
 from groundwire.adapters.agents.process.first_use import first_use
 from groundwire.adapters.agents.process.folders import own_folders, own_working_folder
@@ -108,7 +108,7 @@ def run_agent(
                 stream.flush()
         if before is not None:
             reports.send_first_use(before)
-        reports.send({**result, "bytes": _most_bytes()})
+        reports.send({**result, "bytes": _most_bytes(), "missed": missed_variables()})
         code = 0
     except BaseException as error:  # a fault of ours or of the machine: no answer
         with suppress(Exception):

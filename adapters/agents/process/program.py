@@ -119,6 +119,7 @@ class Program:
             "token": self._token,
             "place": self.folder,
             "python_path": os.environ.get("PYTHONPATH"),
+            "hidden": sorted(os.environ.keys() - self.environment.keys()),
         }
         pipe: Any = self._process.stdin
         try:
@@ -129,7 +130,7 @@ class Program:
             self.made = self._read()
             if "error" in self.made:
                 raise _ERRORS.get(self.made["kind"], ValueError)(
-                    self.made["error"] + hidden_hint(self.made["error"], self.environment)
+                    self.made["error"] + hidden_hint(self.made["error"], self.environment, self.made["missed"])
                 )
         except BaseException:
             self.end()

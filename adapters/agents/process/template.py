@@ -24,7 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.agents.app_environment import DEFAULTS, provider_urls, without_proxy
+from groundwire.adapters.agents.app_environment import (
+    DEFAULTS,
+    missed_variables,
+    note_missed,
+    provider_urls,
+    without_proxy,
+)
 from groundwire.adapters.agents.process.child import connect, no_input, run_agent
 from groundwire.adapters.agents.process.first_use import (
     equal_generators,
@@ -65,6 +71,7 @@ class _Template:
             from groundwire.adapters.agents.agent_names import follow_agent_names
             from groundwire.adapters.agents.backend import LitAgentBackend, agent_backend
 
+            note_missed(spec["hidden"])
             share_ssl_contexts()
             swap_port(spec["placeholder"])
             backend = agent_backend(**spec["agent"])
@@ -72,7 +79,7 @@ class _Template:
                 raise LitAgentError("a LitAgent needs the store of its runner")
             follow_agent_names()
         except (UserError, ValueError) as error:
-            self._send({"kind": type(error).__name__, "error": str(error)})
+            self._send({"kind": type(error).__name__, "error": str(error), "missed": missed_variables()})
             sys.exit(0)
         _settle()
         self._backend = backend
@@ -80,7 +87,7 @@ class _Template:
         """Processes that the import has started, which no attempt ends."""
         made = {"agents": backend.agents, "calls_tools": backend.calls_tools, "prompts": backend.default_prompts("")}
         shared = {"hazards": fork_hazards(self._own), "generators": equal_generators()} if spec["fork"] else {}
-        self._send({**made, **shared, "folder": spec["folder"]})
+        self._send({**made, **shared, "folder": spec["folder"], "missed": missed_variables()})
 
     def run(self) -> None:
         """Fork a child for each attempt, until the runner closes the connection."""

@@ -137,6 +137,19 @@ async def test_a_program_whose_rollout_is_cancelled_ends_with_all_that_it_starte
         await asyncio.sleep(0.05)
 
 
+async def test_when_the_backend_stops_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command = f"from pathlib import Path; import time; Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)"
+    backend = CommandBackend(agent=_command(command))
+    run = asyncio.create_task(backend.run(QUESTION, NOBODY))
+    while not (tmp_path / "begun").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    run.cancel()
+    await asyncio.wait({run})
+    await backend.stop()
+    assert os.listdir(tmp_path) == ["begun"]
+
+
 @pytest.mark.parametrize("output", ["all", "last-line"])
 async def test_a_flood_does_not_fill_the_memory(output: str) -> None:
     program = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from agents import Agent, function_tool
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from sqlite_folder import make_folder
 
 from groundwire import domains
 from groundwire.adapters.agents.backend import agent_backend
@@ -147,6 +150,17 @@ def test_schemas_that_are_cut_are_one_note(model: Path, recwarn: pytest.Warnings
     assert found
     assert 0 < int(found[1]) < int(found[2]) == databases
     assert not recwarn.list
+
+
+def test_a_schema_of_which_a_part_cannot_be_read_is_a_note(model: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data")
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
+        connection.executescript("CREATE TABLE t (a); CREATE VIEW v AS SELECT a FROM t; DROP TABLE t")
+    view = AgentView.of(domains.get("sqlite"), spider_exec_match)
+    config = resolve("fast", model=str(model), backend="langgraph")
+    [note] = check_model(config, model, make_backend(config), view, view.domain.load(str(folder)).train)
+    assert note.startswith("schemas: parts of 1 of ")
+    assert note.endswith("shop.sqlite: cannot be used: v (no such table: main.t)")
 
 
 def test_the_prompts_are_those_of_the_run(model: Path) -> None:

@@ -42,6 +42,7 @@ from groundwire.train.policy.errors import ChatRequestError, EngineError  # noqa
 from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, to_lark  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Sampling  # noqa: E402
+from groundwire.train.policy.vllm import sampling as vllm_sampling  # noqa: E402
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 
@@ -488,3 +489,11 @@ def test_without_parallel_calls_a_free_reply_ends_with_its_first_call():
     assert parse_request(request, served="policy").samplings[0].stop == ("x", "</tool_call>")
     assert parse_request({**request, "tools": []}, served="policy").samplings[0].stop == ("x",)
     assert parse_request({**request, "tool_choice": "required"}, served="policy").samplings[0].stop == ("x",)
+
+
+def test_a_tokenizer_that_the_grammars_of_vllm_cannot_read_is_named_once(tiny_policy, caplog):
+    vllm_sampling._warn_of_glue.cache_clear()
+    for tokenizer in (tiny_policy[1], byte_level_tokenizer(), tiny_policy[1]):
+        assert vllm_sampling.vllm_grammar(tokenizer, GRAMMARS["calls"]) == to_lark(GRAMMARS["calls"])
+    [warning] = caplog.messages
+    assert "that vLLM's grammars do not know" in warning

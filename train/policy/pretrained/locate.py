@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from groundwire.tools.files import read_json
+from groundwire.tools.files import TemporaryFolder, read_json
 from groundwire.tools.terminal import installed_version
 from groundwire.train.artifacts.checkpoints import sync
 from groundwire.train.config.errors import ConfigError
@@ -121,8 +120,8 @@ def _converted(file: Path, *, template: str = "") -> Path:
     from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=parent, ignore_cleanup_errors=True) as temporary:
-        unfinished = Path(temporary) / "model"
+    with TemporaryFolder(".part-", parent) as temporary:
+        unfinished = temporary / "model"
         unfinished.mkdir()
         convert(file, unfinished, template=template)
         for written in unfinished.iterdir():

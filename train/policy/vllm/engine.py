@@ -24,11 +24,10 @@ from transformers import AutoConfig
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
-from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.model import key_value_bytes
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 from groundwire.train.policy.vllm.process import READY
-from groundwire.train.policy.vllm.sampling import completion, vllm_parameters
+from groundwire.train.policy.vllm.sampling import completion, vllm_grammar, vllm_parameters
 from groundwire.train.step_timer import StepTimer
 
 ASLEEP_BYTES = 2_400_000_000
@@ -138,7 +137,7 @@ class VLLMEngine:
         if available < 1:
             raise ContextLengthError(len(prompt_ids), self.max_model_len)
         parameters = vllm_parameters(sampling, min(available, sampling.max_tokens or available))
-        lark = to_lark(sampling.grammar) if sampling.grammar else ""
+        lark = vllm_grammar(self.tokenizer, sampling.grammar) if sampling.grammar else ""
         future: Future[Completion] = Future()
         number, answered = self._ask("generate", list(prompt_ids), parameters, lark)
         if self._timer:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from groundwire.train.policy.constraint import removes_glue
+from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
+
+_log = logging.getLogger(__name__)
 
 
 def vllm_parameters(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
@@ -32,6 +38,21 @@ def structured_outputs(lark: str) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     return StructuredOutputsParams(grammar=lark)
+
+
+def vllm_grammar(tokenizer: Any, grammar: str) -> str:
+    """The Lark grammar of a constraint of a span. Warns once of a tokenizer like the starter's."""
+    if removes_glue(tokenizer):
+        _warn_of_glue()
+    return to_lark(grammar)
+
+
+@functools.cache
+def _warn_of_glue() -> None:
+    _log.warning(
+        "this model's tokenizer joins words with a character that vLLM's grammars do not know: most replies under a "
+        "schema or a required tool will be wrong or cut off. Take another model, or trainer=local sampler=embedded"
+    )
 
 
 def completion(

@@ -113,6 +113,24 @@ async def test_a_rollout_that_lacks_a_key_says_which_are_hidden(agent: Agents) -
     assert "agents do not get" not in str(failure)
 
 
+@pytest.mark.parametrize("fork", [True, False])
+async def test_what_an_agent_asks_for_in_vain_is_said_once(
+    agent: Agents, caplog: pytest.LogCaptureFixture, fork: bool
+) -> None:
+    source = """
+        import os
+        URL = os.getenv("DATABASE_URL", "default")
+        def agent(question):
+            if "anything_else" not in os.environ and os.environ.get("OPENAI_API_KEY") == "none":
+                return URL
+            raise RuntimeError("never")
+    """
+    assert texts(await agent(source, "a", "b", fork=fork)) == ["default", "default"]
+    (backend,) = agent.backends.values()
+    assert backend.environment_note.startswith("it asked for DATABASE_URL of this environment, which agents do not get")
+    assert [message.partition(" of ")[0] for message in caplog.messages] == ["agent: it asked for anything_else"]
+
+
 def test_only_variables_that_are_set_and_not_ours_can_be_named() -> None:
     with pytest.raises(ValueError, match="agent_env names NOT_SET, which is not set"):
         agent_environment(["NOT_SET"])
@@ -131,4 +149,4 @@ def test_an_agent_in_our_process_is_said_to_see_its_environment(tmp_path: Path) 
     settings: dict[str, Any] = {"backend": "custom", "agent": f"{tmp_path}/own.py:agent"}
     backend = make_backend(AgentSettings(**settings, rollout_process="off"))
     assert backend.environment_note.startswith("it runs in this process, where it can read ")
-    assert make_backend(AgentSettings(**settings)).environment_note.startswith("its processes do not get ")
+    assert not make_backend(AgentSettings(**settings)).environment_note
