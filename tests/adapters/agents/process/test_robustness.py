@@ -140,7 +140,7 @@ def test_when_the_runner_ends_no_process_is_left(tmp_path: Path, end: signal.Sig
 import asyncio
 from groundwire.adapters import Endpoint, Question
 from groundwire.adapters.agents.process.backend import ProcessBackend
-backend = ProcessBackend({{"agent": {str(tmp_path / "slow.py")!r} + ":agent"}})
+backend = ProcessBackend({{"agent": {str(tmp_path / "slow.py")!r} + ":agent"}}, env=["MARKER", "BEGUN"])
 print(backend._first.folder, flush=True)
 asyncio.run(backend.run(Question(id="1", text="a", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
 """
