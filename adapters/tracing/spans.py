@@ -24,6 +24,7 @@ REPLY_ID = "gen_ai.response.id"
 """The reply's id, as the agent got it. On an emitted span it names the reply that a reward belongs to."""
 EMITTED = "groundwire.emitted"
 """On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""
+MEAN_SPAN_BYTES = 10 << 10
 REWARD_PREFIX = "agentlightning.reward."
 """Agent Lightning's name: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""
 
@@ -56,7 +57,7 @@ class TraceLimit:
     """What the spans of an attempt may be, LLM calls included. One beyond it fails the attempt."""
 
     spans: int = 100_000
-    bytes: int = 1 << 30
+    """Of :data:`MEAN_SPAN_BYTES` on average, at most."""
     retry: bool = False
     """Whether its rollout is then tried again."""
 
@@ -64,8 +65,8 @@ class TraceLimit:
         """Why an attempt must not have so many spans, of so many bytes together; empty if it may."""
         if spans > self.spans:
             return f"it has more LLM calls and emitted spans than max_spans, {self.spans:,}; the others are lost"
-        if size > self.bytes:
-            most = f"max_trace_mb, {self.bytes >> 20:,} MiB"
+        if size > self.spans * MEAN_SPAN_BYTES:
+            most = f"{MEAN_SPAN_BYTES >> 10} KiB times max_spans, {self.spans:,}"
             return f"its LLM calls and emitted spans are larger than {most}; the others are lost"
         return ""
 

@@ -65,7 +65,6 @@ class Settings(TypedDict, total=False):
     val_every: int | None
     max_calls: int | None
     max_spans: int | None
-    max_trace_mb: int | None
     n_runners: int | None
     runner_processes: int | None
     runner_python: str | Path | None

@@ -320,9 +320,10 @@ class RunConfig(AgentSettings):
         ge=0,
     )
     max_spans: int = _rollouts(
-        100_000, "Most spans of a rollout, its LLM calls and what it emits; a further one fails it (trace_limit)", ge=1
+        100_000,
+        "Most spans of a rollout, LLM calls included, of 10 KiB on average; a further one fails it (trace_limit)",
+        ge=1,
     )
-    max_trace_mb: int = _rollouts(1024, "Most MiB of these spans together (trace_limit)", ge=1)
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0: only in runners of an external store", ge=0)
     runner_processes: int = _rollouts(0, "Processes for agents. 0: the trainer's, with verl some of its own", ge=0)
     runner_python: str | None = _rollouts(

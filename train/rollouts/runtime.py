@@ -205,7 +205,6 @@ class RolloutRuntime:
             attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
             trace_limit=TraceLimit(
                 spans=config.max_spans,
-                bytes=config.max_trace_mb << 20,
                 retry=adapters.TraceLimitError.kind not in failure_scores(config.failures),
             ),
             notify_runners=runners.notify,

@@ -220,14 +220,14 @@ async def test_an_attempt_with_more_spans_than_its_limit_has_failed_and_keeps_th
 @_KINDS
 async def test_the_bytes_of_an_attempt_are_limited_too(kind: str) -> None:
     async with _store(kind) as store:
-        rollout = await _take(store, trace_limit=TraceLimit(bytes=1 << 20))
+        rollout = await _take(store, trace_limit=TraceLimit(spans=100))
         for span in _spans(rollout, 20, "x" * 100_000):
             await store.add_annotations([span])
         ended = await store.get(rollout.rollout_id)
         assert ended is not None
         assert 8 <= len(ended.annotations) <= 10
         assert final_outcome(ended).message == (
-            "its LLM calls and emitted spans are larger than max_trace_mb, 1 MiB; the others are lost"
+            "its LLM calls and emitted spans are larger than 10 KiB times max_spans, 100; the others are lost"
         )
 
 
