@@ -26,8 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from groundwire.adapters.agents.process.guard import guarded
-from groundwire.tools.daemon_threads import in_thread
+from groundwire.adapters.agents.process.guard import guarded, how_ended
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.startup import USERS_PYTHON_PATH, activated, child_python_path
@@ -200,7 +199,7 @@ class RunnerProcesses:
                 except OSError as error:
                     await self._note_end(runner, f"{error.strerror} at its start")
         elif (status := runner.process.poll()) is not None:
-            await self._note_end(runner, _how_ended(status))
+            await self._note_end(runner, how_ended(status))
         elif not runner.has_begun:
             await self._check_start(runner, now - runner.started)
 
@@ -221,8 +220,7 @@ class RunnerProcesses:
         runner.again_at = time.monotonic() + delay_s
         assert runner.process is not None
         _close_input(runner.process)
-        rollouts = await self._store.give_up(runner.worker_id)
-        if rollouts:
+        if again := await self._store.give_up(runner.worker_id):
             self.notify()
         if self._may_start(runner):  # else it has said what is wrong
             _log.warning(
@@ -230,7 +228,7 @@ class RunnerProcesses:
                 runner.name,
                 end,
                 delay_s,
-                f", and its {rollouts} rollouts are tried again now" if rollouts else "",
+                f", and {again} rollouts of it are tried again now" if again else "",
             )
 
     def _may_start(self, runner: _Runner) -> bool:
@@ -251,20 +249,11 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
 
 async def _running_still(processes: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
     """Those that have not ended after a moment."""
-    ends = [asyncio.wrap_future(in_thread(process.wait, name="runner")) for process in processes]
-    if ends:
-        await asyncio.wait(ends, timeout=_STOP_S)
+    deadline = time.monotonic() + _STOP_S
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_CHECK_S / 10)  # a thread that waits may not start
     return [process for process in processes if process.poll() is None]
 
 
-def _how_ended(status: int) -> str:
-    """``status`` as a guard passes it on: above 128 it is a signal's."""
-    number = -status if status < 0 else status - 128
-    try:
-        return f"signal {signal.Signals(number).name}" if number > 0 else f"status {status}"
-    except ValueError:
-        return f"status {status}"
-
-
-_REFUSED = _how_ended(UserError.exit_code)
+_REFUSED = how_ended(UserError.exit_code)
 """How a runner ends that has said what is wrong with its input."""

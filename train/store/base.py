@@ -171,14 +171,14 @@ class StateMachine(RolloutStore):
         self._tell_end(rollout_id)
 
     async def give_up(self, worker_id: str) -> int:
-        """Give up the open attempts of a runner that has ended, so that others take its rollouts; returns how many."""
+        """Give up the open attempts of a runner that has ended; returns how many rollouts are tried again."""
         with self._transaction():
             taken = [rollout for rollout in self._in_status(_OPEN) if rollout.attempts[-1].worker_id == worker_id]
             for rollout in taken:
                 self._end(rollout, rollout.attempts[-1], "unresponsive")
         for rollout in taken:
             self._tell_end(rollout.rollout_id)
-        return len(taken)
+        return sum(rollout.status == "requeuing" for rollout in taken)
 
     def _tell_end(self, rollout_id: str) -> None:
         if self.on_attempt_end is not None:

@@ -127,6 +127,15 @@ def guarded(command: Sequence[str], *, place: str = ".", way: str = "shared", gr
     return [sys.executable, "-S", "-E", __file__, str(grace_s), place, way, *command]
 
 
+def how_ended(status: int) -> str:
+    """An exit status in words. A guard passes on the number of a signal with 128 added, as a shell does."""
+    number = -status if status < 0 else status - 128
+    try:
+        return f"signal {signal.Signals(number).name}" if number > 0 else f"status {status}"
+    except ValueError:
+        return f"status {status}"
+
+
 def _end_at(lifeline: int) -> None:
     with suppress(OSError):
         os.read(lifeline, 1)

@@ -33,6 +33,7 @@ from typing import Any
 
 from groundwire.adapters._types import BackendError, EndpointError
 from groundwire.adapters.agents.app_environment import agent_environment, hidden_hint
+from groundwire.adapters.agents.process.guard import how_ended
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import MissingPackageError
 from groundwire.tools.startup import child_python_path
@@ -111,6 +112,7 @@ class Program:
         self._finish = weakref.finalize(self, _end, os.getpid(), self._process, self._listener, self.folder)
         self.attempts: dict[str, RunningAttempt] = {}
         self.used = self.ended = False
+        self._forks = bool(spec["fork"])
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         settings = {
@@ -191,7 +193,7 @@ class Program:
                     break
         else:
             raise ValueError(
-                f"the process that imports agent {agent!r} has ended, with status {self._process.returncode}"
+                f"the process that imports agent {agent!r} has ended, with {how_ended(self._process.returncode)}"
             )
         for seconds in (_LONG_S, _START_S - _LONG_S):
             if select.select([self._control], [], [], seconds)[0]:
@@ -203,7 +205,7 @@ class Program:
         line = self._replies.readline()
         if not line:
             status = self._process.wait()
-            raise ValueError(f"the process that imports the agent has ended, with status {status}")
+            raise ValueError(f"the process that imports the agent has ended, with {how_ended(status)}")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
@@ -235,8 +237,12 @@ class Program:
         self.ended = True
         while (status := self._process.poll()) is None:  # noqa: ASYNC110  a thread may not start
             await asyncio.sleep(_POLL_S)
+        message = f"the process that has imported the agent ended with {how_ended(status)}"
+        _set(self.learnt, None)  # others need not wait for it
         for attempt in self.attempts.values():
-            _set(attempt.ended, f"the process that has imported the agent ended with status {status}")
+            _set(attempt.ended, message)
+        if self._forks and self._writer is not None and not self._writer.is_closing():
+            _log.warning("%s: the next rollout starts another", message)
 
 
 async def _read_reports(reader: asyncio.StreamReader, attempt: RunningAttempt) -> None:

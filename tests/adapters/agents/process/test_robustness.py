@@ -49,10 +49,26 @@ async def test_a_killed_template_is_started_again_and_its_rollouts_fail_as_tools
     os.kill(program._process.pid, signal.SIGKILL)
     errors = await runs
     assert all(isinstance(error, ToolError) for error in errors)
-    assert "the process that has imported the agent ended with status -9" in str(errors[0])
+    assert "the process that has imported the agent ended with signal SIGKILL" in str(errors[0])
     pid = int((tmp_path / "a").read_text())
     await until_true(lambda: not Path(f"/proc/{pid}").exists())
     assert texts(await agent(source, "c", folder="shared")) == ["answered"]
+
+
+async def test_no_rollout_waits_for_a_template_that_ended_before_it_learnt_what_to_import(
+    agent: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("groundwire.adapters.agents.process.backend._LEARN_S", 10_000)
+    source = SLOW.replace("time.sleep(60)", "time.sleep(60 * (question != 'c')); return 'answered'")
+    backend = agent.backend(source, folder="shared")
+    runs = asyncio.create_task(agent(source, "a", "c", folder="shared"))
+    await until_true((tmp_path / "a").exists)
+    os.kill(backend._programs[0].result()._process.pid, signal.SIGKILL)
+    failed, answered = await runs
+    assert isinstance(failed, ToolError)
+    assert texts([answered]) == ["answered"]
+    message = "the process that has imported the agent ended with signal SIGKILL: the next rollout starts another"
+    assert message in caplog.messages
 
 
 async def test_an_attempt_that_is_cancelled_at_once_leaves_nothing(agent: Agents, server: Server) -> None:
