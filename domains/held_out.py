@@ -57,7 +57,7 @@ def hold_out(
         ways += [(tuple(several), "several of them have the same questions"), ((_QUESTION,), counts)]
     ways.append(((_ROW,), "too few different questions"))
     # The first way whose whole groups come near the share. The last one, single rows, always does.
-    choices = ((way, why, _choose(_together(tasks, way), wanted)) for way, why in ways)
+    choices = ((way, why, _choose(together(tasks, way), wanted)) for way, why in ways)
     way, why, held_out = next(choice for choice in choices if wanted <= 2 * len(choice[2]) <= 4 * wanted)
     parts: tuple[list[Task], list[Task]] = [], []
     for index, task in enumerate(tasks):
@@ -115,7 +115,7 @@ def _value(task: Task, name: str) -> str:
     return "" if missing else str(value).strip()
 
 
-def _together(tasks: Sequence[Task], names: Sequence[str]) -> list[list[int]]:
+def together(tasks: Sequence[Task], names: Sequence[str]) -> list[list[int]]:
     """The indices of tasks that share a value of any of the columns, also through others; by a hash of their values."""
     parents: dict[str, str] = {}  # a forest of values (union-find): tasks of one tree belong together
 

@@ -15,6 +15,7 @@ from groundwire.tools.text import valid_text
 
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 _DATABASE = ("database", "db_path")
+_SPLIT, _SPLITS = "split", ("train", "validation")
 _TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}
 
 
@@ -34,7 +35,12 @@ class TaskList(Domain):
     ) -> None:
         self._tasks, self._validation, self._source = tasks, validation, source
         train, held_out, how = tasks, validation, ""
-        if not isinstance(held_out, list):
+        parts = {name: [_without_split(task) for task in tasks if task.get(_SPLIT) == name] for name in _SPLITS}
+        counts = list(map(len, parts.values()))
+        if not isinstance(held_out, list) and group_column is None and all(counts) and sum(counts) == len(tasks):
+            train, held_out = parts.values()
+            how = f"as their column {_SPLIT} says"
+        elif not isinstance(held_out, list):
             train, held_out, how = hold_out(tasks, held_out, source=source, column=group_column)
         elif not allow_shared:
             check_given(tasks, held_out)
@@ -62,13 +68,18 @@ def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) 
     """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.
 
     A task has at least a ``question``; an ``id`` is made where it is missing. ``validation`` is more tasks, or the
-    share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`). Raises :class:`DataError`, also for
+    share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`), unless each has ``train`` or
+    ``validation`` in its column ``split``. Raises :class:`DataError`, also for
     validation tasks with questions of ``tasks``, unless ``allow_shared``.
     """
     rows, source = _read(tasks, "tasks")
     if isinstance(validation, float | int) and not isinstance(validation, bool):
         return TaskList(rows, float(validation), source=source)
     return TaskList(rows, _read(validation, "validation")[0], source=source, allow_shared=allow_shared)
+
+
+def _without_split(task: Task) -> Task:
+    return {name: value for name, value in task.items() if name != _SPLIT}
 
 
 def is_file(name: str | Path) -> bool:

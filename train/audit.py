@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,6 +23,8 @@ from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, Jud
 from groundwire.train.evaluation.run_reader import read_answers
 from groundwire.train.rollouts.agent_view import AgentView
 
+ALLOWED = 0.05
+"""Share of tasks that may have a finding."""
 _EXAMPLES = 3
 _EXAMINED = 300
 """Tasks whose variants are made: each takes some hundredths of a second."""
@@ -43,7 +45,7 @@ def main(
     limit: Annotated[int, typer.Option(min=0, help="Audit this many tasks of training and validation; 0: all")] = 0,
     allow: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of tasks that may have a finding before the exit is 1")
-    ] = 0.05,
+    ] = ALLOWED,
     suspects_file: Annotated[
         Path | None,
         typer.Option("--suspects", help="Write probably wrong golds to this file", metavar="FILE"),
@@ -68,43 +70,71 @@ def main(
 
     2: the audit could not run
     """
-    started = time.monotonic()
     with exit_on_user_error(exit_code=2):
         read_env_file()
-        chosen = domains.get(domain)
         if rollouts is not None and suspects_file is None:
             raise CommandError("--rollouts needs --suspects: the file to write")
-        name = reward or chosen.default_reward
-        function, notes = get_reward(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
-        data = chosen.load(data_dir)
-        tasks = _sample([*data.train, *data.validation], limit)
-        if not tasks:
-            raise CommandError(f"{data.source}: there are no tasks to audit")
-        view = AgentView.of(chosen, function)
-        golds, databases = list(map(view.gold, tasks)), chosen.database
-        with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
-            auditing = audit(tasks, function, golds=golds, answers=view.answers, database=databases, on_end=on_end)
-            result = asyncio.run(auditing)
-        examined = _sample(tasks, _EXAMINED) if has_variants(function) else []
-        with progress("Making variants", len(examined)) as on_end:
-            alone = without_variants(examined, on_end=on_end)
-        unfit = _unfit_reason(result, allow)
+        judges = {"judge_model": judge_model, "judge_base_url": judge_base_url, "judge": judge}
+        examined = examine(domain, reward, data_dir=data_dir, limit=limit, allow=allow, **judges)
         if json_file is not None:
-            told = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
-            share = round(result.share_with_findings, 4)
-            figures = {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
-            write_json(json_file, {**told, **figures, "without_variants": alone, **asdict(result)})
-        listed = [_write_suspects(suspects_file, tasks, rollouts)] if suspects_file is not None else []
+            write_json(json_file, examined.json)
+        listed = [_write_suspects(suspects_file, examined.tasks, rollouts)] if suspects_file is not None else []
+    *lines, verdict = examined.lines
+    say("\n".join([*lines, *listed, verdict]))
+    raise typer.Exit(1 if examined.unfit else 0)
+
+
+class Examined(NamedTuple):
+    """The audit of a reward."""
+
+    tasks: list[Any]
+    unfit: str
+    """Why the reward is not fit to train on; empty if it is."""
+    lines: list[str]
+    """For the user, the verdict last."""
+    json: dict[str, Any]
+
+
+def examine(
+    domain: str,
+    reward: str | None,
+    *,
+    data_dir: str | None = None,
+    limit: int = 0,
+    allow: float = ALLOWED,
+    **judges: Any,
+) -> Examined:
+    """Audit ``reward`` on the tasks of ``domain``; ``judges`` are the options of :func:`.get_reward`."""
+    started = time.monotonic()
+    chosen = domains.get(domain)
+    name = reward or chosen.default_reward
+    function, notes = get_reward(name, **{"judge_model": None, "judge_base_url": None, "judge": None, **judges})
+    data = chosen.load(data_dir)
+    tasks = _sample([*data.train, *data.validation], limit)
+    if not tasks:
+        raise CommandError(f"{data.source}: there are no tasks to audit")
+    view = AgentView.of(chosen, function)
+    golds, databases = list(map(view.gold, tasks)), chosen.database
+    with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
+        auditing = audit(tasks, function, golds=golds, answers=view.answers, database=databases, on_end=on_end)
+        result = asyncio.run(auditing)
+    varied = _sample(tasks, _EXAMINED) if has_variants(function) else []
+    with progress("Making variants", len(varied)) as on_end:
+        alone = without_variants(varied, on_end=on_end)
+    unfit = _unfit_reason(result, allow)
+    told = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
+    share = round(result.share_with_findings, 4)
+    figures = {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]
     lines += [f"note: {note}" for note in notes] + _table(result, name)
     if alone:
-        lines.append(f"without variants of the database: {len(alone):,} of {len(examined):,} tasks that were looked at")
+        lines.append(f"without variants of the database: {len(alone):,} of {len(varied):,} tasks that were looked at")
         lines += [f"    {task}: {problem}" for task, problem in list(alone.items())[:_EXAMPLES]]
     answers = sum(probe.judged + probe.failed for probe in result.probes)
-    lines += [f"{answers:,} answers in {time.monotonic() - started:.1f} s", *listed]
-    say("\n".join([*lines, f"not fit to train on: {unfit}" if unfit else "fit to train on"]))
-    raise typer.Exit(1 if unfit else 0)
+    lines.append(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
+    lines.append(f"not fit to train on: {unfit}" if unfit else "fit to train on")
+    return Examined(tasks, unfit, lines, {**told, **figures, "without_variants": alone, **asdict(result)})
 
 
 def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:

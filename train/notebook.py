@@ -1,4 +1,4 @@
-"""``sft``, ``why`` and ``report``: the commands of these names for a script or a notebook."""
+"""``sft``, ``why``, ``report`` and ``read_traces``: the commands of these names for a script or a notebook."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from groundwire.train.api.typed_settings import SFT
+    from groundwire.train.traces.read import Traces
 
 
 class Explanation(str):
@@ -71,6 +72,14 @@ def report(run_dir: str | Path | None = None) -> Page:
     with atomic_write(page) as file:
         file.write_text(build(run).html, encoding="utf-8")
     return Page(page)
+
+
+@named_layer("train")
+def read_traces(*files: str | Path, mask: bool = True) -> Traces:
+    """The rollouts in exported traces, as ``groundwire traces`` reads them (:func:`.traces.read.read_traces`)."""
+    from groundwire.train.traces import read
+
+    return read.read_traces(*files, mask=mask)
 
 
 if "IPython" in sys.modules:

@@ -28,6 +28,7 @@ COMMANDS = {
     "runs": ("groundwire.train.runs", "List the runs of a folder"),
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
+    "traces": ("groundwire.train.from_traces", "Show what is in exported traces; make tasks and a reward of them"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
     "conformance": ("groundwire.train.conformance", "Check that a gateway loses, masks or invents no token"),
     "rescore": ("groundwire.train.rescore", "Score a run's rollouts with another reward"),

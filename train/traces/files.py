@@ -1,0 +1,174 @@
+"""The records of trace files, one at a time: JSON lines, JSON documents, OTLP as protobuf, parquet; also with gzip.
+
+Memory holds one record. A file that is cut off, or has a damaged line, loses that record alone, which is counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.files import MAX_BYTES, open_regular, parse_json
+
+_LISTS = ("resourceSpans", "resource_spans", "data", "entries", "traces", "runs", "spans", "items")
+"""Keys of a document whose list has the records."""
+_TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[{}\[\]]', re.DOTALL)
+_BLOCK = 1 << 20
+_SPACE = b"\xef\xbb\xbf \t\r\n"
+_NOT_JSON, _CUT = "lines that are no JSON", "files that end in the middle of a record"
+_LARGE = f"records larger than {MAX_BYTES >> 20} MB"
+
+
+def records(file: Path, unread: Counter[str]) -> Iterator[Any]:
+    """The records of a file; what cannot be read is counted in ``unread``, by its reason. Raises ``OSError``."""
+    with open_regular(file) as raw:
+        head = raw.read(4)
+        raw.seek(0)
+        if head == b"PAR1":
+            yield from _parquet(raw)
+            return
+        stream: Any = gzip.GzipFile(fileobj=raw) if head[:2] == b"\x1f\x8b" else raw
+        try:
+            start = stream.read(4096)
+            stream.seek(0)
+            if start.lstrip(_SPACE)[:1] in (b"{", b"["):
+                yield from _lines(stream, unread) if _is_lines(stream) else _document(stream, unread)
+            elif start[:1] in (b"\n", b"\0"):
+                yield from _protobuf(stream, unread)
+            elif start:
+                unread["files that are neither JSON nor OTLP"] += 1
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            unread[_CUT] += 1
+
+
+def _is_lines(stream: Any) -> bool:
+    """Whether one of the first two lines is a value of its own, and there is more than one."""
+    lines = [line for _ in range(4) if (line := stream.readline(MAX_BYTES).strip(_SPACE))][:2]
+    stream.seek(0)
+    return len(lines) > 1 and any(_parsed(line) is not None for line in lines)
+
+
+def _parsed(text: bytes) -> Any:
+    """A list or an object; None for anything else."""
+    try:
+        value = parse_json(text) if text[:1] in (b"{", b"[") else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _lines(stream: Any, unread: Counter[str]) -> Iterator[Any]:
+    while line := stream.readline(MAX_BYTES):
+        if len(line) == MAX_BYTES:
+            unread[_LARGE] += 1
+            while (line := stream.readline(_BLOCK)) and not line.endswith(b"\n"):
+                pass
+        elif text := line.strip(_SPACE):
+            if (value := _parsed(text)) is None:
+                unread[_NOT_JSON if line.endswith(b"\n") else _CUT] += 1
+            else:
+                yield from _unwrapped(value)
+
+
+def _unwrapped(value: Any) -> Iterator[Any]:
+    """The elements of a list, or of the list that a document is around; else the value."""
+    holder = value.get("log", value) if isinstance(value, dict) else value
+    if isinstance(holder, dict) and not {"id", "traceId", "trace_id", "messages"} & holder.keys():
+        lists = [holder[name] for name in _LISTS[2:] if isinstance(holder.get(name), list)]
+        holder = lists[0] if lists else value
+    yield from holder if isinstance(holder, list) else [value]
+
+
+def _document(stream: Any, unread: Counter[str]) -> Iterator[Any]:
+    """The records of a document, of several one after the other, or of one that is cut off or too large for memory."""
+    text = stream.read(MAX_BYTES + 1)
+    if len(text) <= MAX_BYTES and (value := _parsed(text.strip(_SPACE))) is not None:
+        yield from _unwrapped(value)
+        return
+    start = _list_start(text[:_BLOCK])
+    del text
+    stream.seek(start)
+    for record in _objects(stream, unread):
+        if (value := _parsed(record)) is None:
+            unread[_NOT_JSON] += 1
+        else:
+            yield from _unwrapped(value)
+
+
+def _list_start(head: bytes) -> int:
+    """Where the list of records begins, inside of objects only; 0 if there is none."""
+    key, depth = b"", 0
+    for token in _TOKEN.finditer(head):
+        if token[0] == b"[" and key in map(str.encode, _LISTS):
+            return token.end()
+        if token[0] in (b"[", b"]"):
+            depth += 1000 if token[0] == b"[" else -1000
+        key = token[0][1:-1] if depth < 1000 else b""
+    return 0
+
+
+def _objects(stream: Any, unread: Counter[str]) -> Iterator[bytes]:
+    """The texts of the outermost objects; brackets of lists around them do not count."""
+    buffer, place, start, depth, block = b"", 0, 0, 0, b"."
+    while block:
+        block = stream.read(_BLOCK)
+        kept = start if depth else place
+        buffer, place, start = buffer[kept:] + block, place - kept, 0
+        if len(buffer) > MAX_BYTES:
+            unread[_LARGE] += 1
+            return
+        for token in _TOKEN.finditer(buffer, place):
+            if block and token.end() == len(buffer):  # a string may go on
+                break
+            place = token.end()
+            if token[0] in (b"{", b"[") and (depth or token[0] == b"{"):
+                start = start if depth else token.start()
+                depth += 1
+            elif token[0] in (b"}", b"]") and depth:
+                depth -= 1
+                if not depth:
+                    yield buffer[start:place]
+    if depth:
+        unread[_CUT] += 1
+
+
+def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
+    """The resources of OTLP's ``TracesData``, of several one after the other, or each after its length (collector)."""
+    from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, TracesData
+
+    while head := stream.read(1):
+        framed = head == b"\0"
+        size = int.from_bytes(stream.read(3), "big") if framed else _varint(stream)
+        body = stream.read(size) if head in (b"\0", b"\n") and size <= MAX_BYTES else b""
+        if not body or len(body) < size:
+            unread[_CUT if body else "files that are neither JSON nor OTLP"] += 1
+            return
+        try:
+            found = TracesData.FromString(body).resource_spans if framed else [ResourceSpans.FromString(body)]
+        except Exception:  # google.protobuf.message.DecodeError
+            unread["messages that are no OTLP"] += 1
+            continue
+        yield from found
+
+
+def _varint(stream: Any) -> int:
+    value = shift = 0
+    while byte := stream.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        shift += 7
+        if byte[0] < 0x80:
+            break
+    return value
+
+
+def _parquet(raw: Any) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(raw) as table:
+        for batch in table.iter_batches(batch_size=256):
+            yield from batch.to_pylist()

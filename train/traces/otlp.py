@@ -1,0 +1,279 @@
+"""OpenTelemetry: OTLP as JSON and protobuf, and the spans that SDKs print, with the attributes of any convention.
+
+GenAI semantic conventions in all their forms (attributes, events, numbered attributes of OpenLLMetry), OpenInference
+(Phoenix), Langfuse's and the AI SDK's own names.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from groundwire.train.traces.messages import (
+    read_messages,
+    read_reply,
+    read_tools,
+    system_messages,
+    text_of,
+    value_of,
+)
+from groundwire.train.traces.record import plain, seconds
+from groundwire.train.traces.spans import TracerSpan, rollout_of
+
+name, build = "OpenTelemetry", rollout_of
+
+_KINDS = {
+    **dict.fromkeys(
+        ("chat", "text_completion", "generate_content", "llm", "generation", "completion", "chat_model"), "llm"
+    ),
+    **dict.fromkeys(("execute_tool", "tool", "ai.toolcall"), "tool"),
+    **dict.fromkeys(("invoke_agent", "agent", "invoke_workflow", "workflow", "evaluator", "guardrail"), "agent"),
+    **dict.fromkeys(("ai.generatetext.dogenerate", "ai.streamtext.dostream"), "llm"),
+    **dict.fromkeys(("ai.generateobject.dogenerate", "ai.streamobject.dostream"), "llm"),
+}
+_KIND = (
+    "gen_ai.operation.name", "openinference.span.kind", "langfuse.observation.type", "traceloop.span.kind",
+    "llm.request.type", "ai.operationId", "langsmith.span.kind", "mlflow.spanType",
+)  # fmt: skip
+_INPUT = (
+    "gen_ai.input.messages", "llm.input_messages", "gen_ai.prompt", "langfuse.observation.input", "ai.prompt.messages",
+    "input.value", "langfuse.trace.input", "traceloop.entity.input", "mlflow.spanInputs", "ai.prompt",
+)  # fmt: skip
+_OUTPUT = (
+    "gen_ai.output.messages", "llm.output_messages", "gen_ai.completion", "langfuse.observation.output", "output.value",
+    "langfuse.trace.output", "traceloop.entity.output", "mlflow.spanOutputs", "ai.response.text",
+)  # fmt: skip
+_TOOLS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
+_AGENT = ("gen_ai.agent.name", "agent.name", "graph.node.id", "traceloop.entity.name")
+_MODEL = (
+    "gen_ai.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "gen_ai.response.model",
+)  # fmt: skip
+_SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id", "langsmith.trace.session_id")
+_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_RESPONSE_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+_FINISH = ("gen_ai.response.finish_reasons", "llm.finish_reason", "ai.response.finishReason")
+_LISTED = {"gen_ai.prompt", "gen_ai.completion", "llm.input_messages", "llm.output_messages", "llm.tools",
+           "llm.request.functions"}  # fmt: skip
+"""Lists whose elements are attributes of their own: ``gen_ai.prompt.0.role``."""
+_NESTED = {"gen_ai", "llm", "input", "output", "openinference", "session", "agent", "tool"}
+"""First words of attributes that some exports write as objects in objects."""
+_DETAILS, _EVALUATION = "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result"
+
+
+def takes(record: Any) -> bool:
+    """Whether ``record`` has spans of OTLP, or is a span as an SDK prints it."""
+    if not isinstance(record, Mapping):
+        return hasattr(record, "scope_spans")
+    spans = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans"}
+    context = record.get("context")
+    printed = isinstance(context, Mapping) and "trace_id" in context and "span_id" in context
+    return not spans.isdisjoint(record) or printed or ("traceId" in record and "spanId" in record)
+
+
+def split(record: Any, unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The trace and the item of each span of ``record``."""
+    if not isinstance(record, Mapping):
+        for scope in record.scope_spans:
+            for span in scope.spans:
+                yield from _read(_of_protobuf(span), unread)
+        return
+    for resource in _lists(record, "resourceSpans", "resource_spans") or [record]:
+        scopes = _lists(resource, "scopeSpans", "scope_spans") or _lists(resource, "instrumentationLibrarySpans")
+        for span in [span for scope in scopes for span in _lists(scope, "spans")] or [resource]:
+            if "resource" not in span or "context" in span:
+                yield from _read(_of_json(span), unread)
+
+
+def _lists(holder: Mapping[str, Any], *names: str) -> list[Any]:
+    value = next((holder[name] for name in names if name in holder), None)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _of_json(span: Mapping[str, Any]) -> dict[str, Any]:
+    context = span.get("context") or {}
+    status = span.get("status") or {}
+    events = [(str(event.get("name")), _attributes(event.get("attributes"))) for event in span.get("events") or ()]
+    code = str(status.get("code") or status.get("status_code") or span.get("status_code") or "")
+    return {
+        "trace": _id(span.get("traceId") or span.get("trace_id") or context.get("trace_id")),
+        "span": _id(span.get("spanId") or span.get("span_id") or context.get("span_id")),
+        "parent": _id(span.get("parentSpanId") or span.get("parent_span_id") or span.get("parent_id")),
+        "name": str(span.get("name") or ""),
+        "started": seconds(span.get("startTimeUnixNano") or span.get("start_time_unix_nano") or span.get("start_time")),
+        "ended": seconds(span.get("endTimeUnixNano") or span.get("end_time_unix_nano") or span.get("end_time")),
+        "failed": code.upper().removeprefix("STATUS_CODE_") in ("2", "ERROR"),
+        "message": str(status.get("message") or status.get("description") or span.get("status_message") or ""),
+        "attributes": {"openinference.span.kind": span.get("span_kind"), **_attributes(span.get("attributes"))},
+        "events": events,
+    }
+
+
+def _id(value: Any) -> str:
+    return str(value or "").removeprefix("0x")
+
+
+def _of_protobuf(span: Any) -> dict[str, Any]:
+    return {
+        "trace": span.trace_id.hex(),
+        "span": span.span_id.hex(),
+        "parent": span.parent_span_id.hex(),
+        "name": span.name,
+        "started": span.start_time_unix_nano / 1e9,
+        "ended": span.end_time_unix_nano / 1e9,
+        "failed": span.status.code == 2,
+        "message": span.status.message,
+        "attributes": _attributes(span.attributes),
+        "events": [(event.name, _attributes(event.attributes)) for event in span.events],
+    }
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    """Attributes by their names, from OTLP's pairs or from an object, whose nested ones get dotted names."""
+    if isinstance(pairs, Mapping):
+        flat: dict[str, Any] = {}
+        for key, value in pairs.items():
+            inner = isinstance(value, Mapping) and key.partition(".")[0] in _NESTED
+            flat |= _attributes({f"{key}.{name}": item for name, item in value.items()}) if inner else {key: value}
+        return flat
+    if pairs and not isinstance(pairs[0], Mapping):
+        return {pair.key: _protobuf_value(pair.value) for pair in pairs}
+    return {str(pair.get("key")): _json_value(pair.get("value")) for pair in pairs or ()}
+
+
+def _json_value(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    for kind, inner in value.items():
+        if kind in ("arrayValue", "array_value"):
+            return [_json_value(item) for item in (inner or {}).get("values") or ()]
+        if kind in ("kvlistValue", "kvlist_value"):
+            return _attributes((inner or {}).get("values"))
+        return int(inner) if kind in ("intValue", "int_value") else inner
+    return None
+
+
+def _protobuf_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_protobuf_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return _attributes(value.kvlist_value.values)
+    if kind == "bytes_value":
+        return base64.b64encode(value.bytes_value).decode()
+    return None if kind is None else getattr(value, kind)
+
+
+def _read(raw: Mapping[str, Any], unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not raw["trace"]:
+        unread["spans without a trace"] += 1
+        return
+    attributes, unread_parts = raw["attributes"], list[str]()
+    messages, reply, scores, error = list[Any](), None, dict[str, Any](), raw["message"] or "an error without a message"
+    for event, said in raw["events"]:
+        if event in (_DETAILS, "gen_ai.content.prompt", "gen_ai.content.completion"):
+            attributes = {**attributes, **said}
+        elif event == "exception":
+            error = f"{said.get('exception.type')}: {said.get('exception.message')}"
+        elif event == _EVALUATION:
+            scores |= _score(said)
+        elif event == "gen_ai.choice":
+            reply = {"role": "assistant", **said, **(value_of(said.get("message")) or {})}
+        elif event.startswith("gen_ai.") and event.endswith(".message"):
+            messages.append({"role": event.split(".")[1], **said})
+    kind = next((_KINDS[word] for name in _KIND if (word := str(attributes.get(name)).lower()) in _KINDS), "")
+    if raw["name"] == _EVALUATION:
+        kind, scores = "score", _score(attributes)
+    fields: dict[str, Any] = {
+        "span_id": raw["span"],
+        "parent_id": raw["parent"],
+        "name": raw["name"],
+        "kind": kind,
+        "started": raw["started"],
+        "ended": raw["ended"],
+        "error": error if raw["failed"] else "",
+        "session": text_of(_value(attributes, _SESSION)),
+        "scores": scores,
+        "source": name,
+    }
+    asked, given = messages or _value(attributes, _INPUT), reply or _value(attributes, _OUTPUT)
+    if kind == "llm":
+        system = system_messages(attributes.get("gen_ai.system_instructions"), unread_parts)
+        finish = value_of(_value(attributes, _FINISH))
+        calls = value_of(attributes.get("ai.response.toolCalls"))
+        content = value_of(given) if not calls else {"content": [{"type": "text", "text": given or ""}, *calls]}
+        fields |= {
+            "messages": [*system, *read_messages(asked, unread_parts)],
+            "reply": read_reply(content, unread_parts),
+            "tools": read_tools(_value(attributes, _TOOLS)) or read_tools(_requested(attributes)),
+            "model": text_of(_value(attributes, _MODEL)),
+            "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
+            "prompt_tokens": _number(_value(attributes, _PROMPT_TOKENS)),
+            "response_tokens": _number(_value(attributes, _RESPONSE_TOKENS)),
+            "agent": text_of(attributes.get("gen_ai.agent.name")),
+            "unread": unread_parts,
+        }
+    elif kind == "tool":
+        fields |= {
+            "agent": text_of(_value(attributes, ("gen_ai.tool.name", "tool.name", "ai.toolCall.name"))) or raw["name"],
+            "input": _value(attributes, ("gen_ai.tool.call.arguments", "ai.toolCall.args", *_INPUT)),
+            "output": _value(attributes, ("gen_ai.tool.call.result", "ai.toolCall.result", *_OUTPUT)),
+            "call_id": text_of(_value(attributes, ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id"))),
+        }
+    elif kind != "score":
+        fields |= {"agent": text_of(_value(attributes, _AGENT)), "input": _said(asked), "output": _said(given)}
+    yield raw["trace"], TracerSpan(**fields).item()
+
+
+def _value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first attribute of ``names`` that is set, some of which have their elements one by one."""
+    for name in names:
+        if attributes.get(name) not in (None, "", [], "null"):
+            return attributes[name]
+        if name in _LISTED and f"{name}.0" in {".".join(key.split(".")[: name.count(".") + 2]) for key in attributes}:
+            return _nested(attributes, f"{name}.")
+    return None
+
+
+def _nested(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """The attributes that begin with ``prefix`` as objects in lists: ``0.role`` is the role of the first element."""
+    tree: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if key.startswith(prefix):
+            *path, last = key.removeprefix(prefix).split(".")
+            place = tree
+            for step in path:
+                inner = place.setdefault(step, {})
+                place = inner if isinstance(inner, dict) else {}
+            place[last] = value
+    return _as_list(tree)
+
+
+def _as_list(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    values = {key: _as_list(value) for key, value in tree.items()}
+    return [values[key] for key in sorted(values, key=int)] if values and all(map(str.isdecimal, values)) else values
+
+
+def _requested(attributes: Mapping[str, Any]) -> Any:
+    """The tools of a request that is kept as a whole."""
+    request = value_of(attributes.get("input.value"))
+    return request.get("tools") if isinstance(request, Mapping) else None
+
+
+def _said(value: Any) -> Any:
+    """What an agent got or gave: the last message's text, if it is a list of messages."""
+    messages = read_messages(value, []) if isinstance(inner := value_of(value), list) else []
+    return plain(messages[-1].get("content")) if messages else inner
+
+
+def _score(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label")
+    value = next((attributes[name] for name in names if attributes.get(name) is not None), None)
+    return {} if value is None else {str(attributes.get("gen_ai.evaluation.name") or "score"): value}
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0

@@ -1,0 +1,126 @@
+"""``read_traces``: exported traces as rollouts, one at a time.
+
+Which reader takes a record is seen in the record, so files and formats may be mixed. The records of one trace may lie
+anywhere in the files: all are sorted by trace in a temporary database first, which keeps memory small.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from groundwire.adapters.tracing.calls import to_json
+from groundwire.tools.errors import UserError
+from groundwire.tools.files import parse_json
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.traces import chats, otlp
+from groundwire.train.traces.files import records
+from groundwire.train.traces.masking import Masker
+
+_CACHE_KB = 32 << 10
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class TraceError(UserError):
+    """Trace files that cannot be read."""
+
+
+class Reader(Protocol):
+    """The module of a format."""
+
+    name: str
+
+    def takes(self, record: Any) -> bool:
+        """Whether a record is of this format."""
+
+    def split(self, record: Any, unread: Counter[str]) -> Iterator[tuple[str, Any]]:
+        """The traces of a record, each with what it has of it; ``unread`` counts what is left out, by reason."""
+
+    def build(self, trace_id: str, items: Sequence[Any], unread: Counter[str]) -> Iterator[Rollout]:
+        """The rollouts of a trace with these items, in the order of the files."""
+
+
+READERS: tuple[Reader, ...] = (otlp, chats)
+
+
+class Traces:
+    """The rollouts of trace files. Each iteration reads the files anew; the counts are those of the last one.
+
+    Every rollout has a ``task`` with ``id``, ``question`` (the first user turn) and ``inputs`` (what the agent was
+    called with); ``calls`` (:class:`.record.TracedCall`), each with ``messages``, ``tools``, ``reply`` and
+    ``learnable``; an ``outcome`` with ``answer``, ``steps``, ``reward``, ``reward_components`` (exported scores) and
+    ``failure``; and ``metadata``.
+    """
+
+    def __init__(self, files: Sequence[Path], *, mask: bool = True) -> None:
+        self.files, self.is_masked = files, mask
+        self.unread = Counter[str]()
+        """What could not be read, or was read with a doubt, by reason."""
+        self.masked = Counter[str]()
+        """How many texts were replaced, by kind."""
+
+    def __iter__(self) -> Iterator[Rollout]:
+        self.unread.clear()
+        self._records = 0
+        masker = Masker() if self.is_masked else None
+        self.masked = masker.replaced if masker else self.masked
+        with closing(sqlite3.connect("")) as spool:  # a temporary file, which only large input needs
+            spool.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+            spool.execute("CREATE TABLE items (reader INT, trace TEXT, item BLOB)")
+            for file in self.files:
+                try:
+                    spool.executemany("INSERT INTO items VALUES (?, ?, ?)", self._items(file))
+                except OSError as error:
+                    raise TraceError(f"{file} cannot be read: {error.strerror or error}") from error
+            rows = spool.execute("SELECT reader, trace, item FROM items ORDER BY reader, trace, rowid")
+            for (number, trace), group in groupby(rows, lambda row: row[:2]):
+                try:
+                    trace_id, items = trace, [orjson.loads(item) for *_, item in group]
+                    if masker:
+                        masker.begin()
+                        trace_id, items = masker.mask(trace_id), masker.mask(items)
+                    yield from READERS[number].build(trace_id, items, self.unread)
+                except _UNREADABLE as error:
+                    self.unread[f"{READERS[number].name}: traces of another form ({type(error).__name__})"] += 1
+
+    def _items(self, file: Path) -> Iterator[tuple[int, str, bytes]]:
+        for record in records(file, self.unread):
+            self._records += 1
+            number = next((number for number, reader in enumerate(READERS) if reader.takes(record)), None)
+            if number is None:
+                self.unread["records of no known format"] += 1
+                continue
+            try:
+                for trace_id, item in READERS[number].split(record, self.unread):
+                    yield number, trace_id or f"{self._records:09}", _encoded(item)
+            except _UNREADABLE as error:
+                self.unread[f"{READERS[number].name}: records of another form ({type(error).__name__})"] += 1
+
+
+def _encoded(item: Any) -> bytes:
+    try:
+        return orjson.dumps(item)
+    except (TypeError, ValueError):  # half of a surrogate pair, a large number
+        return orjson.dumps(parse_json(to_json(item)))
+
+
+def read_traces(*files: str | Path, mask: bool = True) -> Traces:
+    """The traces in ``files``, or in the files of folders, exported by any tracer, as rollouts.
+
+    With ``mask``, keys and personal data are replaced (:mod:`.masking`). Raises :class:`TraceError` if there is none.
+    """
+    paths = [Path(file) for file in files]
+    found = [inner for path in paths for inner in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    found = [path for path in found if path in paths or (path.is_file() and not path.name.startswith("."))]
+    if missing := next((path for path in found if not path.exists()), None):
+        raise TraceError(f"{missing} does not exist: give files of exported traces, or a folder of them")
+    if not found:
+        raise TraceError(f"{', '.join(map(str, paths)) or 'no argument'} has no file: give files of exported traces")
+    return Traces(found, mask=mask)
