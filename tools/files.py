@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakSet
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
-
 from groundwire.tools.text import valid_text
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MAX_BYTES = 64 << 20
 """Size of the largest JSON or settings file that is read: its values may take twenty times the memory."""
@@ -133,6 +133,8 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
     Raises ``ValueError``, also for deep ones, and with ``unique`` for a key that an object has twice.
     """
+    from pydantic_core import from_json  # here, as pydantic below: many commands do without
+
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
@@ -154,6 +156,8 @@ def read_json(file: Path, *, unique: bool = False) -> Any:
 
 def first_error(adapter: TypeAdapter[Any], value: Any) -> str:
     """What is wrong with ``value``, and where: ``calls.0.agent is 3: Input should be a valid string``; else empty."""
+    from pydantic import ValidationError
+
     try:
         adapter.validate_python(value, strict=True)
     except ValidationError as error:

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import named_layer
-from groundwire.tools.terminal import show_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -61,7 +60,7 @@ def fit(
         KeyboardInterrupt: the run was stopped; its last complete step is saved.
     """
     from groundwire.adapters.agents.changes import given_back
-    from groundwire.tools.terminal import console
+    from groundwire.tools.terminal import console, show_line
     from groundwire.train.api.training import make_job, train
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.job.job import parse_arguments
