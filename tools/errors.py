@@ -35,9 +35,9 @@ An exception stands after those that it derives from, below them or behind a lin
     ProviderRefusedError: a call of an agent that would have left for a provider of models
 
     Caught by the code that calls: AttemptEndedError, BadRequestError, BindingError, EarlyCallError, GivenTwiceError,
-    JudgeRequestError, LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, StoppedError,
-    TemplateLimitError, TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning or a SkippedWarning
-    says what an agent is not shown.
+    JudgeRequestError, LitAgentError, MissingPackageError, NeedsProcessError, NoVariantsError, NumberRangeError,
+    StoppedError, TemplateLimitError, TemplateRefusedError, UnreadableError, WorkerEndedError. A ShortenedWarning or a
+    SkippedWarning says what an agent is not shown.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
 from groundwire.adapters.tracing.wire.request import RefusedError
+from groundwire.tools import clock
 from groundwire.tools.text import texts_in
 
 _FRESH_S = 1.0
@@ -83,7 +84,7 @@ class OpenAttempt:
 
     def summary(self, names: Collection[str]) -> CallSummary:
         """The summary; ``names`` may be made up."""
-        now = time.time()
+        now = clock.now()
         running, ended = ([call for call in self._last_calls if bool(call.ended) == done] for done in (False, True))
         last = max(ended, key=lambda exchange: exchange.ended, default=None)
         last_call = None if last is None else read_exchange(last, 0, 0)

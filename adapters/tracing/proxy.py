@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -37,6 +36,7 @@ from groundwire.adapters.tracing.wire.call import Conversations, WireCall
 from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange, read_exchange
 from groundwire.adapters.tracing.wire.paths import ApiPath, find_api
 from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent, choices_of, read_request, require
+from groundwire.tools import clock
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
@@ -182,7 +182,7 @@ class LLMProxy(HttpServer):
             agent=calling_agent(request.headers),
             call_id=request.headers.get(CALL_HEADER, "")[:64],
             wire_api=called.api.name,
-            started=time.time(),
+            started=clock.now(),
         )
         attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
         if self._max_calls and attempt.calls >= self._max_calls:
@@ -223,7 +223,7 @@ class LLMProxy(HttpServer):
             return await self.upstreams.answer(request, call, exchange, session=session, record=record)
 
         def on_sampled(choice: int, sampled: Mapping[str, Any]) -> None:
-            exchange.sampled[choice], exchange.ended = sampled, exchange.ended or time.time()
+            exchange.sampled[choice], exchange.ended = sampled, exchange.ended or clock.now()
             self._writer.finish(places[choice], partial(read_exchange, exchange, choice))
 
         call.chat = {**call.chat, "model": self._policy.model_name}
@@ -252,7 +252,7 @@ class LLMProxy(HttpServer):
 
     def _record(self, exchange: HttpExchange, places: Sequence[Place]) -> None:
         """Record a call that has ended: every choice of its reply, or the first alone if it failed as a whole."""
-        exchange.ended = exchange.ended or time.time()
+        exchange.ended = exchange.ended or clock.now()
         if exchange.sampled:  # by the policy in this process, which has recorded each choice when it was complete
             return
         failed = exchange.status != _OK and not exchange.streamed

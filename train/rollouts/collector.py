@@ -18,6 +18,7 @@ from typing import Any
 from groundwire.adapters.tracing.call_writer import CallsNotStoredError
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.spans import TraceLimit
+from groundwire.tools import clock
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.outcome import FailureScores, final_outcome
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
@@ -263,6 +264,6 @@ class RolloutCollector:
                 await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
         except StoreFailedError as error:  # this rollout's fault: the store answers others
             not_stored = not_stored or str(error)
-        rollout.started = rollout.started or time.time()
-        rollout.ended = rollout.ended or time.time()
+        rollout.started = rollout.started or clock.now()
+        rollout.ended = rollout.ended or clock.now()
         rollout.outcome = final_outcome(rollout, not_stored=not_stored)

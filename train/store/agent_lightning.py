@@ -14,7 +14,6 @@ import ast
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, cast
@@ -25,6 +24,7 @@ from groundwire.adapters.tracing import LLMCall, from_span, reward_from_spans
 from groundwire.adapters.tracing.calls import AGENT, PROMPT_IDS, order_calls, to_json
 from groundwire.adapters.tracing.spans import REWARD_PREFIX, SpanRecord, TraceLimit
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
+from groundwire.tools import clock
 from groundwire.train.store.limits import AnyJson, Attributes, Count, Id, Items, Seconds, Table, Time
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, ProxyLLM, Rollout, RolloutStatus
 
@@ -240,7 +240,7 @@ def outcome_span(outcome: Outcome, rollout_id: str, attempt_id: str, number: int
         for index, (name, value) in enumerate({primary: outcome.reward, **outcome.reward_components}.items()):
             attributes[f"{REWARD_PREFIX}{index}.name"] = name
             attributes[f"{REWARD_PREFIX}{index}.value"] = float(value)
-    now = time.time()
+    now = clock.now()
     return SpanRecord(
         name="agentlightning.annotation",
         rollout_id=rollout_id,

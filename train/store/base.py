@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.spans import CallSink, SpanRecord
+from groundwire.tools import clock
 from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.train.store.rollout import (
     ENDED,
@@ -103,14 +103,14 @@ class StateMachine(RolloutStore):
     """
 
     def __init__(self, *, scan_s: float) -> None:
-        self._scan_s, self._scanned = scan_s, 0.0
+        self._scan_s, self._scanned, self._opened = scan_s, 0.0, clock.now()
         self.attempts_ended = 0
         """By runners, in the life of this object."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         with self._transaction():
             for rollout in rollouts:
-                rollout.started = time.time()
+                rollout.started = clock.now()
                 self._insert(rollout)
                 self._push(rollout.rollout_id)
 
@@ -157,7 +157,7 @@ class StateMachine(RolloutStore):
             attempt = attempt_of(rollout, attempt_id)
             is_open = attempt is rollout.attempts[-1] and rollout.status in _OPEN and attempt.status in _OPEN
             if is_open:
-                attempt.heartbeat = at
+                attempt.heartbeat = min(at, clock.now())
                 self._save(rollout)
             return is_open
 
@@ -186,7 +186,7 @@ class StateMachine(RolloutStore):
 
     def _start_attempt(self, rollout: Rollout, worker_id: str | None) -> Attempt:
         """Also of a rollout that has ended: a new start is deliberate."""
-        attempt = Attempt(number=len(rollout.attempts) + 1, started=time.time(), worker_id=worker_id)
+        attempt = Attempt(number=len(rollout.attempts) + 1, started=clock.now(), worker_id=worker_id)
         rollout.attempts.append(attempt)
         rollout.status, rollout.ended, rollout.outcome = "preparing", None, Outcome()
         self._save(rollout)
@@ -196,7 +196,7 @@ class StateMachine(RolloutStore):
         if status in TRANSITIONS[rollout.status]:
             rollout.status = status
             if status in ENDED:
-                rollout.ended = time.time()
+                rollout.ended = clock.now()
             if status == "requeuing":
                 self._push(rollout.rollout_id)
 
@@ -204,7 +204,7 @@ class StateMachine(RolloutStore):
         """End an attempt, or give it up; an attempt that is not the last has no effect on its rollout."""
         if attempt.status in ENDED:
             return
-        attempt.status, attempt.ended = status, time.time()
+        attempt.status, attempt.ended = status, clock.now()
         self.attempts_ended += status in ("succeeded", "failed")
         if attempt is rollout.attempts[-1]:
             again = status in rollout.retry_on and attempt.number < rollout.max_attempts
@@ -232,20 +232,23 @@ class StateMachine(RolloutStore):
     def _note_calls(self, rollout: Rollout, attempt: Attempt) -> None:
         """Calls of an open attempt are a sign of life. A late call changes nothing but their count."""
         if attempt.status in _OPEN:
-            attempt.heartbeat, attempt.status = time.time(), "running"
+            attempt.heartbeat, attempt.status = clock.now(), "running"
             if attempt is rollout.attempts[-1]:
                 self._set_status(rollout, "running")
         self._save(rollout)
 
     def _give_up_overdue(self) -> None:
-        now = time.time()
+        now = clock.now()
         if now - self._scanned < self._scan_s:
             return
         self._scanned = now
         for rollout in self._in_status(_OPEN):
             attempt = rollout.attempts[-1]
+            # While no store ran, nobody could tell it anything, and the system's clock may have been set back.
+            began = attempt.started if attempt.started <= now else self._opened
             seen = attempt.started if attempt.heartbeat is None else attempt.heartbeat
-            if rollout.timeout_s is not None and now - attempt.started > rollout.timeout_s:
+            seen = seen if self._opened <= seen <= now else self._opened
+            if rollout.timeout_s is not None and now - began > rollout.timeout_s:
                 self._end(rollout, attempt, "timeout")
             elif rollout.unresponsive_s is not None and now - seen > rollout.unresponsive_s:
                 self._end(rollout, attempt, "unresponsive")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partialmethod
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from groundwire.tools import clock
 from groundwire.train.store.agent_lightning import (
     ATTEMPT_FIELDS,
     REQUESTED,
@@ -61,7 +61,7 @@ class LightningStore(SqliteStore):
     rollout or attempt; their arguments have been checked.
     """
 
-    _launched = time.time()
+    _launched = clock.now()
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Request]) -> list[Json]:
         records = [read_request(request) for request in rollouts]
@@ -72,15 +72,15 @@ class LightningStore(SqliteStore):
         with self._transaction():
             taken = await self.dequeue(limit, worker_id)
             if worker_id is not None:
-                self._change_worker(worker_id, last_dequeue_time=time.time())
+                self._change_worker(worker_id, last_dequeue_time=clock.now())
                 if not taken:
-                    self._change_worker(worker_id, status="idle", last_idle_time=time.time())
+                    self._change_worker(worker_id, status="idle", last_idle_time=clock.now())
             return [rollout_json(rollout) for rollout in taken]
 
     async def start_rollout(self, *, worker_id: str | None = None, **fields: Any) -> Json:
         rollout = read_request(Request(**fields))
         with self._transaction():
-            rollout.started = time.time()
+            rollout.started = clock.now()
             self._insert(rollout)
             return await self.start_attempt(rollout.rollout_id, worker_id=worker_id)
 
@@ -170,7 +170,7 @@ class LightningStore(SqliteStore):
 
     async def update_worker(self, worker_id: str, **stats: Any) -> Json:
         with self._transaction():
-            return self._change_worker(worker_id, last_heartbeat_time=time.time(), **stats)
+            return self._change_worker(worker_id, last_heartbeat_time=clock.now(), **stats)
 
     async def statistics(self) -> Json:
 
@@ -179,7 +179,7 @@ class LightningStore(SqliteStore):
 
         counts = {f"total_{table}": count(table) for table in _COLUMNS}
         attempts = count("rollouts", "coalesce(sum(json_array_length(attempts)), 0)")
-        uptime = time.time() - self._launched
+        uptime = clock.now() - self._launched
         return {"name": type(self).__name__, **counts, "total_attempts": attempts, "uptime": uptime}
 
     async def query_attempts(
@@ -282,10 +282,10 @@ class LightningStore(SqliteStore):
             return
         if attempt.status in ("preparing", "running"):
             ids = {"current_rollout_id": rollout.rollout_id, "current_attempt_id": attempt.attempt_id}
-            self._change_worker(attempt.worker_id, status="busy", last_busy_time=time.time(), **ids)
+            self._change_worker(attempt.worker_id, status="busy", last_busy_time=clock.now(), **ids)
         else:
             status = "idle" if attempt.status in ("succeeded", "failed") else "unknown"
-            self._change_worker(attempt.worker_id, status=status, last_idle_time=time.time(), **_NO_ATTEMPT)
+            self._change_worker(attempt.worker_id, status=status, last_idle_time=clock.now(), **_NO_ATTEMPT)
 
     def _change_worker(self, worker_id: str, **changes: Any) -> Json:
         row = self._conn.execute("SELECT body FROM workers WHERE worker_id = ?", (worker_id,)).fetchone()

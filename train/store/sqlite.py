@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from pydantic_core import from_json, to_json
 
 from groundwire.adapters.tracing import LLMCall, to_span
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools import clock
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.files import new_database
 from groundwire.tools.numbers import check_finite
@@ -103,7 +103,7 @@ class SqliteStore(StateMachine):
         left = _DELETED
         with self._transaction():
             oldest = "SELECT rollout_id FROM rollouts WHERE end_time < ? ORDER BY end_time LIMIT ?"
-            rows = self._conn.execute(oldest, (time.time() - keep_s, _DELETED)).fetchall()
+            rows = self._conn.execute(oldest, (clock.now() - keep_s, _DELETED)).fetchall()
             for (rollout_id,) in rows:
                 left -= 1 + self._delete_spans(rollout_id, left)
                 if left <= 0:
@@ -179,7 +179,7 @@ class SqliteStore(StateMachine):
         return None if row is None else self._parsed("resources", row[0])
 
     def _put_resources(self, resources_id: str, resources: Mapping[str, Any]) -> dict[str, Any]:
-        now, before = time.time(), self._resources(resources_id)
+        now, before = clock.now(), self._resources(resources_id)
         update = {
             "resources_id": resources_id,
             "create_time": now if before is None else before["create_time"],

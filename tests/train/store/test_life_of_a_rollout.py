@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mongo_wire import FakeMongo
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools import clock
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.store.base import RolloutStore
 from groundwire.train.store.lightning_store import LightningStore
@@ -257,6 +258,43 @@ async def test_a_heartbeat_keeps_an_attempt_and_says_whether_it_is_open(our_stor
         assert await store.ended([rollout.rollout_id]) == []
     await store.cancel(rollout.rollout_id)
     assert not await store.heartbeat(*_ids(rollout), time.time())
+
+
+HOUR = 3600.0
+"""By which the system's clock is set, back or forward."""
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+async def test_a_clock_that_is_set_ends_no_attempt_and_keeps_none(
+    our_store: RolloutStore, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    kept = await _take(our_store, timeout_s=600.0, unresponsive_s=60.0)
+    given_up = await _take(our_store, unresponsive_s=0.05)
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + jump)
+    while not await our_store.ended([given_up.rollout_id]):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await our_store.ended([kept.rollout_id]) == []
+    assert await our_store.heartbeat(*_ids(kept), kept.attempts[-1].started + 1)
+    rollout = await our_store.get(given_up.rollout_id)
+    assert rollout is not None
+    assert 0 <= rollout.seconds < HOUR
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+async def test_a_store_that_starts_after_the_clock_was_set_waits_for_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    with closing(LightningStore(tmp_path / "store.db", scan_s=0)) as before:
+        alive = await _take(before, unresponsive_s=60.0)
+        silent = await _take(before, unresponsive_s=0.05)
+    monkeypatch.setattr("groundwire.tools.clock._BEGAN", clock._BEGAN + jump)
+    with closing(LightningStore(tmp_path / "store.db", scan_s=0)) as store:
+        while not await store.ended([silent.rollout_id]):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert await store.ended([alive.rollout_id]) == []
+        assert await store.heartbeat(*_ids(alive), alive.attempts[-1].started + 1)
+        assert await store.ended([alive.rollout_id]) == []
 
 
 async def test_sequence_numbers_rise_in_a_rollout_also_above_those_of_stored_calls(store: RolloutStore) -> None:
