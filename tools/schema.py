@@ -180,7 +180,7 @@ class _Examples:
                 timeout_s=min(left, 1.0),
             ).rows
         except QueryError as error:
-            self._failed[f"{table}.{column}"] = str(error)
+            self._failed[f"{table}.{column}"] = str(error).rpartition(" cannot be read: ")[2]
             return []
         return [_literal(value) for (value,) in rows]
 

@@ -29,6 +29,7 @@ from groundwire.tools.secrets import register_secret, say
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
+from groundwire.tools.text import printable
 
 _FIRST_REQUEST_S = 30.0
 _TOKEN = "MCP_SQL_TOKEN"  # noqa: S105 - the variable's name
@@ -101,7 +102,7 @@ def main(
             logging.getLogger("asyncio").addFilter(AcceptFilter())
             bound_host, bound_port = listener.getsockname()[:2]
             name = f"[{bound_host}]" if ":" in bound_host else bound_host
-            say(f"serving {database} on http://{name}:{bound_port}/mcp", err=True)
+            say(f"serving {printable(str(database))} on http://{name}:{bound_port}/mcp", err=True)
             server.run(
                 transport="http",
                 host=host,

@@ -86,10 +86,14 @@ def files_of(path: str) -> dict[str, str]:
 
 
 def signature(path: str) -> tuple[int, ...]:
-    """A key that changes with the database or its write-ahead log. Raises OSError if there is no regular file."""
-    status = check_regular(path)
+    """A key that changes with the database or its write-ahead log.
+
+    Raises OSError if there is no regular file, or what is no file in place of a log: SQLite would wait for it.
+    """
+    status, target = check_regular(path), _target(path)
+    _status_beside(target + _JOURNAL)
+    log = _status_beside(target + _LOG)
     key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-    log = _status_beside(_target(path) + _LOG)
     return key if log is None else (*key, log.st_ino, log.st_mtime_ns, log.st_size)
 
 
@@ -170,7 +174,6 @@ class ReadOnly(sqlite3.Connection):
     """A read-only connection, made by :func:`open_readonly`."""
 
     path: str
-    journal: str
     index: str
     """Of the write-ahead log; empty if this connection has the database's locks, and may see others change it."""
     signature: tuple[int, ...]
@@ -180,7 +183,6 @@ class ReadOnly(sqlite3.Connection):
     def is_current(self) -> bool:
         """Whether the file is still the one that was opened, and can be read as it was."""
         try:
-            _status_beside(self.journal)
             return self.signature == signature(self.path) and not (self.index and os.path.exists(self.index))
         except OSError:
             return False
@@ -216,8 +218,7 @@ def open_readonly(path: str, *, stop: Callable[[], bool] | None = None) -> ReadO
         check_same_thread=False,  # several threads use it, one after another
         factory=ReadOnly,
     )
-    raw.path, raw.signature, raw.journal = path, key, _target(path) + _JOURNAL
-    raw.index = _target(path) + _INDEX if options else ""
+    raw.path, raw.signature, raw.index = path, key, _target(path) + _INDEX if options else ""
     raw.text_factory = _decode
     if stop is not None:
         raw.set_progress_handler(stop, OPCODES_PER_CHECK)
@@ -238,9 +239,10 @@ def _read_schema(raw: ReadOnly) -> None:
     read = "SELECT 1 FROM sqlite_master LIMIT 0"
     try:
         raw.execute(read).close()
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of a name in SQLite's message
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         match = _SCHEMA_DAMAGE.match(str(error))
-        if match is None and not isinstance(error, UnicodeDecodeError):
+        # A name in SQLite's message that is no UTF-8 is an error of another class, or one without a message.
+        if match is None and isinstance(error, sqlite3.Error) and str(error):
             raise
         raw.damage = (match[1], match[2] or DAMAGED_ENTRY) if match else ("", DAMAGED_ENTRY)
         # Named after what it allows those who may write: here it has SQLite go on at a damaged entry.
