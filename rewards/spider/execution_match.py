@@ -52,6 +52,7 @@ from groundwire.tools.sql import (
     signature,
     sorted_row,
 )
+from groundwire.tools.text import printable
 
 Row = tuple[Any, ...]
 Rows = Sequence[Row]
@@ -227,7 +228,7 @@ def _gold_result(file: File, gold: str, timeout_s: float) -> QueryResult:
     try:
         result = run_query(path, gold, timeout_s=timeout_s, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
     except QueryError as error:
-        raise RewardError(f"the gold query failed on {path}: {error}: {gold}") from error
+        raise RewardError(f"the gold query failed on {printable(path)}: {error}: {gold}") from error
     if result.truncated:
         raise RewardError(
             f"the gold query returns more than {MAX_JUDGED_ROWS} rows or {MAX_JUDGED_BYTES} bytes: {gold}"

@@ -103,6 +103,8 @@ def _status_beside(path: str) -> os.stat_result | None:
         return None
     try:
         return check_regular(path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise OSError(error.errno, f"{path} beside it must be a file: {error.strerror}") from error
 
