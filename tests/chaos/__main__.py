@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import commands, disk, kills, requests, servers, training
+from chaos import commands, databases, disk, kills, requests, servers, training
 from chaos.tally import Tally
 
 SCENARIOS = {
@@ -18,7 +18,8 @@ SCENARIOS = {
     "commands": (commands.run, 0.15),
     "training": (training.run, 0.1),
     "disk": (disk.run, 0.1),
-    "kills": (kills.run, 0.4),
+    "databases": (databases.run, 0.05),
+    "kills": (kills.run, 0.35),
 }
 """Each with its share of the time. The last one has no long start, and so can make up for the others."""
 _LEAST = 0.4

@@ -102,7 +102,8 @@ def _make(path: Path, rng: random.Random) -> None:
             writer.execute("PRAGMA journal_mode = WAL")
         for number in range(rng.randrange(1, 12)):
             with suppress(sqlite3.Error):
-                writer.execute(rng.choice(_TABLES[: 3 if not number else None]).format(number, *rng.choices(range(12), k=2)))
+                statement = rng.choice(_TABLES if number else _TABLES[:3])
+                writer.execute(statement.format(number, *rng.choices(range(12), k=2)))
         for _ in range(rng.randrange(20)):
             value = rng.choice([1, None, "text", "x" * 150_000, b"\0\xff" * 100, 1e300, "\U0001f600" * 9])
             with suppress(sqlite3.Error):

@@ -16,12 +16,14 @@ from typing import Any
 import external_processes
 import pytest
 from aiohttp import web
-from chaos import kills, processes, requests, tally
+from chaos import databases, kills, processes, requests, tally
 from chaos.mutations import Request, _json, gzip_bomb, mutate
 from chaos.processes import Processes
 from chaos.tally import Tally
+from spider_folder import make_database
 
 from groundwire.adapters.tracing.scripted_server import END, encode
+from groundwire.tools import schema
 from groundwire.train.store.health import HEALTH, check_store
 
 
@@ -236,3 +238,16 @@ def test_a_store_that_restarts_while_it_is_checked_is_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         assert check_store(f"http://127.0.0.1:{listener.getsockname()[1]}")["status"] == "ok"
+
+
+def test_a_reader_that_changes_a_database_or_fails_in_another_way_is_a_fault(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_database(tmp_path / "x.sqlite", "CREATE TABLE t0 (a); CREATE TABLE t1 (a)")
+    databases._read(str(tmp_path / "x.sqlite"), tmp_path)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(schema, "table_info", lambda path, **_: Path(path).write_bytes(b"x").missing)
+    databases._read(str(tmp_path / "x.sqlite"), tmp_path)
+    errors = capfd.readouterr().err
+    assert "AttributeError: 'int' object has no attribute 'missing'" in errors
+    assert "AssertionError: {'x.sqlite': " in errors
