@@ -353,7 +353,7 @@ def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> Non
     for arguments, output, status, message in (
         (["--device", "tpu"], "out", 2, "device is 'tpu'"),
         (["--model", str(tmp_path)], "out", 2, f"the model in {tmp_path} cannot be loaded"),
-        ([], "file", 1, "Not a directory"),
+        ([], "file", 2, "Not a directory"),
     ):
         done = _evaluate("--val-tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
         *before, last = done.stderr.strip().splitlines()
