@@ -89,7 +89,7 @@ def own_working_folder(place: Path, way: str) -> None:
     if way == "empty":
         (place / "work").mkdir()
     else:
-        shutil.copytree(Path.cwd(), place / "work", symlinks=True)
+        shutil.copytree(Path.cwd(), place / "work", symlinks=True, ignore=_pipes)
     os.chdir(place / "work")
 
 
@@ -98,6 +98,12 @@ def remove(place: Path) -> None:
     with suppress(OSError):
         (place / "overlay" / "work" / "work").chmod(0o700)  # of an ordinary user's overlay
     shutil.rmtree(place, ignore_errors=True)
+
+
+def _pipes(folder: str, names: list[str]) -> list[str]:
+    """Of the names in a folder those that are no files, folders or links, and cannot be copied: pipes, sockets."""
+    places = {name: Path(folder, name) for name in names}
+    return [name for name, path in places.items() if not (path.is_symlink() or path.is_file() or path.is_dir())]
 
 
 def _bytes_of(folder: Path) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -312,6 +313,22 @@ def test_a_large_folder_is_not_copied_where_it_cannot_be_overlaid(
     assert folders.way_to_own_folder(place) == "copy"
     monkeypatch.setattr(folders, "_MAX_COPY", 99)
     assert folders.way_to_own_folder(place) == "shared"
+
+
+def test_a_copy_of_a_folder_is_one_without_its_pipes_and_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "app"
+    (app / "data").mkdir(parents=True)
+    monkeypatch.chdir(app)  # and back at the end
+    (app / "data" / "file").write_text("content", encoding="utf-8")
+    (app / "dangling").symlink_to("nowhere")
+    os.mkfifo(app / "data" / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+    folders.own_working_folder(tmp_path / "place", "copy")
+    copied = [str(path.relative_to(Path.cwd())) for path in Path.cwd().rglob("*")]
+    assert sorted(copied) == ["dangling", "data", "data/file"]
 
 
 def test_an_overlay_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
