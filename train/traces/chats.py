@@ -29,7 +29,7 @@ def _request(record: Mapping[str, Any]) -> Any:
     return request if isinstance(request, Mapping) and "messages" in request else None
 
 
-def split(record: Mapping[str, Any], _: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The conversation, whose place in the files is its name."""
     yield "", record
 

@@ -194,8 +194,10 @@ def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Itera
 def _parts(content: Any, unread: list[str]) -> Iterator[Part]:
     content = [content] if isinstance(content, str | Mapping) else content
     for item in content or ():
+        if item in (None, ""):
+            continue
         if isinstance(item, str):
-            yield from [Part("text", item)] if item else []
+            yield Part("text", item)
         elif not isinstance(item, Mapping):
             unread.append(f"message parts that are {type(item).__name__}")
         else:

@@ -13,14 +13,11 @@ from typing import Any
 
 from groundwire.train.traces.messages import (
     read_messages,
-    read_reply,
-    read_tools,
-    system_messages,
     text_of,
     value_of,
 )
 from groundwire.train.traces.record import plain, seconds
-from groundwire.train.traces.spans import TracerSpan, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
 
 name, build = "OpenTelemetry", rollout_of
 
@@ -72,7 +69,7 @@ def takes(record: Any) -> bool:
     return not spans.isdisjoint(record) or printed or ("traceId" in record and "spanId" in record)
 
 
-def split(record: Any, unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def split(record: Any, _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
     """The trace and the item of each span of ``record``."""
     if not isinstance(record, Mapping):
         for scope in record.scope_spans:
@@ -199,18 +196,20 @@ def _read(raw: Mapping[str, Any], unread: Counter[str]) -> Iterator[tuple[str, M
     }
     asked, given = messages or _value(attributes, _INPUT), reply or _value(attributes, _OUTPUT)
     if kind == "llm":
-        system = system_messages(attributes.get("gen_ai.system_instructions"), unread_parts)
+        usage = value_of(attributes.get("langfuse.observation.usage_details")) or {}
         finish = value_of(_value(attributes, _FINISH))
         calls = value_of(attributes.get("ai.response.toolCalls"))
-        content = value_of(given) if not calls else {"content": [{"type": "text", "text": given or ""}, *calls]}
+        content = given if not calls else {"content": [{"type": "text", "text": given or ""}, *calls]}
+        tools, system = (
+            _value(attributes, _TOOLS) or _requested(attributes),
+            attributes.get("gen_ai.system_instructions"),
+        )
+        fields |= llm_fields(asked, content, unread_parts, tools=tools, system=system)
         fields |= {
-            "messages": [*system, *read_messages(asked, unread_parts)],
-            "reply": read_reply(content, unread_parts),
-            "tools": read_tools(_value(attributes, _TOOLS)) or read_tools(_requested(attributes)),
             "model": text_of(_value(attributes, _MODEL)),
             "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
-            "prompt_tokens": _number(_value(attributes, _PROMPT_TOKENS)),
-            "response_tokens": _number(_value(attributes, _RESPONSE_TOKENS)),
+            "prompt_tokens": _number(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
+            "response_tokens": _number(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
             "agent": text_of(attributes.get("gen_ai.agent.name")),
             "unread": unread_parts,
         }

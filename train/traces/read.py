@@ -20,9 +20,10 @@ from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.traces import chats, otlp
+from groundwire.train.traces import atif, chats, claude_code, codex, har, langfuse, langsmith, openinference, otlp
 from groundwire.train.traces.files import records
 from groundwire.train.traces.masking import Masker
+from groundwire.train.traces.spans import rollout_of
 
 _CACHE_KB = 32 << 10
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -40,14 +41,18 @@ class Reader(Protocol):
     def takes(self, record: Any) -> bool:
         """Whether a record is of this format."""
 
-    def split(self, record: Any, unread: Counter[str]) -> Iterator[tuple[str, Any]]:
-        """The traces of a record, each with what it has of it; ``unread`` counts what is left out, by reason."""
+    def split(self, record: Any, file: str, unread: Counter[str]) -> Iterator[tuple[str, Any]]:
+        """The traces of a record of ``file``, each with what it has of it; ``unread`` counts what is left out.
+
+        A trace without a name is one of its own, but an item that is a score belongs to the trace of its span.
+        """
 
     def build(self, trace_id: str, items: Sequence[Any], unread: Counter[str]) -> Iterator[Rollout]:
         """The rollouts of a trace with these items, in the order of the files."""
 
 
-READERS: tuple[Reader, ...] = (otlp, chats)
+READERS: tuple[Reader, ...] = (openinference, otlp, har, atif, langsmith, langfuse, claude_code, codex, chats)
+"""The first that takes a record reads it."""
 
 
 class Traces:
@@ -73,12 +78,20 @@ class Traces:
         self.masked = masker.replaced if masker else self.masked
         with closing(sqlite3.connect("")) as spool:  # a temporary file, which only large input needs
             spool.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
-            spool.execute("CREATE TABLE items (reader INT, trace TEXT, item BLOB)")
+            spool.execute("CREATE TABLE items (reader INT, trace TEXT, span TEXT, item BLOB)")
             for file in self.files:
                 try:
-                    spool.executemany("INSERT INTO items VALUES (?, ?, ?)", self._items(file))
+                    spool.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", self._items(file))
                 except OSError as error:
                     raise TraceError(f"{file} cannot be read: {error.strerror or error}") from error
+            if spool.execute("SELECT 1 FROM items WHERE trace = ''").fetchone():
+                spool.execute("CREATE INDEX spans ON items (span, trace)")
+                known = "SELECT trace FROM items AS other WHERE other.span = items.span AND other.trace > ''"
+                spool.execute(f"UPDATE items SET trace = ({known}) WHERE trace = ''")  # noqa: S608 - no value
+                [lost] = spool.execute("SELECT count(*) FROM items WHERE trace IS NULL").fetchone()
+                if lost:
+                    self.unread["annotations of spans that are not there"] += lost
+                    spool.execute("DELETE FROM items WHERE trace IS NULL")
             rows = spool.execute("SELECT reader, trace, item FROM items ORDER BY reader, trace, rowid")
             for (number, trace), group in groupby(rows, lambda row: row[:2]):
                 try:
@@ -90,18 +103,21 @@ class Traces:
                 except _UNREADABLE as error:
                     self.unread[f"{READERS[number].name}: traces of another form ({type(error).__name__})"] += 1
 
-    def _items(self, file: Path) -> Iterator[tuple[int, str, bytes]]:
+    def _items(self, file: Path) -> Iterator[tuple[int, str, str | None, bytes]]:
         for record in records(file, self.unread):
             self._records += 1
-            number = next((number for number, reader in enumerate(READERS) if reader.takes(record)), None)
-            if number is None:
+            reader = next((reader for reader in READERS if reader.takes(record)), None)
+            if reader is None:
                 self.unread["records of no known format"] += 1
                 continue
+            number = [other.build for other in READERS].index(reader.build)  # tracers' spans may be in one trace
             try:
-                for trace_id, item in READERS[number].split(record, self.unread):
-                    yield number, trace_id or f"{self._records:09}", _encoded(item)
+                for trace_id, item in reader.split(record, str(file), self.unread):
+                    span = item.get("span_id") if reader.build is rollout_of else None
+                    trace = trace_id or ("" if span else f"{self._records:09}")
+                    yield number, trace, span, _encoded(item)
             except _UNREADABLE as error:
-                self.unread[f"{READERS[number].name}: records of another form ({type(error).__name__})"] += 1
+                self.unread[f"{reader.name}: records of another form ({type(error).__name__})"] += 1
 
 
 def _encoded(item: Any) -> bytes:

@@ -122,9 +122,9 @@ def make_rollout(
 ) -> Rollout:
     """The rollout of a trace.
 
-    ``calls`` are in order, of the format ``source``. ``question`` and ``answer`` are the first user turn and the last
-    text where the calls do not have them. ``results`` are those of tool calls by their ids, and whether each is none
-    of an error. ``inputs`` are what the agent was called with, ``error`` is what it failed of.
+    ``calls`` are in order, of the format ``source``. ``question`` and ``answer`` are known better than the
+    first user turn and the last text of the calls. ``results`` are those of tool calls by their ids, and whether each
+    is none of an error. ``inputs`` are what the agent was called with, ``error`` is what it failed of.
     """
     first = calls[0].messages if calls else []
     labels, components = dict[str, str](), dict[str, float]()
@@ -152,7 +152,7 @@ def make_rollout(
     inputs = inputs if isinstance(inputs, Mapping) else {}
     return Rollout(
         rollout_id=rollout_id,
-        task={"id": rollout_id, "question": user_turn(first) or question, "inputs": inputs},
+        task={"id": rollout_id, "question": question or user_turn(first), "inputs": inputs},
         mode=None,
         status="failed" if failure else "succeeded",
         started=started,

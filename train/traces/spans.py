@@ -14,8 +14,19 @@ from typing import Any
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.types import AgentStep
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.traces.messages import Message, text_of, value_of
-from groundwire.train.traces.record import TracedCall, make_rollout, results_in, user_turn
+from groundwire.train.traces.messages import (
+    Message,
+    read_messages,
+    read_reply,
+    read_tools,
+    system_messages,
+    text_of,
+    value_of,
+)
+from groundwire.train.traces.record import TracedCall, make_rollout, plain, results_in, user_turn
+
+Item = Mapping[str, Any]
+"""The fields of a span that are set."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +63,18 @@ class TracerSpan:
         return {name: value for name, value in asdict(self).items() if value not in (None, "", 0, 0.0, (), [], {})}
 
 
-def rollout_of(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str]) -> Iterator[Rollout]:
+def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, system: Any = None) -> dict[str, Any]:
+    """The fields of a span for a request and a reply of any form; a request may have its tools."""
+    request = value_of(asked)
+    tools = tools or (request.get("tools") if isinstance(request, Mapping) else None)
+    return {
+        "messages": [*system_messages(system, unread), *read_messages(request, unread)],
+        "reply": read_reply(given, unread),
+        "tools": read_tools(tools),
+    }
+
+
+def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> Iterator[Rollout]:
     """The rollout of a trace; none, which is counted, if it has no LLM call."""
     spans, places = list[TracerSpan](), dict[str, int]()
     scores = dict[str, Any]()
@@ -87,7 +109,7 @@ def rollout_of(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counte
             [_call(span, trace_id, place, by_id) for place, span in enumerate(calls)],
             rollout_id=trace_id,
             source=calls[0].source,
-            question=user_turn(root.messages) or (root.input if isinstance(root.input, str) else ""),
+            question=user_turn(read_messages(root.input, [])) if root.kind != "llm" else "",
             inputs=value_of(root.input),
             answer=answer if isinstance(answer, str) else "",
             scores=scores,
@@ -160,7 +182,7 @@ def _tool_results(
         for called in asked.values():
             if call_id in called:
                 called.remove(call_id)
-        output = text_of(span.output) or span.error
+        output = _said(span.output) or span.error
         if call_id is not None:
             results[call_id] = results.get(call_id, (output, True))[0] or output, not span.error
         else:
@@ -168,6 +190,14 @@ def _tool_results(
                 AgentStep(agent=name, kind="tool", input=text_of(span.input), output=output, ok=not span.error)
             )
     return results, further
+
+
+def _said(output: Any) -> str:
+    """What a tool returned as text, also where it is a message or in one field."""
+    value = value_of(output)
+    value = value["output"] if isinstance(value, Mapping) and value.keys() == {"output"} else value
+    messages = read_messages(value, []) if isinstance(value, Mapping) else []
+    return plain(messages[-1].get("content")) if messages else text_of(value)
 
 
 def _compact(arguments: Any) -> str:

@@ -1,0 +1,403 @@
+"""Every format gives the same conversation: the calls as they were made, the tools, the outcome."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.load import dumpd
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.base import BaseTracer
+from test_traces import ANSWER, ASKED, CALL, CALLING, CHAT, RESULT, SYSTEM, TOOL, check_conversation, write_lines
+
+from groundwire.adapters.tracing.wire.call import Conversations
+from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
+from groundwire.train import read_traces
+
+ARGUMENTS = {"city": "Bern"}
+
+
+def at(second: int) -> str:
+    return f"2026-01-02T03:04:{second:02}.000Z"
+
+
+def numbered(prefix: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """OpenInference's attributes of messages."""
+    flat: dict[str, Any] = {}
+    for place, message in enumerate(messages):
+        name = f"{prefix}.{place}.message"
+        flat |= {f"{name}.{key}": message[key] for key in ("role", "content", "tool_call_id") if message.get(key)}
+        for number, call in enumerate(message.get("tool_calls", ())):
+            function = f"{name}.tool_calls.{number}.tool_call.function"
+            flat |= {f"{function}.{key}": call["function"][key] for key in ("name", "arguments")}
+            flat[f"{name}.tool_calls.{number}.tool_call.id"] = call["id"]
+    return flat
+
+
+def phoenix_rows() -> list[dict[str, Any]]:
+    """Spans as rows of Phoenix's data frame, the root first, and an annotation."""
+    rows = [{"name": "forecaster", "span_kind": "AGENT", "parent_id": None, "context.span_id": "r"}]
+    for place, count in enumerate((2, 4)):
+        attributes = {
+            "llm.model_name": "m1",
+            "llm.tools": [{"tool": {"json_schema": json.dumps(TOOL)}}],
+            "llm.token_count.prompt": 10,
+            **numbered("llm.input_messages", CHAT[:count]),
+            **numbered("llm.output_messages", [CHAT[count]]),
+        }
+        row = {"name": "ChatCompletion", "span_kind": "LLM", "parent_id": "r", "context.span_id": f"c{place}"}
+        rows.append(row | {f"attributes.{key}": value for key, value in attributes.items()})
+    tool = {"name": "weather", "span_kind": "TOOL", "parent_id": "r", "context.span_id": "t"}
+    tool |= {"attributes.tool.name": "weather", "attributes.input.value": json.dumps(ARGUMENTS)}
+    rows.insert(2, tool | {"attributes.output.value": "sun"})
+    for place, row in enumerate(rows):
+        row |= {"context.trace_id": "t1", "start_time": at(place), "end_time": at(9), "status_code": "OK"}
+    return [*rows, {"span_id": "r", "name": "right", "annotator_kind": "HUMAN", "result": {"label": "correct"}}]
+
+
+def langfuse_trace() -> list[dict[str, Any]]:
+    """A trace as Langfuse's API writes it."""
+    parts: list[dict[str, Any]] = []
+    for place, count in enumerate((2, 4)):
+        asked = {"messages": CHAT[:count], "tools": [TOOL]}
+        part = {"id": f"g{place}", "type": "GENERATION", "name": "chat", "model": "m1", "input": asked}
+        part |= {"output": CHAT[count], "usageDetails": {"input": 10, "output": 3}}
+        parts.append(
+            {**part, "traceId": "t1", "startTime": at(2 * place), "endTime": at(2 * place + 1), "level": "DEFAULT"}
+        )
+    tool = {"id": "t", "type": "TOOL", "name": "weather", "traceId": "t1", "startTime": at(1), "endTime": at(2)}
+    parts.append({**tool, "input": ARGUMENTS, "output": "sun", "level": "DEFAULT"})
+    score = {"id": "s", "traceId": "t1", "name": "right", "value": 1, "dataType": "BOOLEAN", "stringValue": "True"}
+    trace = {
+        "id": "t1",
+        "timestamp": at(0),
+        "name": "forecaster",
+        "sessionId": "s1",
+        "input": {"question": "Rain in Bern?"},
+    }
+    return [{**trace, "output": "No.", "observations": parts, "scores": [score]}]
+
+
+def langfuse_rows() -> list[dict[str, Any]]:
+    """The same as rows of an export, with the names of Langfuse's Python client, the score first."""
+    [trace] = langfuse_trace()
+    names = {"traceId": "trace_id", "startTime": "start_time", "endTime": "end_time", "usageDetails": "usage_details"}
+    rows = [{names.get(key, key): value for key, value in row.items()} for row in trace["observations"]]
+    return [*trace["scores"], *reversed(rows)]
+
+
+def langsmith_runs() -> list[dict[str, Any]]:
+    """What LangChain's tracer records of an agent, as LangSmith stores it."""
+
+    class Recorder(BaseTracer):
+        def _persist_run(self, run: Any) -> None:
+            roots.append(run)
+
+    roots: list[Any] = []
+    calls = [{"name": "weather", "args": ARGUMENTS, "id": "c1"}]
+    model = GenericFakeChatModel(messages=iter([AIMessage("", tool_calls=calls), AIMessage("No.")])).bind(tools=[TOOL])
+
+    def forecaster(question: str) -> str:
+        messages = [SystemMessage(SYSTEM["content"]), HumanMessage(question)]
+        reply = model.invoke(messages)
+        assert isinstance(reply, AIMessage)
+        result = ToolMessage(RunnableLambda(lambda _: "sun").invoke(reply.tool_calls[0]["args"]), tool_call_id="c1")
+        return str(model.invoke([*messages, reply, result]).content)
+
+    handlers: list[BaseCallbackHandler] = [Recorder(_schema_format="original+chat")]
+    config: Any = {"callbacks": handlers, "metadata": {"thread_id": "s1"}}
+    RunnableLambda(forecaster).invoke(ASKED["content"], config)
+    runs: list[dict[str, Any]] = []
+
+    def add(run: Any) -> None:
+        stored = {key: getattr(run, key) for key in ("id", "trace_id", "parent_run_id", "run_type", "name", "error")}
+        stored |= {key: getattr(run, key).isoformat() for key in ("start_time", "end_time")}
+        runs.append(stored | {key: getattr(run, key) for key in ("inputs", "outputs", "extra")})
+        for child in run.child_runs:
+            add(child)
+
+    for root in roots:
+        add(root)
+    runs[0]["feedback_stats"] = {"right": {"n": 1, "avg": 1.0}}
+
+    def plain(value: Any) -> Any:
+        return dumpd(value) if hasattr(value, "lc_id") else str(value)
+
+    stored: list[dict[str, Any]] = json.loads(json.dumps(runs, default=plain))
+    return stored[::-1]
+
+
+def trajectory() -> list[dict[str, Any]]:
+    """A trajectory of ATIF."""
+    call = {"tool_call_id": "c1", "function_name": "weather", "arguments": ARGUMENTS}
+    observed = {"results": [{"source_call_id": "c1", "content": "sun"}]}
+    metrics = {"prompt_tokens": 10, "completion_tokens": 3}
+    steps = [
+        {"step_id": 1, "source": "system", "message": SYSTEM["content"]},
+        {"step_id": 2, "source": "user", "message": ASKED["content"], "timestamp": at(0)},
+        {
+            "step_id": 3,
+            "source": "agent",
+            "message": "",
+            "tool_calls": [call],
+            "observation": observed,
+            "metrics": metrics,
+        },
+        {"step_id": 4, "source": "agent", "message": "No.", "timestamp": at(1), "metrics": metrics},
+    ]
+    agent = {"name": "forecaster", "version": "1", "model_name": "m1", "tool_definitions": [TOOL]}
+    whole = {"schema_version": "ATIF-v1.7", "session_id": "s1", "agent": agent, "steps": steps}
+    return [{**whole, "extra": {"scores": {"right": 1.0}}}]
+
+
+def entry(path: str, body: Mapping[str, Any], reply: Any, second: int) -> dict[str, Any]:
+    """An entry of an HTTP archive."""
+    text = reply if isinstance(reply, str) else json.dumps(reply)
+    content = {"text": base64.b64encode(text.encode()).decode(), "encoding": "base64"}
+    request = {"method": "POST", "url": f"https://api.example.com/v1/{path}", "postData": {"text": json.dumps(body)}}
+    response = {"status": 200, "content": content}
+    return {"startedDateTime": at(second), "time": 500, "request": request, "response": response}
+
+
+def archive(*entries: dict[str, Any]) -> list[dict[str, Any]]:
+    other = {"startedDateTime": at(0), "time": 1, "request": {"method": "GET", "url": "https://example.com/"}}
+    return [{"log": {"version": "1.2", "entries": [*entries, {**other, "response": {"status": 200, "content": {}}}]}}]
+
+
+def chunks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The deltas of a reply, a few characters in each."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant"}]
+    text = message["content"] or ""
+    deltas += [{"content": text[place : place + 2]} for place in range(0, len(text), 2)]
+    for call in message.get("tool_calls", ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        deltas.append({"tool_calls": [{"index": 0, "id": call["id"], "function": {"name": name, "arguments": ""}}]})
+        pieces = [arguments[place : place + 3] for place in range(0, len(arguments), 3)]
+        deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    parts = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    return [*parts, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+
+
+def chat_archive() -> list[dict[str, Any]]:
+    """Chat completions, a whole one and a stream."""
+    whole = {"choices": [{"message": CALLING, "finish_reason": "tool_calls"}]}
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks(ANSWER)) + "data: [DONE]\n\n"
+    bodies = [{"model": "m1", "messages": CHAT[:count], "tools": [TOOL]} for count in (2, 4)]
+    return archive(entry("chat/completions", bodies[1], stream, 5), entry("chat/completions", bodies[0], whole, 1))
+
+
+def translated(api: Any, body: Mapping[str, Any], message: Mapping[str, Any]) -> tuple[Any, str]:
+    """The whole reply and the stream that an agent gets of our proxy for a chat message."""
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    whole = api(dict(body), Conversations().of("r")).reply({"choices": [choice]})
+    call = api({**body, "stream": True}, Conversations().of("r"))
+    stream = b"".join([*map(call.events, chunks(message)), call.end()])
+    return whole, stream.decode()
+
+
+def anthropic_archive() -> list[dict[str, Any]]:
+    """Anthropic's Messages, a whole reply and a stream."""
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": ARGUMENTS}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sun"}]}
+    tool = {"name": "weather", "description": "Of a city", "input_schema": {"type": "object"}}
+    bodies = [
+        {"model": "m1", "max_tokens": 9, "system": SYSTEM["content"], "messages": messages, "tools": [tool]}
+        for messages in ([ASKED], [ASKED, used, result])
+    ]
+    first, second = translated(MessagesCall, bodies[0], CALLING), translated(MessagesCall, bodies[1], ANSWER)
+    return archive(entry("messages", bodies[0], first[1], 1), entry("messages", bodies[1], second[0], 2))
+
+
+def responses_archive() -> list[dict[str, Any]]:
+    """OpenAI's Responses, a stream and a whole reply."""
+    asked = {"role": "user", "content": [{"type": "input_text", "text": ASKED["content"]}]}
+    called = {"type": "function_call", "call_id": "c1", **CALL["function"]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "sun"}
+    tool = {"type": "function", **TOOL["function"]}
+    bodies = [
+        {"model": "m1", "instructions": SYSTEM["content"], "input": items, "tools": [tool]}
+        for items in ([asked], [asked, called, result])
+    ]
+    first, second = translated(ResponsesCall, bodies[0], CALLING), translated(ResponsesCall, bodies[1], ANSWER)
+    return archive(entry("responses", bodies[0], first[1], 1), entry("responses", bodies[1], second[0], 2))
+
+
+FORMATS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "Phoenix": phoenix_rows,
+    "Langfuse": langfuse_trace,
+    "Langfuse, rows": langfuse_rows,
+    "LangSmith": langsmith_runs,
+    "ATIF": trajectory,
+    "HAR": chat_archive,
+    "HAR, Anthropic": anthropic_archive,
+    "HAR, Responses": responses_archive,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("form", ["lines", "list", "pretty"])
+def test_each_format_gives_the_calls_as_they_were_made(tmp_path: Path, name: str, form: str) -> None:
+    records = FORMATS[name]()
+    file = tmp_path / "traces"
+    if form == "lines":
+        write_lines(file, records)
+    else:
+        value = records[0] if len(records) == 1 else records
+        file.write_text(json.dumps(value, indent=2 if form == "pretty" else None), encoding="utf-8")
+    traces = read_traces(file)
+    [rollout] = traces
+    check_conversation(rollout)
+    assert rollout.metadata["source"] == name.partition(",")[0]
+    assert traces.unread == ({"HAR: requests that are no LLM call": 1} if name.startswith("HAR") else {})
+    if not name.startswith("HAR"):
+        assert (rollout.outcome.reward, rollout.outcome.reward_components) == (1, {"right": 1})
+    if name not in ("LangSmith", "HAR", "HAR, Anthropic", "HAR, Responses", "Langfuse, rows"):
+        assert {call.agent for call in rollout.calls} == {"forecaster"}
+
+
+def claude_line(uuid: str, parent: str | None, kind: str, content: Any, **fields: Any) -> dict[str, Any]:
+    message = {"role": kind, "content": content, **fields.pop("message", {})}
+    line = {
+        "type": kind,
+        "uuid": uuid,
+        "parentUuid": parent,
+        "sessionId": "s1",
+        "isSidechain": False,
+        "message": message,
+    }
+    return {**line, "timestamp": at(1), **fields}
+
+
+def claude_session() -> list[dict[str, Any]]:
+    """A session whose reply has a line for each block, with a turn that the user took back."""
+    of_reply = {
+        "id": "msg_1",
+        "model": "m1",
+        "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 5},
+    }
+    use = {"type": "tool_use", "id": "c1", "name": "weather", "input": ARGUMENTS}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": "no such city"}],
+        "is_error": True,
+    }
+    return [
+        {"type": "summary", "summary": "Weather", "leafUuid": "a4"},
+        claude_line("u0", None, "user", ASKED["content"]),
+        claude_line("a0", "u0", "assistant", [{"type": "text", "text": "Taken back."}], message={"id": "msg_0"}),
+        claude_line("u1", "a0", "user", "Are you sure?"),
+        claude_line("a1", "u1", "assistant", [{"type": "text", "text": "Yes."}], message={"id": "msg_x"}),
+        claude_line("u2", "a0", "user", "Look it up."),
+        claude_line("a2", "u2", "assistant", [{"type": "text", "text": "I look."}], message=of_reply),
+        claude_line("a3", "a2", "assistant", [use], message=of_reply),
+        claude_line("u3", "a3", "user", [result]),
+        claude_line("a4", "u3", "assistant", [{"type": "text", "text": "I cannot."}], message={"id": "msg_2"}),
+        claude_line("s0", None, "user", "Search.", isSidechain=True, agentId="x"),
+        claude_line("s1", "s0", "assistant", [{"type": "text", "text": "Found."}], isSidechain=True, agentId="x"),
+        claude_line("k0", "a4", "user", "This conversation was shortened.", isCompactSummary=True),
+        claude_line("k1", "k0", "assistant", [{"type": "text", "text": "I go on."}], message={"id": "msg_3"}),
+    ]
+
+
+def test_claude_codes_sessions_have_their_branches_subagents_and_contexts(tmp_path: Path) -> None:
+    traces = read_traces(write_lines(tmp_path / "s.jsonl", claude_session()))
+    main, shortened, side = traces
+    assert [message["role"] for message in main.calls[-1].messages] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+    ]
+    called = main.calls[1].reply
+    assert (called["content"], called["tool_calls"][0]["id"]) == ("I look.", "c1")
+    assert (main.calls[1].prompt_tokens, main.calls[1].response_tokens) == (7, 5)
+    assert [step["ok"] for step in main.outcome.steps if step["kind"] == "tool"] == [False]
+    assert (side.task["question"], side.calls[0].agent) == ("Search.", "subagent")
+    assert shortened.metadata["continues"]
+    assert traces.unread == {"Claude Code: turns that the user took back": 2}
+    assert not any(call.learnable for call in main.calls)
+
+
+def test_codexs_sessions_keep_what_one_reply_has_together(tmp_path: Path) -> None:
+    def item(**payload: Any) -> dict[str, Any]:
+        return {"timestamp": at(1), "type": "response_item", "payload": payload}
+
+    usage = {"input_tokens": 10, "output_tokens": 3}
+    result = json.dumps({"output": "no such city", "metadata": {"exit_code": 1}})
+    lines = [
+        {"type": "session_meta", "payload": {"id": "s1", "base_instructions": {"text": "You tell the weather."}}},
+        item(
+            type="message",
+            role="user",
+            content=[{"type": "input_text", "text": "<environment_context></environment_context>"}],
+        ),
+        item(type="message", role="user", content=[{"type": "input_text", "text": ASKED["content"]}]),
+        {"type": "turn_context", "payload": {"model": "m1"}},
+        item(type="reasoning", summary=[{"type": "summary_text", "text": "Look it up."}], encrypted_content="x"),
+        item(type="message", role="assistant", content=[{"type": "output_text", "text": "I look."}]),
+        item(type="function_call", name="weather", arguments=CALL["function"]["arguments"], call_id="c1"),
+        {"type": "event_msg", "payload": {"type": "token_count", "info": {"last_token_usage": usage}}},
+        item(type="function_call_output", call_id="c1", output=result),
+        item(type="message", role="assistant", content=[{"type": "output_text", "text": "I cannot."}]),
+        {"type": "compacted", "payload": {"message": "", "replacement_history": [{"type": "message", **ASKED}]}},
+        item(type="message", role="assistant", content=[{"type": "output_text", "text": "I go on."}]),
+    ]
+    first, second = read_traces(write_lines(tmp_path / "rollout.jsonl", lines))
+    assert [message["role"] for message in first.calls[1].messages] == ["system", "user", "user", "assistant", "tool"]
+    reply = first.calls[0].reply
+    assert (reply["content"], reply["reasoning"], len(reply["tool_calls"])) == ("I look.", "Look it up.", 1)
+    assert (first.calls[0].model, first.calls[0].prompt_tokens, first.calls[1].prompt_tokens) == ("m1", 10, 0)
+    assert first.task["question"] == ASKED["content"]
+    assert [step["ok"] for step in first.outcome.steps if step["kind"] == "tool"] == [False]
+    assert second.metadata["continues"]
+
+
+def test_a_stream_that_was_cut_off_is_not_learned(tmp_path: Path) -> None:
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks(ANSWER)[:-1])
+    body = {"model": "m1", "messages": CHAT[:2]}
+    [rollout] = read_traces(write_lines(tmp_path / "t.har", archive(entry("chat/completions", body, stream, 1))))
+    assert (rollout.calls[0].unread, rollout.calls[0].reply["content"]) == ("streams that were cut off", "No.")
+
+
+def test_copied_and_joined_steps_of_a_trajectory_are_not_learned(tmp_path: Path) -> None:
+    [whole] = trajectory()
+    whole["steps"][2]["is_copied_context"] = True
+    whole["steps"][3]["llm_call_count"] = 2
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [whole]))
+    assert [call.learnable for call in rollout.calls] == [False, False]
+
+
+def test_calls_that_a_framework_and_a_client_recorded_are_one(tmp_path: Path) -> None:
+    [trace] = langfuse_trace()
+    inner = trace["observations"][0]
+    outer = {**inner, "id": "outer", "input": "Rain in Bern?", "startTime": at(0)}
+    inner["parentObservationId"] = "outer"
+    traces = read_traces(write_lines(tmp_path / "t.json", [{**trace, "observations": [*trace["observations"], outer]}]))
+    [rollout] = traces
+    check_conversation(rollout)
+    assert traces.unread == {"LLM spans around another one of the same call": 1}
+
+
+def test_an_annotation_of_an_unknown_span_is_counted(tmp_path: Path) -> None:
+    rows = phoenix_rows()
+    traces = read_traces(write_lines(tmp_path / "t.jsonl", [*rows, {**rows[-1], "span_id": "elsewhere"}]))
+    assert len(list(traces)) == 1
+    assert traces.unread == {"annotations of spans that are not there": 1}
+
+
+def test_the_result_of_a_tool_may_be_any_value(tmp_path: Path) -> None:
+    blob = {"type": "tool_call_response", "id": "c1", "response": {"rows": [[1, 2]], "mime": "x/y"}}
+    chat = [*CHAT[:3], {"role": "tool", "parts": [blob]}, ANSWER]
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": chat}]))
+    assert json.loads(rollout.calls[-1].messages[-1]["content"]) == blob["response"]
+    assert RESULT["tool_call_id"] == rollout.calls[-1].messages[-1]["tool_call_id"]

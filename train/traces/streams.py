@@ -1,0 +1,62 @@
+"""A reply that came as a stream: OpenAI's chat and Responses, Anthropic and Google, joined to what a whole reply is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from groundwire.adapters.tracing.wire.exchange import CallDeltas
+from groundwire.tools.files import parse_json
+
+
+def events_of(text: str) -> list[Any]:
+    """The data of server-sent events; one that is cut off is left out."""
+    events = []
+    for line in text.splitlines():
+        if line.startswith("data:") and line[5:].strip().startswith("{"):
+            try:
+                events.append(parse_json(line[5:]))
+            except ValueError:
+                break
+    return events
+
+
+def joined(events: Iterable[Any]) -> tuple[dict[str, Any], bool]:
+    """The reply as the API gives whole ones, and whether the stream reached its end."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    blocks: dict[Any, dict[str, Any]] = {}
+    deltas, usage, finish, model = CallDeltas(), dict[str, Any](), "", ""
+    for event in events:
+        kind = event.get("type") or ""
+        if kind in ("response.completed", "response.incomplete"):
+            return dict(event["response"]), True
+        model = model or event.get("model") or (event.get("message") or {}).get("model") or ""
+        usage |= event.get("usage") or (event.get("message") or {}).get("usage") or event.get("usageMetadata") or {}
+        if kind == "content_block_start":
+            blocks[event.get("index")] = {**event["content_block"], "input": ""}
+        elif kind == "content_block_delta":
+            _add(blocks.setdefault(event.get("index"), {"type": "text"}), event["delta"])
+        elif kind == "message_delta":
+            finish = event["delta"].get("stop_reason") or finish
+        for choice in event.get("choices") or ():
+            if not choice.get("index"):
+                finish = choice.get("finish_reason") or finish
+                delta = choice.get("delta") or {}
+                for name in ("content", "reasoning_content", "reasoning"):
+                    message[name] = (message.get(name) or "") + (delta.get(name) or "")
+                for call in delta.get("tool_calls") or ():
+                    deltas.add(call)
+        for candidate in (event.get("candidates") or ())[:1]:
+            finish = candidate.get("finishReason") or finish
+            for part in (candidate.get("content") or {}).get("parts") or ():
+                blocks[len(blocks)] = dict(part)
+    content: Any = [blocks[index] for index in sorted(blocks)] or message["content"]
+    choice = {"message": {**message, "content": content, "tool_calls": deltas.calls}, "finish_reason": finish}
+    return {"choices": [choice], "usage": usage, "model": model}, bool(finish)
+
+
+def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name, value in delta.items():
+        field = "input" if name == "partial_json" else name
+        if isinstance(value, str) and name != "type":
+            block[field] = (block.get(field) or "") + value
