@@ -10,7 +10,7 @@ An exception stands after those that it derives from, below them or behind a lin
     │              SinkRefusedError ── StoreFailedError
     └── train      ConfigError ── ModelUnreadableError
                    RunDirError ── RunDamagedError
-                   TrainingError, ReflectionError, UnsupportedModelError, NonFiniteGradientError
+                   TrainingError, ReflectionError, TraceError, UnsupportedModelError, NonFiniteGradientError
                    RolloutsFailedError, RunnersEndedError, EventLoopError
                    StoreAddressError, StoreFileError, MongoStoreError, StoreGoneError, StoreLostDataError
 
@@ -158,6 +158,8 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imp
     sys.excepthook = say_traceback
     try:
         with named_layer():
+            if not os.path.exists(os.curdir):
+                raise CommandError("the working folder has been removed: change to another one")
             yield
         if handles and signal.getsignal(signal.SIGTERM) is _interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -78,7 +78,10 @@ def guard(*, lifeline: int | None = None, grace_s: float = 0.0, at_end: Callable
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     adopt_orphans()
     parent = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        sys.exit(f"no process can be started: {error.strerror}")
     if not child:
         end_with(parent, signal.SIGKILL)
         os.setpgid(0, 0)

@@ -15,6 +15,7 @@ from process_agents import Agents, Server, said_by, texts, until_true
 
 from groundwire.adapters import Question, ToolError
 from groundwire.adapters.agents import process
+from groundwire.adapters.agents.process import guard
 from groundwire.adapters.agents.process.backend import ProcessBackend
 
 SLOW = """
@@ -335,3 +336,17 @@ async def test_a_slow_import_does_not_count_as_time_of_a_rollout(agent: Agents, 
             imported = {path.name for path in (tmp_path / "imports").iterdir()}
             answer = await backend.run(Question(id="1", text="a", database=""), server.endpoint(0))
             assert answer.text in imported
+
+
+def test_a_guard_that_cannot_fork_says_so_in_a_line() -> None:
+    program = f"""
+import os, runpy, sys
+def fork():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fork
+sys.path.insert(0, os.path.dirname({guard.__file__!r}))
+sys.argv = ["guard", "0", ".", "shared", "true"]
+runpy.run_path({guard.__file__!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "no process can be started: Resource temporarily unavailable\n")
