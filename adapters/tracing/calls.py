@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import math
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -42,6 +43,11 @@ _ATTRIBUTES = {
     "call_id": CALL_ID,
     "reply_id": REPLY_ID,
     "choice": "groundwire.choice",
+    "reply_key": "groundwire.reply_key",
+    "prompt_key": "groundwire.prompt_key",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "reply_body": "groundwire.reply_body",
+    "replayed": "groundwire.replayed",
     "messages_json": "gen_ai.input.messages",
     "tools_json": "gen_ai.tool.definitions",
     "reply_json": "gen_ai.output.messages",
@@ -115,6 +121,17 @@ class LLMCall:
     messages_json: str = "[]"
     tools_json: str = ""
     reply_json: str = ""
+    reply_key: str = ""
+    """What all ids in the reply are made of, if they are ours: with it the same reply is written again."""
+    prompt_key: str = ""
+    """A digest of what the request asks for (:func:`groundwire.adapters.tracing.sampling.prompt_key`)."""
+    cached_tokens: int | None = None
+    """The part of the prompt that the policy had in a cache; None for nothing."""
+    reply_body: str = ""
+    """The reply of a policy server behind HTTP, as it sent it, packed by :func:`pack_body`; "" of a policy in this
+    process, whose reply follows from the other fields. Of several choices the first has it."""
+    replayed: str = ""
+    """The rollout from whose record the call was answered; "" if it was sampled."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -144,8 +161,9 @@ class LLMCall:
     @property
     def untrainable_reason(self) -> str:
         """Why this call cannot be trained on; empty if it can."""
-        if self.failed:
-            return f"failed with status {self.status}: {self.error}"
+        if self.failed or self.replayed:
+            replayed = f"answered from the record of rollout {self.replayed}"
+            return f"failed with status {self.status}: {self.error}" if self.failed else replayed
         if not self.prompt_ids or not self.response_ids:
             return "the server sent no token ids"
         if len(self.logprobs) != len(self.response_ids):
@@ -167,6 +185,16 @@ class LLMCall:
             if count not in (0, len(ids))
         )
         return next(lost, "")
+
+
+def pack_body(body: bytes) -> str:
+    """The bytes of a reply as text, compressed."""
+    return base64.b64encode(zlib.compress(body, 1)).decode()
+
+
+def unpack_body(text: str) -> bytes:
+    """The bytes that :func:`pack_body` packed."""
+    return zlib.decompress(base64.b64decode(text))
 
 
 def to_json(value: Any) -> str:

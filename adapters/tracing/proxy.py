@@ -28,6 +28,7 @@ from aiohttp import web
 from groundwire.adapters.tracing.call_writer import CallWriter, Place
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.open_attempts import CALLS_PATH, OpenAttempts
+from groundwire.adapters.tracing.replay import Replay
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.spans import CallSink
 from groundwire.adapters.tracing.upstreams import Upstreams
@@ -75,6 +76,7 @@ class LLMProxy(HttpServer):
         port: the port to listen on; 0 takes any free one.
         timeout_s: how long a server may be silent, in seconds.
         drain_timeout_s: how long :meth:`stop` waits for calls and for the store, in seconds.
+        replay: the rollouts whose calls are answered from records.
         token: needed to listen to other machines. Agents need none: the address of their attempt is theirs alone.
     """
 
@@ -93,11 +95,12 @@ class LLMProxy(HttpServer):
         timeout_s: float = 600.0,
         drain_timeout_s: float = 30.0,
         token: str | None = None,
+        replay: Replay | None = None,
     ) -> None:
         super().__init__(host=host, port=port, drain_timeout_s=drain_timeout_s, token=token)
         if policy is not None and upstreams:
             raise TypeError("give either the upstreams or a policy in this process, not both")
-        self._policy, self._sink, self._max_calls = policy, sink, max_calls
+        self._policy, self._sink, self._max_calls, self._replay = policy, sink, max_calls, replay
         self.upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
         self._sampling_rule = SamplingRule()
@@ -195,10 +198,13 @@ class LLMProxy(HttpServer):
             body = await _read_body(request)
             fields = {**read_request(body), **called.fields}
             call = called.api(fields, self._conversations.of(exchange.rollout_id, len(body)))
-            exchange.request, exchange.reply_id = call.chat, call.reply_id
-            self._sampling_rule.apply(call.chat, attempt)
+            call.exchange, exchange.request = exchange, call.chat
+            exchange.prompt_key = self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             places += (reserve() for _ in range(exchange.choices - 1))
+            if self._replay is not None:
+                await self._replay.find(exchange)
+            exchange.reply_id = call.reply_id
             return await self._answer(request, call, exchange, places)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
@@ -212,13 +218,18 @@ class LLMProxy(HttpServer):
             raise
         finally:
             self._record(exchange, places)
+            if self._replay is not None:
+                self._replay.ended(exchange)
 
     async def _answer(
         self, request: web.Request, call: WireCall, exchange: HttpExchange, places: Sequence[Place]
     ) -> web.StreamResponse:
         # A retry is a conversation of its own.
         session = "/".join(quote(each, safe="") for each in (exchange.rollout_id, exchange.attempt_id))
-        if self._policy is None:
+        policy = self._policy
+        if exchange.recorded and self._replay is not None:
+            policy = None if exchange.recorded[0].reply_body else self._replay.policy or policy
+        if policy is None:
             record = partial(self._record, exchange, places)
             return await self.upstreams.answer(request, call, exchange, session=session, record=record)
 
@@ -226,8 +237,8 @@ class LLMProxy(HttpServer):
             exchange.sampled[choice], exchange.ended = sampled, exchange.ended or clock.now()
             self._writer.finish(places[choice], partial(read_exchange, exchange, choice))
 
-        call.chat = {**call.chat, "model": self._policy.model_name}
-        return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
+        call.chat = {**call.chat, "model": policy.model_name}
+        return await answer(request, call, policy, session=session, on_sampled=on_sampled)
 
     async def _count_tokens(self, request: web.Request, called: ApiPath) -> web.StreamResponse:
         rollout_id = request.match_info["rollout_id"]

@@ -9,11 +9,18 @@ from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.open_attempts import OpenAttempt
-from groundwire.adapters.tracing.wire.request import RAW_PROMPT
+from groundwire.adapters.tracing.wire.request import CONSTRAINTS, RAW_PROMPT
 
 _log = logging.getLogger(__name__)
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _SEED_BYTES = 6  # JSON's numbers are exact up to 53 bits
+_PROMPT_BYTES, _OPTIONS_BYTES = 8, 4
+_OPTIONS = (
+    *("n", "tool_choice", "parallel_tool_calls", "response_format", "stop", "reasoning_effort", "chat_template_kwargs"),
+    *_LIMITS,
+    *CONSTRAINTS,
+)
+"""The fields of a request, beside its prompt, that change what is sampled and are the agent's own."""
 
 
 def derive_seed(*parts: object) -> int:
@@ -38,8 +45,8 @@ class SamplingRule:
     def __init__(self) -> None:
         self._has_warned = False
 
-    def apply(self, chat: dict[str, Any], attempt: OpenAttempt) -> None:
-        """Put the sampling parameters of its attempt into a chat request.
+    def apply(self, chat: dict[str, Any], attempt: OpenAttempt) -> str:
+        """Put the sampling parameters of its attempt into a chat request; returns the :func:`prompt_key` that it had.
 
         The seed is derived from the attempt's seed, the prompt, and the number of requests with this prompt before: the
         choices of a rollout's calls are independent, and an agent that asks several times gets several samples.
@@ -47,7 +54,8 @@ class SamplingRule:
         ``top_p`` is 1 if the trainer names only a temperature. Parameters that the trainer does not name stay as they
         are.
         """
-        sampling = attempt.sampling
+        sampling, prompt = attempt.sampling, _prompt(chat)
+        key = prompt_key(chat, prompt)
         ours = {name: sampling[name] for name in ("temperature", "top_p") if sampling.get(name) is not None}
         if "temperature" in ours:
             ours.setdefault("top_p", 1.0)
@@ -63,9 +71,27 @@ class SamplingRule:
             asked = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
             ours |= {name: limit for name in asked if _is_above(chat.get(name), limit)}
         if isinstance(seed := sampling.get("seed"), int):
-            prompt = _prompt(chat)
             ours["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
         chat.update(ours)
+        return key
+
+
+def prompt_key(chat: Mapping[str, Any], prompt: str) -> str:
+    """A digest of a chat request's ``prompt``, and one of what else the agent asks for: by both it is found in the
+    record of a rollout.
+    """
+    messages = chat.get("messages")
+    others = [_other_texts(message) for message in messages] if isinstance(messages, list) else []
+    options = to_json([[chat.get(name) for name in _OPTIONS], others])
+    return "".join(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
+        for text, size in ((prompt, _PROMPT_BYTES), (options, _OPTIONS_BYTES))
+    )
+
+
+def same_prompt(key: str, other: str) -> bool:
+    """Whether two requests with these :func:`prompt_key` differ at most in their options."""
+    return key[: 2 * _PROMPT_BYTES] == other[: 2 * _PROMPT_BYTES]
 
 
 def _prompt(chat: Mapping[str, Any]) -> str:
@@ -83,6 +109,12 @@ def _without_ids(message: Any) -> Any:
     if isinstance(calls, list):
         calls = [call.get("function") if isinstance(call, dict) else call for call in calls]
     return [message.get("role"), message.get("content"), calls]
+
+
+def _other_texts(message: Any) -> Any:
+    """What chat templates may also read of a message."""
+    names = ("name", "reasoning_content", "reasoning")
+    return [message.get(name) for name in names] if isinstance(message, dict) else None
 
 
 def _is_above(value: Any, limit: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.apis import answer, answer_refusals
 from groundwire.adapters.tracing.wire.call import ChatCall, Conversations, WireCall
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
-from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, HttpExchange, OnSampled
 from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError
 from groundwire.tools.http.server import HttpServer
 
@@ -138,7 +139,9 @@ class ScriptedPolicyServer(HttpServer):
         app.router.add_get("/v1/models", self._models)
         return app
 
-    async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
+    async def complete(
+        self, body: Any, *, session: str, on_sampled: OnSampled, exchange: HttpExchange
+    ) -> dict[str, Any]:
         """The chat completion of the next reply. Raises :class:`RefusedError` for an error reply."""
         replies = self._take(body)
         try:
@@ -154,7 +157,9 @@ class ScriptedPolicyServer(HttpServer):
         head = self._head("chat.completion", replies[0])
         return {**head, "choices": choices, "usage": _usage(sampled), **_prompt(body, sampled[0])}
 
-    async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(
+        self, body: Any, *, session: str, on_sampled: OnSampled, exchange: HttpExchange
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the next reply, as of vLLM: an empty one with the prompt's ids, one for each token, the usage.
 
         The tokens of several choices take turns. Raises :class:`RefusedError` for an error reply.
@@ -203,6 +208,7 @@ class ScriptedPolicyServer(HttpServer):
 
     async def _answer(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         call = api(await request.json(), Conversations().of(""))
+        call.exchange = HttpExchange(rollout_id="", attempt_id="", started=time.time())
         return await answer(request, call, self, session="", on_sampled=lambda *_: None)
 
     def _take(self, body: dict[str, Any]) -> list[Reply]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import pydantic_core
 from aiohttp import web
 
+from groundwire.adapters.tracing.calls import LLMCall, unpack_body
 from groundwire.adapters.tracing.wire.apis import send_stream
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.completions import CompletionsCall
@@ -85,12 +88,13 @@ class Upstreams:
         ``record`` is called before the agent can know that a stream is complete, so that a flush never misses it.
         Raises :class:`RefusedError` if there is no answer.
         """
-        url = self._url(exchange.rollout_id)
+        url = "" if exchange.recorded else self._url(exchange.rollout_id)
         sent = pydantic_core.to_json(traced_request(call.chat, model=self.model, ids=self._ids))
         path = (CompletionsCall if isinstance(call, CompletionsCall) else ChatCall).path
         sent_headers = {**self._headers(request), SESSION_HEADER: session}
         try:
-            async with await self._post(f"{url}/{path}", sent, sent_headers) as reply:
+            post = self._post(f"{url}/{path}", sent, sent_headers) if url else _recorded_reply(exchange.recorded[0])
+            async with await post as reply:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
@@ -99,7 +103,7 @@ class Upstreams:
                     if isinstance(call, ChatCall):
                         return await send_stream(request, call, received, reply.status, _returned_headers(reply))
                     return await send_stream(request, call, _translated_events(call, received), reply.status)
-                exchange.body = self._without_key(await reply.read())
+                exchange.body, exchange.ended = self._without_key(await reply.read()), time.time()
                 headers = _returned_headers(reply)
                 if isinstance(call, ChatCall):
                     return web.Response(status=reply.status, body=exchange.body, headers=headers)
@@ -158,7 +162,7 @@ class Upstreams:
 
     async def _received(
         self,
-        reply: aiohttp.ClientResponse,
+        reply: aiohttp.ClientResponse | _RecordedReply,
         exchange: HttpExchange,
         record: Callable[[], None],
         shown: _WithoutUsage | None,
@@ -177,6 +181,7 @@ class Upstreams:
                     record()
                 if seen := masked if shown is None else shown.feed(masked):
                     yield seen
+            exchange.ended = exchange.ended or time.time()
             if shown is not None and shown.rest:
                 yield shown.rest
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
@@ -266,5 +271,44 @@ def _translated(call: WireCall, exchange: HttpExchange) -> bytes:
         raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error
 
 
-def _returned_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+@dataclass(frozen=True)
+class _RecordedReply:
+    """A recorded reply, with what is used of a server's."""
+
+    status: int
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        return "application/json" if self.body.lstrip().startswith((b"{", b"[")) else "text/event-stream"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Content-Type": self.content_type}
+
+    @property
+    def content(self) -> _RecordedReply:
+        return self
+
+    async def read(self) -> bytes:
+        return self.body
+
+    async def iter_any(self) -> AsyncGenerator[bytes, None]:
+        yield self.body
+
+    async def __aenter__(self) -> _RecordedReply:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+async def _recorded_reply(call: LLMCall) -> _RecordedReply:
+    """Raises :class:`RefusedError` if there was no reply."""
+    if not call.reply_body:
+        raise RefusedError(call.status, call.error)
+    return _RecordedReply(call.status, unpack_body(call.reply_body))
+
+
+def _returned_headers(reply: aiohttp.ClientResponse | _RecordedReply) -> dict[str, str]:
     return {name: reply.headers[name] for name in _RETURNED_HEADERS if name in reply.headers}

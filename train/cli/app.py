@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from groundwire.tools.errors import CommandError, exit_on_user_error, named_layer
+from groundwire.tools.errors import exit_on_user_error, named_layer
 from groundwire.tools.terminal import Version
 
 COMMANDS = {
@@ -31,6 +31,7 @@ COMMANDS = {
     "traces": ("groundwire.train.from_traces", "Show what is in exported traces; make tasks and a reward of them"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
     "conformance": ("groundwire.train.conformance", "Check that a gateway loses, masks or invents no token"),
+    "replay": ("groundwire.train.replay", "Run rollouts again, with every call answered from the record"),
     "rescore": ("groundwire.train.rescore", "Score a run's rollouts with another reward"),
     "prepare": ("groundwire.domains.prepare", "Check the gold queries of a folder and write it as parquet"),
     "store": ("groundwire.train.store.__main__", "Run a Lightning store in its own process"),
@@ -38,7 +39,6 @@ COMMANDS = {
     "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Serve read-only SQL over MCP"),
 }
 """The module of each command, with the name of its app if that is not ``app``, and its line in ``--help``."""
-_RENAMED = {"replay": "rescore"}
 
 
 class _Commands(TyperGroup):
@@ -49,9 +49,6 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the named command."""
-        if args and args[0] in _RENAMED:
-            with exit_on_user_error():
-                raise CommandError(f"groundwire {args[0]} has another name: groundwire {_RENAMED[args[0]]}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and _load(str(name)), rest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
     from groundwire.train.store.rollout import Rollout
 
+T = TypeVar("T")
 _GOLDEN = 2654435769  # 2**32 over the golden ratio
 VALIDATIONS = {"validation": "greedy", "validation_sampled": "sampled"}
 """The validations in a line of ``metrics.jsonl`` and in summaries, with the way of sampling."""
@@ -41,7 +42,7 @@ def validation_deadline_s(config: RunConfig, rollouts: int) -> float:
     return config.step_deadline_s * max(1.0, rollouts / max(1, config.n_runners))
 
 
-def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
+def choose_tasks(tasks: Sequence[T], count: int) -> list[T]:
     """``count`` tasks (0 is all), evenly spaced in ``tasks``: the same for every run and seed, from all databases.
 
     A smaller number of them is a part of a larger one: multiples of the golden ratio are spread evenly, however many.

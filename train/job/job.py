@@ -20,6 +20,7 @@ from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.step_timer import StepTimer
 
 if TYPE_CHECKING:
+    from groundwire.adapters.tracing.replay import Replay
     from groundwire.train.rollouts.runtime import RolloutRuntime
 
 
@@ -89,12 +90,12 @@ class Job:
         """What is to be said after its rollouts: that agents changed databases; else an empty text."""
         return self.databases.warning() if self.databases is not None else ""
 
-    def runtime(self, engine: Any, *, run: RunDir, timer: StepTimer) -> RolloutRuntime:
+    def runtime(self, engine: Any, *, run: RunDir, timer: StepTimer, replay: Replay | None = None) -> RolloutRuntime:
         """What runs its rollouts, with the policy ``engine``, an engine or an upstream."""
         from groundwire.train.rollouts.runtime import RolloutRuntime  # slow to import
 
         parts: dict[str, Any] = {"backend": self.backend, "domain": self.domain, "reward": self.reward}
-        return RolloutRuntime(engine=engine, config=self.config, timer=timer, run=run, **parts)
+        return RolloutRuntime(engine=engine, config=self.config, timer=timer, run=run, replay=replay, **parts)
 
 
 def parse_arguments(

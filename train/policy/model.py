@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.machine import address_space
@@ -21,6 +21,7 @@ from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import check_model_files, read_model
+from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
 
 _LARGE = 20_000_000
 """Parameters of a model with which a CPU spends most of its time in matrix products."""
@@ -62,8 +63,7 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         model = read_model(folder)
         _check_end_tokens(model)
         what = "tokenizer"
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        tokenizer("a word", add_special_tokens=False)  # with wrong settings it fails at its first use
+        tokenizer = read_tokenizer(folder)
         what = "chat template"
         if tokenizer.chat_template and not is_trusted(tokenizer):
             check_template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)

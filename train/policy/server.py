@@ -24,7 +24,7 @@ from aiohttp import web
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.apis import answer, answer_refusals
 from groundwire.adapters.tracing.wire.call import Conversations
-from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, HttpExchange, OnSampled
 from groundwire.adapters.tracing.wire.paths import find_api
 from groundwire.adapters.tracing.wire.request import SESSION_HEADER, RefusedError, read_request
 from groundwire.tools.http.access_token import access_token
@@ -36,7 +36,8 @@ from groundwire.train.policy.chat.response import FORMATS, ChatResponse, Streame
 from groundwire.train.policy.chat.template import is_trusted
 from groundwire.train.policy.chat.tool_formats import written_format
 from groundwire.train.policy.errors import EngineError
-from groundwire.train.policy.types import Completion, Engine
+from groundwire.train.policy.recorded import recorded_reply
+from groundwire.train.policy.types import Completion, Engine, OnToken
 
 _log = logging.getLogger(__name__)
 
@@ -106,29 +107,35 @@ class PolicyServer(HttpServer):
 
     async def count_tokens(self, body: Any) -> int:
         """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
-        return len((await self._prepare(body, ""))[0].prompt_ids)
+        return len(await self.prompt_ids(body))
+
+    async def prompt_ids(self, body: Any) -> tuple[int, ...]:
+        """The prompt of a chat request. Raises :class:`RefusedError`."""
+        return (await self._prepare(body, ""))[0].prompt_ids
 
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
         model = {"id": self.model_name, "object": "model", "created": self._created, "owned_by": "groundwire"}
         return {"object": "list", "data": [{**model, "max_model_len": self._engine.max_model_len}]}
 
-    async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore) -> dict[str, Any]:
+    async def complete(
+        self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore, exchange: HttpExchange | None = None
+    ) -> dict[str, Any]:
         """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
-        response, finish = await self._prepare(body, session, on_sampled)
-        futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
+        response, finish = await self._prepare(body, session, on_sampled, exchange)
+        futures = [self._submit(response, choice, exchange) for choice in range(response.request.n)]
         try:
             replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
             for future in futures:
                 future.cancel()  # has no effect on finished ones
-        messages = [response.message(reply) for reply in replies]
+        messages = [response.message(reply, choice) for choice, reply in enumerate(replies)]
         for choice, (reply, message) in enumerate(zip(replies, messages, strict=True)):
             finish(choice, reply, *message)
         return response.body(replies, messages)
 
     async def stream(
-        self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore
+        self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore, exchange: HttpExchange | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the completion. Raises :class:`RefusedError`, before the first chunk unless sampling fails."""
         loop = asyncio.get_running_loop()
@@ -139,15 +146,13 @@ class PolicyServer(HttpServer):
             if isinstance(item, tuple) or not item.cancelled():
                 loop.call_soon_threadsafe(queue.put_nowait, (index, item))
 
-        response, finish = await self._prepare(body, session, on_sampled)
+        response, finish = await self._prepare(body, session, on_sampled, exchange)
         request, futures = response.request, list[Future[Completion]]()
         choices = [StreamedChoice(index, response) for index in range(request.n)]
         unfinished = dict(enumerate(choices))
         try:
-            for index, sampling in enumerate(request.samplings):
-                future = self._engine.submit(
-                    response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
-                )
+            for index in range(request.n):
+                future = self._submit(response, index, exchange, on_token=lambda *token, index=index: put(index, token))
                 future.add_done_callback(functools.partial(put, index))
                 futures.append(future)
             for index, choice in enumerate(choices):
@@ -168,7 +173,7 @@ class PolicyServer(HttpServer):
                     on_sampled(index, {"error": str(error)})
                     raise
                 replies.append(reply)
-                message, finish_reason = response.message(reply)
+                message, finish_reason = response.message(reply, index)
                 finish(index, reply, message, finish_reason)
                 last = {**choices[index].end(message, finish_reason), **response.stop_reason(reply)}
                 yield response.event(last, **versions(reply))
@@ -178,7 +183,7 @@ class PolicyServer(HttpServer):
             for index, choice in unfinished.items():
                 reply = choice.cut_short(self._engine.weights_version)
                 if reply.token_ids:
-                    finish(index, reply, response.message(reply)[0], CANCELLED)
+                    finish(index, reply, response.message(reply, index)[0], CANCELLED)
             raise
         finally:
             for future in futures:
@@ -191,6 +196,7 @@ class PolicyServer(HttpServer):
         session = request.headers.get(SESSION_HEADER, "")
         body = {**called.fields, **await self._read_body(request)}
         call = called.api(body, self._conversations.of(session, len(await request.read())))
+        call.exchange = HttpExchange(rollout_id="", attempt_id=session, started=time.time())
         if called.counts:
             return web.json_response({called.api.count_field: await self.count_tokens(call.chat)})
         return await answer(request, call, self, session=session, on_sampled=_ignore)
@@ -208,8 +214,18 @@ class PolicyServer(HttpServer):
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
+    def _submit(
+        self, response: ChatResponse, choice: int, exchange: HttpExchange | None, on_token: OnToken | None = None
+    ) -> Future[Completion]:
+        """The reply of a choice: sampled, or from the record."""
+        sampling = response.request.samplings[choice]
+        if exchange is not None and exchange.recorded:
+            recorded = exchange.recorded
+            return recorded_reply(self._engine, response.prompt_ids, sampling, recorded, choice, on_token)
+        return self._engine.submit(response.prompt_ids, sampling, on_token=on_token)
+
     async def _prepare(
-        self, body: Any, session: str, on_sampled: OnSampled = _ignore
+        self, body: Any, session: str, on_sampled: OnSampled = _ignore, exchange: HttpExchange | None = None
     ) -> tuple[ChatResponse, Callable[[int, Completion, Mapping[str, Any], str], None]]:
         """The response to a request, and what is called with each choice that is complete."""
         read = functools.partial(self._read, body, session)
@@ -220,12 +236,14 @@ class PolicyServer(HttpServer):
             prompt = read()
         else:
             prompt = await asyncio.to_thread(read)  # the template waits for another process
+        exchange = exchange or HttpExchange(rollout_id="", attempt_id="", started=time.time())
         response = ChatResponse(
             prompt.request,
-            prompt.ids,
+            tuple(exchange.origin.prompt_ids) or prompt.ids,
             model=self.model_name,
             tokenizer=self._engine.tokenizer,
             tool_format=self._tool_format,
+            exchange=exchange,
         )
 
         def finish(choice: int, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> None:

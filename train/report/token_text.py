@@ -64,10 +64,15 @@ class TokenDecoder:
 
 def token_decoder(run: RunDir) -> TokenDecoder:
     """The decoder for the token ids of ``run``."""
+    return TokenDecoder(*(folder / "tokenizer.json" for folder in tokenizer_folders(run)))
+
+
+def tokenizer_folders(run: RunDir) -> list[Path]:
+    """The folders that may have the run's tokenizer, the likeliest first."""
     folders = [*reversed(run.checkpoints.paths()), run.path / "model"]
     with suppress(ConfigError):  # the model that the run started from may be gone
         folders += filter(None, [local_folder(run.config().get("model", ""))])
-    return TokenDecoder(*(folder / "tokenizer.json" for folder in folders))
+    return folders
 
 
 def _read_tokenizer(file: Path) -> Any:

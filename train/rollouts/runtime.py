@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.replay import Replay
 from groundwire.adapters.tracing.spans import TraceLimit
 from groundwire.domains import Domain
 from groundwire.tools.http.access_token import given_token, token_for
@@ -66,7 +67,8 @@ class RolloutRuntime:
     """A context manager: starts and stops all parts; :meth:`run` runs a batch of rollouts.
 
     ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process. ``resources_id``
-    replaces the run's, for several runtimes of a run with one store.
+    replaces the run's, for several runtimes of a run with one store. ``replay`` are rollouts that are answered from
+    records.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class RolloutRuntime:
         run: RunDir,
         server: Mapping[str, Any] | None = None,
         resources_id: str | None = None,
+        replay: Replay | None = None,
     ) -> None:
+        self._replay = replay
         self._resources_id, self._bundled = resources_id or run.resources_id, domain.bundled
         self._server_options = server or {}
         self._engine, self._config, self._run_dir = engine, config, run
@@ -243,6 +247,7 @@ class RolloutRuntime:
             host=config.proxy_address[0],
             port=config.proxy_address[1],
             token=given_token(config.token_file),
+            replay=self._replay,
             **policy,
         )
 

@@ -2,7 +2,7 @@
 
 A row has the fields that are read after a run, under names that notebooks can use, and JSON text where the values
 differ from task to task. Messages and tools of calls are not kept: with the token ids they would make a run's directory
-several times as large.
+several times as large. A call has what is needed to answer it again (:mod:`groundwire.adapters.tracing.replay`).
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class _Call(TypedDict, total=False):
     finish_reason: str | None
     grammar: str | None
     weights_version: int | None
+    first_weights_version: int | None
     status: int | None
     error: str | None
     prompt_tokens: Count | None
@@ -66,6 +67,12 @@ class _Call(TypedDict, total=False):
     returns: Number | None
     advantage: Number | None
     weight: Number | None
+    reply_key: str | None
+    prompt_key: str | None
+    started: Number | None
+    ended: Number | None
+    cached_tokens: Count | None
+    reply_body: str | None
     untrainable_reason: str | None
 
 

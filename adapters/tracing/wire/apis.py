@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
-from groundwire.adapters.tracing.wire.exchange import OnSampled
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, OnSampled
 from groundwire.adapters.tracing.wire.paths import find_api
 from groundwire.adapters.tracing.wire.request import ERROR_HEADER, RefusedError
 from groundwire.tools.secrets import masked_values
@@ -33,15 +33,20 @@ class LocalPolicy(Protocol):
     """A policy in this process: no second connection carries every id and logprob as JSON.
 
     ``body`` is a chat request. ``on_sampled`` is called before the reply is complete, and not for a refused request.
+    The reply has the ids and times of the ``exchange``, and is its recorded one if it has one.
     """
 
     model_name: str
 
-    async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
+    async def complete(
+        self, body: Any, *, session: str, on_sampled: OnSampled, exchange: HttpExchange
+    ) -> dict[str, Any]:
         """A chat completion. Raises :class:`RefusedError`."""
         ...
 
-    def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
+    def stream(
+        self, body: Any, *, session: str, on_sampled: OnSampled, exchange: HttpExchange
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a chat completion. Raises :class:`RefusedError`; closing it ends the sampling."""
         ...
 
@@ -59,9 +64,9 @@ async def answer(
 ) -> web.StreamResponse:
     """Answer ``call`` on ``request``. Raises :class:`RefusedError`, unless a stream has begun."""
     if call.chat.get("stream") is not True:
-        completion = await policy.complete(call.chat, session=session, on_sampled=on_sampled)
+        completion = await policy.complete(call.chat, session=session, on_sampled=on_sampled, exchange=call.exchange)
         return web.json_response(call.reply(completion))
-    chunks = policy.stream(call.chat, session=session, on_sampled=on_sampled)
+    chunks = policy.stream(call.chat, session=session, on_sampled=on_sampled, exchange=call.exchange)
     return await send_stream(request, call, _translated_events(call, chunks))
 
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.adapters.tracing.wire.request import RefusedError, require
 from groundwire.tools.secrets import masked_values
 
@@ -91,13 +92,20 @@ class WireCall:
     """The field of a reply with the length of a prompt."""
     stream_type: str = "text/event-stream"
     """The content type of a stream."""
-    reply_id: str = ""
-    """The id of the reply that the agent gets; "" if it is that of the chat completion."""
+    exchange: HttpExchange
+    """The request and its reply in the record; whoever answers the call sets it."""
+    id_prefix: ClassVar[str | None] = None
+    """What the id of a reply begins with; None if it is that of the chat completion."""
     errors: ClassVar[Mapping[int, str]] = {}
     """The names of errors by their status; others are named as 400 or as 500."""
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = request
+
+    @property
+    def reply_id(self) -> str:
+        """The id of the reply that the agent gets; "" if it is that of the chat completion."""
+        return "" if self.id_prefix is None else f"{self.id_prefix}{self.exchange.origin.reply_key}"
 
     @classmethod
     def messages(cls, request: Mapping[str, Any]) -> Any:

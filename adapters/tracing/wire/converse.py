@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import Conversation
 from groundwire.adapters.tracing.wire.chat_request import (
     Part,
     call_part,
@@ -67,10 +65,6 @@ class ConverseCall(BlocksCall):
         503: "ServiceUnavailableException",
     }
 
-    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        super().__init__(request, conversation)
-        self._started = time.monotonic()
-
     @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:
         return {"code": cls.error_name(refused.status), "message": str(refused)}
@@ -111,7 +105,7 @@ class ConverseCall(BlocksCall):
         prompt, cached, reply = self._token_counts()
         usage = {"inputTokens": prompt - cached, "outputTokens": reply, "totalTokens": prompt + reply}
         usage |= {"cacheReadInputTokens": cached, "cacheWriteInputTokens": 0}
-        return {"usage": usage, "metrics": {"latencyMs": int(1000 * (time.monotonic() - self._started))}}
+        return {"usage": usage, "metrics": {"latencyMs": self._nanoseconds() // 1_000_000}}
 
     @classmethod
     def _prepared(cls, request: Mapping[str, Any]) -> dict[str, Any]:

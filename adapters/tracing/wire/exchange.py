@@ -7,7 +7,9 @@ them, and reading never raises: a reply that cannot be read is a failed call.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import uuid
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, to_json
+from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, pack_body, to_json
 from groundwire.adapters.tracing.wire.request import RefusedError, is_constrained
 from groundwire.tools.secrets import mask_secrets
 
@@ -53,6 +55,19 @@ class HttpExchange(LLMCall):
     """How many the request asks for."""
     sampled: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The arguments of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
+    reply_key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    recorded: Sequence[LLMCall] = ()
+    """What answers it in a replay: the choices of the recorded request."""
+
+    @property
+    def origin(self) -> LLMCall:
+        """The call whose ids and times are in the reply: this one, or the recorded one."""
+        return self.recorded[0] if self.recorded else self
+
+    def new_id(self, place: object, length: int = 32) -> str:
+        """The id of what is at ``place`` in the reply, in hexadecimal: the same whenever the reply is written."""
+        key = f"{self.origin.reply_key}/{place}".encode()
+        return hashlib.blake2b(key, digest_size=16).hexdigest()[:length]
 
 
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
@@ -96,6 +111,7 @@ def read_exchange(exchange: HttpExchange, choice: int, sequence: int) -> LLMCall
         "choice": choice if exchange.choices > 1 else None,
         "messages_json": to_json(request.get("messages") or []),
         "tools_json": to_json(request["tools"]) if request.get("tools") else "",
+        "reply_body": pack_body(exchange.body) if exchange.body and not choice else "",
     }
     return LLMCall(**known)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -61,6 +60,7 @@ class GenerateContentCall(PartsCall):
     )
     name = "generate_content"
     title = "generateContent"
+    id_prefix = ""
     fields = ("contents", "generateContentRequest")
     count_field = "totalTokens"
     own = frozenset({
@@ -84,7 +84,6 @@ class GenerateContentCall(PartsCall):
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         super().__init__(request, conversation)
-        self.reply_id = uuid.uuid4().hex
         self._is_list = request.get("alt") != "sse"
         if self._is_list:
             self.stream_type = "application/json"

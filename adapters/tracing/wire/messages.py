@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import Conversation, encode_event
+from groundwire.adapters.tracing.wire.call import encode_event
 from groundwire.adapters.tracing.wire.chat_request import (
     Part,
     call_part,
@@ -32,6 +31,7 @@ class MessagesCall(BlocksCall):
     path = "messages(?P<count>/count_tokens)?"
     name = "messages"
     title = "Messages"
+    id_prefix = "msg_"
     fields = ("messages",)
     own = frozenset({
         "messages", "output_config", "output_format", "stop_sequences", "stream", "system", "tool_choice", "tools",
@@ -55,10 +55,6 @@ class MessagesCall(BlocksCall):
         500: "api_error",
         529: "overloaded_error",
     }
-
-    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        super().__init__(request, conversation)
-        self.reply_id = f"msg_{uuid.uuid4().hex}"
 
     @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:

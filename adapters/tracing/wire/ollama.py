@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from groundwire.adapters.tracing.wire.call import Conversation
 from groundwire.adapters.tracing.wire.chat_request import (
     CallIds,
     Part,
@@ -38,10 +36,6 @@ class OllamaCall(PartsCall):
     stream_type = "application/x-ndjson"
     own = frozenset({"messages", "tools", "format", "options", "think", "keep_alive", *_IGNORED_OPTIONS})
 
-    def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
-        super().__init__(request, conversation)
-        self._started = time.monotonic_ns()
-
     @classmethod
     def error(cls, refused: RefusedError) -> dict[str, Any]:
         return {"error": str(refused)}
@@ -51,7 +45,7 @@ class OllamaCall(PartsCall):
 
     def _whole(self, parts: Sequence[Part]) -> Mapping[str, Any]:
         prompt, _, reply = self._token_counts()
-        passed = time.monotonic_ns() - self._started
+        passed = self._nanoseconds()
         return {
             **self._message(parts),
             "done": True,
@@ -78,7 +72,8 @@ class OllamaCall(PartsCall):
             message["tool_calls"] = [
                 {"id": part.id, "function": {"name": part.name, "arguments": part.input}} for part in calls
             ]
-        return {"model": self._model, "created_at": datetime.now(timezone.utc).isoformat(), "message": message}
+        created = datetime.fromtimestamp(self.exchange.origin.started, timezone.utc)
+        return {"model": self._model, "created_at": created.isoformat(), "message": message}
 
     @classmethod
     def _prepared(cls, request: Mapping[str, Any]) -> dict[str, Any]:

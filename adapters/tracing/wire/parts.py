@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar
@@ -113,9 +112,11 @@ class PartsCall(WireCall):
         functions = [(call.get("id"), call.get("function") or {}) for call in self._deltas.calls]
         return [
             call_part(
-                call_id or f"call_{uuid.uuid4().hex}", function.get("name") or "", function.get("arguments") or ""
+                call_id or f"call_{self.exchange.new_id(place)}",
+                function.get("name") or "",
+                function.get("arguments") or "",
             )
-            for call_id, function in functions
+            for place, (call_id, function) in enumerate(functions)
         ]
 
     def _finish_reason(self) -> str:
@@ -134,6 +135,11 @@ class PartsCall(WireCall):
         """The numbers of tokens of the prompt, of its part that was in a cache, and of the reply."""
         cached = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return self._usage.get("prompt_tokens") or 0, cached, self._usage.get("completion_tokens") or 0
+
+    def _nanoseconds(self) -> int:
+        """How long the reply took."""
+        origin = self.exchange.origin
+        return max(0, int(1e9 * (origin.ended - origin.started)))
 
     @abstractmethod
     def _whole(self, parts: Sequence[Part]) -> Mapping[str, Any]:

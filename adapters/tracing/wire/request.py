@@ -18,7 +18,7 @@ ERROR_HEADER = "x-error-code"
 """The header with the code of an error, for which most APIs have no field."""
 RAW_PROMPT = "raw_prompt"
 """The field of chat requests with the prompt of a legacy completion."""
-_CONSTRAINTS = (  # vLLM's own fields
+CONSTRAINTS = (  # vLLM's own fields
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
     "bad_words", "logit_bias",
 )  # fmt: skip
@@ -149,5 +149,5 @@ def is_constrained(request: Mapping[str, Any]) -> bool:
     return (
         choice not in (None, "none", "auto")
         or format_ not in (None, "text")
-        or any(request.get(name) for name in _CONSTRAINTS)
+        or any(request.get(name) for name in CONSTRAINTS)
     )

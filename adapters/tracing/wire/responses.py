@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
-import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,6 +67,7 @@ class ResponsesCall(BlocksCall):
     path = "responses"
     name = "responses"
     title = "Responses"
+    id_prefix = "resp_"
     fields = ("input", "previous_response_id", "prompt")
     own = frozenset({
         "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning", "stream",
@@ -93,7 +92,6 @@ class ResponsesCall(BlocksCall):
         instructions = request.get("instructions")
         first = [{"role": "system", "content": instructions}] if instructions else []
         self.chat["messages"] = [*first, *self._all_messages]
-        self.reply_id, self._created = _new_id("resp"), int(time.time())
         self._offered = _offered_tools(request)
         self._items: list[dict[str, Any]] = []
         self._number = 0
@@ -125,7 +123,8 @@ class ResponsesCall(BlocksCall):
             content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
             kind, fields = "reasoning", {"summary": [], "content": []}
-        item = {"id": _new_id(_PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
+        item_id = f"{_PREFIXES[kind]}_{self.exchange.new_id(len(self._items))}"
+        item = {"id": item_id, "type": kind, "status": "in_progress", **fields}
         self._items.append(item)
         events = self._item_event("output_item.added", item=item)
         if "content" in item:
@@ -192,7 +191,7 @@ class ResponsesCall(BlocksCall):
         return {
             "id": self.reply_id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": int(self.exchange.origin.started),
             "model": self._model,
             "status": "in_progress" if not ended else "incomplete" if reason else "completed",
             "error": None,
@@ -243,10 +242,6 @@ def _custom_input(arguments: str) -> str:
         return str(json.loads(arguments)[_CUSTOM_INPUT])
     except (ValueError, LookupError, TypeError, RecursionError):
         return arguments
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def _input_messages(items: Any) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 
 from groundwire.adapters.tracing.wire.call import Conversations
 from groundwire.adapters.tracing.wire.converse import ConverseCall
+from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.adapters.tracing.wire.generate_content import GenerateContentCall
 from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.ollama import OllamaCall
@@ -175,6 +176,7 @@ def test_every_request_is_translated_or_refused_in_one_sentence(api: Any, reques
         mutated = _mutated(request_, chance)
         try:
             call = api(mutated, Conversations().of("r"))
+            call.exchange = HttpExchange(rollout_id="r", attempt_id="a")
             json.dumps([call.chat, call.reply({"choices": [REPLY]})])
             translated += 1
         except RefusedError as refused:
@@ -188,6 +190,7 @@ def test_every_request_is_translated_or_refused_in_one_sentence(api: Any, reques
 def test_tool_calls_without_ids_are_told_apart_by_their_places(streamed: bool) -> None:
     calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
     call = MessagesCall({"messages": [{"role": "user", "content": "q"}]}, Conversations().of("r"))
+    call.exchange = HttpExchange(rollout_id="r", attempt_id="a")
     if streamed:
         deltas = [{"tool_calls": [{"index": index, **made}]} for index, made in enumerate(calls)]
         events = b"".join(call.events({"choices": [{"delta": delta}]}) for delta in deltas) + call.end()

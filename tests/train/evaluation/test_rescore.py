@@ -14,7 +14,6 @@ from groundwire.rewards import RewardError
 from groundwire.rewards._sql import training
 from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.app import app as groundwire
 from groundwire.train.rescore import app, rescore
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -146,8 +145,3 @@ def test_user_errors_are_one_line(tmp_path: Path) -> None:
         assert code == 2
         assert message in stderr
         assert len(stderr.strip().splitlines()) == 1
-
-
-def test_the_former_name_of_the_command_names_the_new_one() -> None:
-    done = CliRunner().invoke(groundwire, ["replay", "runs/latest", "--reward", "executes"])
-    assert (done.exit_code, done.stderr) == (2, "error: groundwire replay has another name: groundwire rescore\n")

@@ -79,7 +79,8 @@ class _Agent:
             await self._proxy.flush(self.rollout_id)
             calls = await self._store.calls(self.rollout_id)
             if calls:
-                return replace(calls[0], rollout_id="", attempt_id="", started=0.0, ended=0.0)
+                same = {"rollout_id": "", "attempt_id": "", "started": 0.0, "ended": 0.0}
+                return replace(calls[0], **same, reply_key="", reply_body="")
             assert asyncio.get_running_loop().time() < deadline, "no call was traced"
             await asyncio.sleep(0.01)
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice
 from groundwire.train.policy.chat.tool_formats import written_format
@@ -103,7 +104,8 @@ def response(family, prompt="", **request):
     body = {"messages": [{"role": "user", "content": "Q"}], "tools": [TOOL], **request}
     ids = tuple(tokenizer(prompt or "Q", add_special_tokens=False)["input_ids"])
     chat = parse_request(body, served="m", tool_format=tool_format.name)
-    return ChatResponse(chat, ids, model="m", tokenizer=tokenizer, tool_format=tool_format)
+    exchange = HttpExchange(rollout_id="r", attempt_id="a")
+    return ChatResponse(chat, ids, model="m", tokenizer=tokenizer, tool_format=tool_format, exchange=exchange)
 
 
 def sample(family, *pieces, stop=()):
@@ -212,6 +214,7 @@ def test_the_next_prompt_begins_with_what_a_template_writes(family, reasoning, c
     reply = sample(family, sampled)
     message, finish = response(family).message(reply)
     assert functions(message) == [("run", call) for call in calls]
+    assert len({call["id"] for call in message.get("tool_calls", [])}) == len(calls)
     assert finish == ("tool_calls" if calls else "stop")
     assert response(family).message(dataclasses.replace(reply, finish_reason="length"))[1] == "length"
     for call in message.get("tool_calls", []):
@@ -263,10 +266,11 @@ def test_a_completion_of_a_prompt_and_a_constrained_reply_have_no_reasoning(fami
     assert response(family, "<think>\n", tools=[], raw_prompt="<think>\n").message(reply)[0] == message
 
 
-def test_mistrals_lists_of_calls_keep_their_ids_and_new_ones_are_as_its_templates_want_them():
+def test_mistrals_lists_of_calls_keep_their_ids_and_new_ones_are_as_its_templates_want_them(tiny_policy):
     text = '[TOOL_CALLS] [{"name": "run", "arguments": {}, "id": "abcdefgh0"}, {"name": "run", "arguments": {}}]'
-    content, calls = FORMATS["mistral"].parse(text, {"run"})
-    assert content is None
-    assert calls[0]["id"] == "abcdefgh0"
-    assert len(calls[1]["id"]) == 9
+    family = FORMATS["mistral"], tiny_policy[1]
+    message, _ = response(family).message(sample(family, text))
+    assert message["content"] is None
+    kept, made = (call["id"] for call in message["tool_calls"])
+    assert (kept, len(made)) == ("abcdefgh0", 9)
     assert FORMATS["mistral"].parse(text.replace('"run"', '"x"', 1), {"run"}) == (text.replace('"run"', '"x"', 1), [])

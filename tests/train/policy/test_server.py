@@ -280,7 +280,6 @@ def test_several_calls_keep_their_order_and_complete_json_needs_no_closing_tag()
     content, calls = HERMES(text, {"a", "b"})
     assert content == " x <tool_call>no</tool_call>"
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [("b", "{}"), ("a", '{"k": 1}')]
-    assert len({call["id"] for call in calls}) == 2
 
 
 def test_what_is_thought_is_no_call_and_an_argument_may_have_the_closing_tag():
@@ -307,7 +306,6 @@ def test_a_reply_of_llama_is_its_calls(text, expected):
     content, calls = LLAMA(text, {"a", "b"})
     assert content is None
     assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == expected
-    assert len({call["id"] for call in calls}) == len(expected)
 
 
 @pytest.mark.parametrize(

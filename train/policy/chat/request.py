@@ -221,7 +221,7 @@ class ChatRequest(JSONObject):
         several = self.parallel_tool_calls and not self.tool_choice.one
         return calls_and_json(schema, self.callable_tools, tool_format=self.tool_format, several=several)
 
-    @property
+    @functools.cached_property
     def samplings(self) -> list[Sampling]:
         """Sampling parameters of each choice; the choices of a seeded request have different seeds."""
         grammar = self.grammar

@@ -8,13 +8,12 @@ begins the reply, with ``<think>`` unless the prompt ends with that, and ends wi
 from __future__ import annotations
 
 import functools
-import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.train.policy.chat.request import ChatRequest
 from groundwire.train.policy.chat.tool_formats import END_THINK, FORMATS, THINK, ToolFormat
 from groundwire.train.policy.types import Completion
@@ -31,7 +30,14 @@ class ChatResponse:
     """The response to one request. ``prompt_ids`` are its messages as token ids, ``model`` is the served name."""
 
     def __init__(
-        self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat
+        self,
+        request: ChatRequest,
+        prompt_ids: tuple[int, ...],
+        *,
+        model: str,
+        tokenizer: Any,
+        tool_format: ToolFormat,
+        exchange: HttpExchange,
     ) -> None:
         self.request, self.prompt_ids, self.tool_format = request, prompt_ids, tool_format
         self.tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.callable_tools}
@@ -41,7 +47,9 @@ class ChatResponse:
         self._thinks = not (request.raw_prompt or request.grammar) and has_reasoning(tokenizer)
         self._opened = self._thinks and tokenizer.decode(prompt_ids[-_WINDOW:]).rstrip().endswith(THINK)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+        self._new_id, origin = exchange.new_id, exchange.origin
+        reply_id, created = f"chatcmpl-{origin.reply_key}", int(origin.started)
+        self._head = {"id": reply_id, "object": kind, "created": created, "model": model}
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of sampled ids. Of the special tokens it has those of tool calls, if tools may be called."""
@@ -63,8 +71,9 @@ class ChatResponse:
             reasoning = ""
         return reasoning, *(self.tool_format.parse(text, self.tools, ended=ended) if self.tools else (text, []))
 
-    def message(self, reply: Completion) -> tuple[dict[str, Any], str]:
-        """The assistant's message and its finish reason, ``length`` also if the limit came after a whole tool call.
+    def message(self, reply: Completion, choice: int = 0) -> tuple[dict[str, Any], str]:
+        """The assistant's message of a choice, and its finish reason, ``length`` also if the limit came after a whole
+        tool call.
 
         Reasoning has two names: vLLM says ``reasoning``, before 0.16 ``reasoning_content``, as many clients still do.
         """
@@ -75,7 +84,9 @@ class ChatResponse:
         if reasoning:
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         if calls:
-            message["tool_calls"] = calls
+            prefix, length = self.tool_format.id_form
+            ids = (f"{prefix}{self._new_id(f'{choice}/{place}', length)}" for place in range(len(calls)))
+            message["tool_calls"] = [{"id": made, **call} for made, call in zip(ids, calls, strict=True)]
         return message, "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
 
     def _said(self, reply: Completion) -> str:
@@ -96,6 +107,7 @@ class ChatResponse:
             "finish_reason": finish_reason,
             "reply_json": to_json(message),
             "grammar": self.request.grammar,
+            "cached_tokens": reply.cached_tokens or None,
             **versions(reply),
         }
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +50,12 @@ class ToolFormat:
     """Its parts that are special tokens of the tokenizer."""
     written: tuple[str, ...] = ()
     """What a chat template has that writes it; by default the first opening."""
+    id_form: tuple[str, int] = ("call_", 24)
+    """The beginning of a call's id, and the number of characters after it."""
 
     def parse(self, text: str, names: Collection[str], *, ended: bool = True) -> Parsed:
-        """Split ``text`` into its content, None if it has only calls, and its calls in the OpenAI API's form.
+        """Split ``text`` into its content, None if it has only calls, and its calls in the OpenAI API's form, with the
+        ids that the model wrote.
 
         A call with complete JSON needs no closing tag at the end of the text. Arguments that are missing or null are
         an empty object; arguments that are text are the object in it. A call with malformed JSON, a name that is not
@@ -160,8 +162,8 @@ def _read_mistral(text: str, start: int, names: Collection[str]) -> _Read:
         call = _openai_call(item, names)
         if call is None:
             return None
-        own = item.get("id")  # Mistral's templates refuse other ids
-        calls.append({**call, "id": own if isinstance(own, str) and _ID.fullmatch(own) else uuid.uuid4().hex[:9]})
+        own = item.get("id")
+        calls.append({"id": own, **call} if isinstance(own, str) and _ID.fullmatch(own) else call)
     return (calls, end) if calls else None
 
 
@@ -184,11 +186,12 @@ def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
     if not isinstance(arguments, dict | None):
         return None
     function = {"name": value["name"], "arguments": json.dumps(arguments or {}, ensure_ascii=False)}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"type": "function", "function": function}
 
 
 _DEEPSEEK_TOKENS = tuple(f"<｜tool▁{part}｜>" for part in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"))
 _QWEN3 = ("<tool_call>", "<function="), _read_qwen3, ("<tool_call>", "</tool_call>")
+_MISTRALS = ("[TOOL_CALLS]",), _read_mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _V3 = _DEEPSEEK_TOKENS[:2], _read_deepseek, _DEEPSEEK_TOKENS
 FORMATS = {
     tool_format.name: tool_format
@@ -200,7 +203,8 @@ FORMATS = {
         ToolFormat("qwen3_coder", *_QWEN3, written=("<tool_call>", "<function=")),
         ToolFormat("deepseek_v3", *_V3, written=("<｜tool▁call▁begin｜>", "```json")),
         ToolFormat("deepseek_v31", *_V3, written=("<｜tool▁call▁begin｜>",)),
-        ToolFormat("mistral", ("[TOOL_CALLS]",), _read_mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
+        # Mistral's templates refuse other ids.
+        ToolFormat("mistral", *_MISTRALS, id_form=("", 9)),
         ToolFormat("llama3_json", ("{", _LLAMA_TAG), _read_llama, written=('{"name": ', '"parameters": ')),
     )
 }

@@ -1,0 +1,182 @@
+"""A replayed rollout goes as recorded, or one sentence names what is different."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from groundwire.tools.terminal import console
+from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
+from groundwire.train.api.replay import ReplayedRollout, replay, replay_job
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.app import app as groundwire
+from groundwire.train.evaluation.replayed import first_difference
+
+# The agent asks two questions, one with a tool's result, then three at once twice, and goes on with the answers in the
+# order in which they come. The file ``changes`` says how it differs from the recorded one.
+AGENT = """
+import asyncio, datetime, pathlib, random
+import openai
+
+CHANGES = pathlib.Path(__file__).with_name("changes").read_text().split()
+
+async def agent(task):
+    if "silent" in CHANGES:
+        return "nothing"
+    client, system = openai.AsyncOpenAI(), "You are very brief." if "code" in CHANGES else "You are brief."
+    now = f"{datetime.datetime.now():%H:%M:%S.%f}" if "clock" in CHANGES else "12:01:02"
+    system += f" It is {now} o'clock."
+    system += f" Number {random.random() if 'random' in CHANGES else 0.5}."
+
+    async def ask(*messages, **options):
+        messages = [{"role": "system", "content": system}, *messages]
+        reply = await client.chat.completions.create(model="gpt-5-mini", messages=messages, **options)
+        return reply.choices[0].message.content
+
+    question = {"role": "user", "content": task["question"]}
+    first = await ask(question, stop=["x"] if "options" in CHANGES else ["y"])
+    call_id = f"call-{random.random()}"
+    call = {"id": call_id, "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+    said = {"role": "assistant", "content": first, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "[[2]]" if "tool" in CHANGES else "[[1]]"}
+    await ask(question, said, result)
+    parts = [{"role": "user", "content": f"{task['question']} Part {n}."} for n in range(3)]
+    await asyncio.gather(*map(ask, parts))
+    ended = [await answer for answer in asyncio.as_completed([ask(part, part) for part in parts])]
+    texts = ["b a" if "order" in CHANGES else "a b", *ended]
+    if "fewer" not in CHANGES:
+        last = await ask({"role": "user", "content": f"Join: {texts}"})
+    for _ in range("more" in CHANGES):
+        await ask({"role": "user", "content": f"Join: {texts}"})
+    if "raises" in CHANGES:
+        raise ValueError("a fault of the agent")
+    return "another answer" if "answer" in CHANGES else ended[-1]
+
+def reward(task, answer):
+    return 0.25 if "reward" in CHANGES else float(len(answer) > 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(shared_folder: Callable[..., Path]) -> Path:
+    """A folder with the agent and an evaluation of it."""
+
+    def fill(folder: Path) -> None:
+        (folder / "agent.py").write_text(AGENT)
+        (folder / "changes").write_text("")
+        rows = [{"id": f"t{n}", "question": f"How many are older than {n}?"} for n in range(4)]
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        names = {"agent": "agent.py:agent", "domain": "tasks.jsonl", "reward": "agent.py:reward"}
+        settings: dict[str, Any] = {name: str(folder / value) for name, value in names.items()}
+        settings |= {"model": "starter", "max_tokens": 8, "output_dir": str(folder / "runs")}
+        job = make_evaluation_job(settings, split="train")
+        run_evaluation(job, samples=1, output=console(quiet=True))
+
+    return shared_folder("replayed", fill)
+
+
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    """A copy, in which the agent may change."""
+    shutil.copytree(recorded, tmp_path / "copy", symlinks=True)
+    return tmp_path / "copy"
+
+
+def replayed(folder: Path, recorded: Path, changes: str = "", **given: Any) -> list[ReplayedRollout]:
+    """All rollouts of the run, with the agent in ``folder``."""
+    (folder / "changes").write_text(changes)
+    run = RunDir.open(folder / "runs" / "latest")
+    job = replay_job(run, {"agent": f"{folder}/agent.py:agent", "reward": f"{folder}/agent.py:reward", **given})
+    names = [rollout.rollout_id for rollout in run.rollouts(["rollout_id"])[0]]
+    return [ended for batch in replay(job, run, names) for ended in batch]
+
+
+@pytest.mark.parametrize("process", ["fork", "spawn", "off"])
+def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: str) -> None:
+    ended = replayed(folder, recorded, rollout_process=process)
+    assert [each.difference for each in ended] == [None] * 3
+    for each in ended:
+        assert len(each.again.calls) == len(each.recorded.calls) == 9
+        assert each.again.trainable_calls == []
+        reason = f"answered from the record of rollout {each.recorded.rollout_id}"
+        assert {call.untrainable_reason for call in each.again.calls} == {reason}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "sentence"),
+    [
+        ("clock", "clock", r"the prompt of call 1 has a clock: '\d\d:.*' now, '12:01:02' in the record, in a s"),
+        ("random", "random", r"the prompt of call 1 has a random number or id: '0\.\d+' now, '0\.5' in the record"),
+        ("tool", "tool", r"before call 2 the result of lookup is another one: '2' now, '1' in the record"),
+        ("code", "prompt", r"the prompt of call 1 is another one: 'very brief' now, 'brief' in the record, in a s"),
+        ("order", "order", r"the prompt of call 9 has the same in another order: 'b a' now, .*, in a user message"),
+        ("options", "options", r"call 1 has the recorded prompt with other options"),
+        ("fewer", "calls", r"the agent makes 8 of its 9 recorded calls"),
+        ("more", "calls", r"after its 9 recorded calls the agent makes call 10, which asks the same as 1 of them"),
+        ("silent", "calls", r"the agent makes 0 of its 9 recorded calls"),
+        ("raises", "end", r"it fails of \w+ \(.*a fault of the agent.*\); in the record it succeeded"),
+        ("answer", "answer", r"the answer is 'another answer' now, '.*' in the record"),
+        ("reward", "reward", r"the reward of the same answer is 0\.25 now, 1\.0 in the record"),
+    ],
+)
+def test_a_difference_is_named_in_one_sentence(
+    folder: Path, recorded: Path, changes: str, kind: str, sentence: str
+) -> None:
+    if changes == "fewer":
+        changes += " answer"
+    for each in replayed(folder, recorded, changes):
+        assert each.difference is not None
+        assert each.difference.kind == kind
+        assert re.match(sentence, each.difference.sentence), each.difference.sentence
+        assert "\n" not in each.difference.sentence
+
+
+def test_what_differs_first_is_shown_as_whole_values() -> None:
+    assert first_difference("at 12:01:03, then", "at 12:01:47, then")[:2] == ("12:01:03", "12:01:47")
+    assert first_difference("is 10.", "is 1.")[:2] == ("10", "1")
+    assert first_difference("a b", "a b c") == ("b", "b c", 2)
+    assert first_difference("", "new")[:2] == ("", "new")
+
+
+def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        agent = ["--agent", f"{folder}/agent.py:agent", "--reward", f"{folder}/agent.py:reward"]
+        done = CliRunner().invoke(groundwire, ["replay", str(folder / "runs" / "latest"), *agent, *options])
+        return done.exit_code, done.output
+
+    (folder / "changes").write_text("")
+    code, printed = command()
+    assert code == 0
+    assert re.match(r"replayed 3 of 3 rollouts, with 27 recorded calls, in .* s: 3 as recorded, 0 not\n", printed)
+    (folder / "changes").write_text("clock")
+    code, printed = command("--all")
+    assert code == 1
+    assert "0 as recorded, 3 not\na clock: 3\n" in printed
+    for options, message in (
+        (["--rollout", "ro-none"], "has no rollout 'ro-none'"),
+        (["--failed"], "none of the 3 rollouts"),
+        (["--failed", "--all"], "give one of --rollout, --failed and --all"),
+    ):
+        code, printed = command(*options)
+        assert (code, len(printed.splitlines())) == (2, 1)
+        assert message in printed
+
+
+def test_a_record_of_an_older_version_is_one_sentence(folder: Path) -> None:
+    for file in (folder / "runs" / "latest").rglob("*.parquet"):
+        rows = pq.read_table(file).to_pylist()
+        for call in (call for row in rows for call in row["calls"]):
+            del call["prompt_key"], call["reply_key"]
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    done = CliRunner().invoke(groundwire, ["replay", str(folder / "runs" / "latest")])
+    assert done.exit_code == 2
+    assert "was written by an older version of groundwire, which kept too little of each call" in done.output
