@@ -158,8 +158,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imp
     sys.excepthook = say_traceback
     try:
         with named_layer():
-            if not os.path.exists(os.curdir):
-                raise CommandError("the working folder has been removed: change to another one")
+            _check_working_folder()
             yield
         if handles and signal.getsignal(signal.SIGTERM) is _interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -179,6 +178,13 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None, *, imp
     if error.exits_at_once:
         exit_now(code)
     sys.exit(code)
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise CommandError("the working folder has been removed: change to another one") from error
 
 
 def machine_error(error: Exception) -> str:
