@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.trajectories import Contexts, common_tokens, token_bytes
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version, spinner
@@ -174,7 +175,7 @@ class PrefixMismatch(NamedTuple):
     cause: str
     """A key of :data:`CAUSES`."""
     difference: str
-    """Its first token that differs from the earlier call with the longest common prefix, in words."""
+    """Its first token that differs from an earlier call with the longest common prefix, in words."""
 
 
 def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[PrefixMismatch]:
@@ -183,26 +184,26 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
     Each call's prompt is compared with every earlier call's prompt and reply, like merging into trajectories does.
     """
     mismatches = []
-    contexts: list[list[int]] = []
+    contexts, places = Contexts(), dict[bytes, int]()
+    last = b""
     for index, call in enumerate(calls):
-        prompt = call.prompt_ids
-        if contexts and not any(prompt[: len(context)] == context for context in contexts):
-            common = [
-                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(context, prompt, strict=False)))
-                for context in contexts
-            ]
-            earlier = max(range(index), key=lambda place: (common[place], place))
-            before, position = calls[earlier], common[earlier]
+        prompt, asked = call.prompt_ids, token_bytes(call.prompt_ids)
+        if places and contexts.longest_prefix(asked) is None:
+            compared = [(common_tokens(context, asked), places[context]) for context in contexts.neighbours(asked)]
+            position, earlier = max([*compared, (common_tokens(last, asked), index - 1)])
+            before = calls[earlier]
             sampled = position >= len(before.prompt_ids)
             actual = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
-            expected = decoder.token(contexts[earlier][position])
+            expected = decoder.token([*before.prompt_ids, *before.response_ids][position])
             difference = (
                 f"call {index + 1} ({call.agent or 'no name'}) does not begin with call {earlier + 1}: token "
                 f"{position} is {actual}, and {expected!r} was {'sampled' if sampled else 'in the earlier prompt'}"
             )
             cause = (_cause_in_reply if sampled else _cause_in_prompt)(before, prompt, position, decoder)
             mismatches.append(PrefixMismatch(cause, difference))
-        contexts.append(prompt + call.response_ids)
+        last = asked + token_bytes(call.response_ids)
+        contexts.add(last)
+        places[last] = index
     return mismatches
 
 

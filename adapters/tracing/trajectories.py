@@ -9,8 +9,11 @@ learned. A trajectory is as long as its last call.
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from groundwire.adapters.tracing.calls import LLMCall, select_calls
 
@@ -65,27 +68,78 @@ def trajectories(calls: Iterable[LLMCall]) -> list[Trajectory]:
     Raises ``ValueError`` for a call with an :attr:`LLMCall.untrainable_reason`.
     """
     merged: list[list[LLMCall]] = []
+    contexts, ends = Contexts(), dict[bytes, list[int]]()
+    """What a call may continue, and the trajectories that end so, as a heap: the first one is continued first."""
     for call in calls:
         if reason := call.untrainable_reason:
             raise ValueError(f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {reason}")
-        fitting = [before for before in merged if _continues(call, before[-1])]
-        if fitting:
-            max(fitting, key=lambda before: len(before[-1].prompt_ids) + len(before[-1].response_ids)).append(call)
+        prompt, place = token_bytes(call.prompt_ids), len(merged)
+        before = contexts.longest_prefix(prompt) if call.choice is None else None
+        if before is None:
+            merged.append([])
         else:
-            merged.append([call])
+            place = heappop(ends[before])
+            if not ends[before]:
+                del ends[before]
+                contexts.remove(before)
+        merged[place].append(call)
+        if call.choice is None:
+            after = prompt + token_bytes(call.response_ids)
+            contexts.add(after)
+            heappush(ends.setdefault(after, []), place)
     return [_trajectory(calls) for calls in merged]
 
 
-def _continues(call: LLMCall, last: LLMCall) -> bool:
-    """Whether the prompt begins with the whole conversation up to ``last``."""
-    if call.choice is not None or last.choice is not None:
-        return False
-    prompt, start = call.prompt_ids, len(last.prompt_ids)
-    end = start + len(last.response_ids)
-    # Most calls do not extend a trajectory; the length or this one token usually shows it.
-    if end > len(prompt) or prompt[end - 1] != last.response_ids[-1]:
-        return False
-    return prompt[:start] == last.prompt_ids and prompt[start:end] == last.response_ids
+def token_bytes(ids: Iterable[int]) -> bytes:
+    """Token ids as four bytes each: what they begin with and have in common is found without a loop in Python."""
+    return array("I", ids).tobytes()
+
+
+class Contexts:
+    """Conversations as :func:`token_bytes`, sorted: the longest common prefix of one with any is with a neighbour.
+
+    So the time to find a conversation's beginning does not grow with the number of conversations.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[bytes] = []
+
+    def add(self, context: bytes) -> None:
+        """Add a conversation, once."""
+        place = bisect_left(self._sorted, context)
+        if self._sorted[place : place + 1] != [context]:
+            self._sorted.insert(place, context)
+
+    def remove(self, context: bytes) -> None:
+        """Remove a conversation that was added."""
+        del self._sorted[bisect_left(self._sorted, context)]
+
+    def longest_prefix(self, prompt: bytes) -> bytes | None:
+        """The longest conversation that ``prompt`` begins with; None if there is none."""
+        end, beginning = len(self._sorted), prompt
+        while end := bisect_right(self._sorted, beginning, 0, end):
+            context = self._sorted[end - 1]
+            if prompt.startswith(context):
+                return context
+            beginning = prompt[: 4 * common_tokens(context, beginning)]
+        return None
+
+    def neighbours(self, prompt: bytes) -> list[bytes]:
+        """The conversation before ``prompt`` and the one after it: one of them has most first tokens in common."""
+        place = bisect_left(self._sorted, prompt)
+        return self._sorted[max(0, place - 1) : place + 1]
+
+
+def common_tokens(first: bytes, second: bytes) -> int:
+    """How many first tokens of two :func:`token_bytes` are equal."""
+    low, high = 0, min(len(first), len(second)) // 4
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[4 * low : 4 * middle] == second[4 * low : 4 * middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _trajectory(calls: list[LLMCall]) -> Trajectory:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
+from groundwire.adapters.tracing.trajectories import Contexts, common_tokens, token_bytes
 
 
 def call(
@@ -153,3 +154,34 @@ def test_merging_does_not_change_the_calls() -> None:
     calls = [call([1], [2]), call([1, 2, 3], [4])]
     trajectories(calls)
     assert [(c.prompt_ids, c.response_ids) for c in calls] == [([1], [2]), ([1, 2, 3], [4])]
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=5), max_size=12), st.lists(st.integers(0, 300), max_size=7))
+def test_the_longest_beginning_and_the_most_common_tokens_are_found_without_comparing_all(
+    added: list[list[int]], prompt: list[int]
+) -> None:
+    def common(ids: list[int]) -> int:
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False))))
+
+    contexts, asked = Contexts(), token_bytes(prompt)
+    for ids in [*added, *added]:
+        contexts.add(token_bytes(ids))
+    beginnings = [ids for ids in added if prompt[: len(ids)] == ids]
+    longest = token_bytes(max(beginnings, key=len)) if beginnings else None
+    assert contexts.longest_prefix(asked) == longest
+    near = [common_tokens(context, asked) for context in contexts.neighbours(asked)]
+    assert max(near, default=0) == max(map(common, added), default=0)
+    if longest is not None:
+        contexts.remove(longest)
+        shorter = [ids for ids in beginnings if token_bytes(ids) != longest]
+        assert contexts.longest_prefix(asked) == (token_bytes(max(shorter, key=len)) if shorter else None)
+
+
+def test_a_rollout_may_have_very_many_calls() -> None:
+    """With each compared with all before, this would take minutes."""
+    start, count_ = list(range(40)), 20_000
+    calls = [call([*start, 50 + number], [7, 8], sequence=number) for number in range(count_)]
+    calls += [call([*start, 50 + number, 7, 8, 9], [1], sequence=count_ + number) for number in range(count_)]
+    merged = trajectories(calls)
+    assert [len(path.calls) for path in merged] == [2] * count_
+    assert [path.prompt_ids[-1] for path in merged] == list(range(50, 50 + count_))

@@ -129,6 +129,22 @@ def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix()
     assert mismatch.difference.startswith("call 3 (sql_agent) does not begin with call 1:")
 
 
+def test_of_earlier_calls_with_equally_long_common_prefixes_it_is_the_last_one() -> None:
+    calls = [call(SYSTEM + ASKED + HEADER, f"SELECT {name}<|im_end|>") for name in ("z", "a", "b")]
+    [mismatch] = find_mismatches([*calls, call(SYSTEM + NEXT + HEADER)], WORDS)[2:]
+    assert mismatch.difference.startswith("call 4 (sql_agent) does not begin with call 3:")
+
+
+def test_a_rollout_may_have_very_many_mismatches() -> None:
+    """With each call compared with all before, this would take an hour."""
+    count = 20_000
+    made = {"rollout_id": "", "attempt_id": "", "response_ids": [7]}
+    calls = [LLMCall(sequence=number, prompt_ids=[*range(40), 50 + number, 3], **made) for number in range(count)]
+    mismatches = find_mismatches(calls, NOWHERE)
+    assert len(mismatches) == count - 1
+    assert {mismatch.cause for mismatch in mismatches} == {"edited"}
+
+
 def test_without_a_tokenizer_ids_are_shown() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
     assert f"'#{ids('SELECT name')[1]}' was sampled" in mismatch.difference
