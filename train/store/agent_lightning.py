@@ -266,12 +266,12 @@ def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRe
     try:
         is_ours = any(PROMPT_IDS in span.attributes for span in spans)
         by_id = {span.span_id: span for span in spans}
-        calls, others = [], []
+        calls, others, names = [], [], dict[str, str]()
         for span in spans:
             if PROMPT_IDS in span.attributes:
                 calls.append(from_span(span))
             elif span.name in _READERS and not is_ours:
-                calls.append(_foreign_call(span, by_id))
+                calls.append(_foreign_call(span, by_id, names))
             else:
                 others.append(span)
         annotations = [span for span in others if _OUTCOME not in span.attributes]
@@ -292,7 +292,7 @@ def _read_outcome(spans: Sequence[SpanRecord]) -> Outcome:
     return Outcome(reward=reward)
 
 
-def _foreign_call(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> LLMCall:
+def _foreign_call(span: SpanRecord, by_id: Mapping[str, SpanRecord], names: dict[str, str]) -> LLMCall:
     try:
         reply = _READERS[span.name](span.attributes)
         fields = {**read_reply(reply), "model": str(reply["model"])}
@@ -302,7 +302,7 @@ def _foreign_call(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> LLMCall:
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
-        agent=_agent_name(span, by_id),
+        agent=_agent_name(span, by_id, names),
         started=span.start_time,
         ended=span.end_time,
         **fields,
@@ -330,13 +330,17 @@ def _proxy_reply(attributes: Mapping[str, Any]) -> dict[str, Any]:
 _READERS = {"openai.chat.completion": _tracer_reply, "raw_gen_ai_request": _proxy_reply}
 
 
-def _agent_name(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> str:
-    """The name of the nearest agent among a span and its ancestors."""
-    ancestor, seen = span, set[str]()
-    while ancestor.span_id not in seen:  # a store may hold a circle of spans
-        seen.add(ancestor.span_id)
-        for name in _AGENT_NAMES:
-            if value := ancestor.attributes.get(name):
-                return str(value)
-        ancestor = by_id.get(ancestor.parent_id or "", ancestor)
-    return ""
+def _agent_name(span: SpanRecord, by_id: Mapping[str, SpanRecord], known: dict[str, str]) -> str:
+    """The name of the nearest agent among a span and its ancestors; ``known`` has those of spans seen before."""
+    ancestor: SpanRecord | None = span
+    name, passed = "", list[str]()
+    while ancestor is not None and not name:
+        if ancestor.span_id in known:  # or in a circle, which a store may hold
+            name = known[ancestor.span_id]
+            break
+        known[ancestor.span_id] = ""
+        passed.append(ancestor.span_id)
+        name = str(next(filter(None, map(ancestor.attributes.get, _AGENT_NAMES)), ""))
+        ancestor = by_id.get(ancestor.parent_id or "")
+    known.update(dict.fromkeys(passed, name))
+    return name

@@ -78,6 +78,21 @@ async def test_the_first_of_several_rewards_that_another_program_stored_is_the_o
     assert (outcome.reward, outcome.reward_components) == (0.5, {"short": 1.0})
 
 
+def test_the_agent_of_a_call_is_the_nearest_of_its_ancestors_however_deep_they_are() -> None:
+    """With each ancestor asked again for each call, this would take minutes."""
+
+    def traced(number: int, parent: int | None, **attributes: Any) -> SpanRecord:
+        ids = {"rollout_id": "r", "attempt_id": "a", "span_id": str(number), "parent_id": str(parent)}
+        name = "openai.chat.completion"
+        return SpanRecord(name=name, sequence_id=number, attributes=attributes, start_time=1.0, end_time=1.0, **ids)
+
+    first = [traced(0, None, **{"agent.name": "first"}), *(traced(number, number - 1) for number in range(1, 20_000))]
+    second = [traced(number, number - 1) for number in range(20_001, 20_010)]
+    circle = [traced(30_000, 30_001), traced(30_001, 30_000)]
+    calls = _calls([*first, traced(20_000, 500, **{"agent.name": "second"}), *second, *circle])
+    assert [call.agent for call in calls] == ["first"] * 20_000 + ["second"] * 10 + ["", ""]
+
+
 async def _proxied() -> list[SpanRecord]:
     """The spans of the recorded conversation, traced by our proxy."""
     store = OpenRollouts()
