@@ -163,14 +163,12 @@ class RunnerProcesses:
     def _start(self, runner: _Runner) -> None:
         runner.starts, runner.started, runner.end = runner.starts + 1, time.monotonic(), ""
         runner.has_begun = runner.is_late = False
-        # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have. A
-        # session of its own: Ctrl-C in a terminal is for this process, which ends its runners.
+        # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
         runner.process = subprocess.Popen(  # noqa: S603
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**self._environment, WORKER_ID: runner.worker_id},
-            start_new_session=True,
         )
         assert runner.process.stdin is not None
         os.set_blocking(runner.process.stdin.fileno(), False)  # a frozen process does not read

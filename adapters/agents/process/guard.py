@@ -70,11 +70,11 @@ def kill_group(pid: int) -> None:
 
 
 def guard(*, lifeline: int | None = None, grace_s: float = 0.0, at_end: Callable[[], None] = lambda: None) -> None:
-    """Fork, and return in the child. This process waits for the child's end, SIGTERM, or the end of ``lifeline``, which
-    another process holds open; kills what is left, after ``grace_s`` in which guards below it may do the same, and ends
-    with the child's status. ``at_end`` runs when nothing is left.
+    """Fork, and return in the child. This process waits for the child's end, SIGTERM, SIGHUP, or the end of
+    ``lifeline``, which another process holds open; kills what is left, after ``grace_s`` in which guards below it may
+    do the same, and ends with the child's status. ``at_end`` runs when nothing is left.
     """
-    signals = {signal.SIGTERM, signal.SIGCHLD}
+    signals = {signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     adopt_orphans()
     parent = os.getpid()
@@ -147,6 +147,8 @@ def _end_at(lifeline: int) -> None:
 
 def main() -> None:
     """Become the guard of the program in the arguments."""
+    with suppress(OSError):  # a group of its own, which gets SIGHUP and SIGCONT if it is frozen when its starter ends
+        os.setpgid(0, 0)
     folders = import_module("folders")  # beside this file
     grace_s, place, way, *command = sys.argv[1:]
     end_with(os.getppid(), signal.SIGTERM)
