@@ -128,17 +128,11 @@ class RunDir:
                     shutil.rmtree(self.path, ignore_errors=True)
 
     def check_links(self) -> None:
-        """Raise :class:`RunDirError` for a link that leads out of the folder: files would be changed and deleted there.
-
-        To be called before the first change of an existing run.
-        """
-        for parent, folders, files in os.walk(self.path):
-            for path in (Path(parent, name) for name in (*folders, *files)):
-                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.path.resolve()):
-                    raise RunDirError(
-                        f"{path} is a link out of the run, to {os.readlink(path)}, where files would be changed and "
-                        "deleted: put a copy in its place"
-                    )
+        """Raise :class:`RunDirError` for a link out of the folder. To be called before the run is changed."""
+        for path in self.path.rglob("*"):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.path.resolve()):
+                problem = f"{path} is a link out of the run, to {os.readlink(path)}, where files would be changed"
+                raise RunDirError(f"{problem} and deleted: put a copy in its place")
 
     def is_empty(self) -> bool:
         """Whether the run has no results yet: only its settings, and with verl the tasks."""
@@ -383,21 +377,19 @@ class RunDir:
 
 
 def new_folder(root: str | Path, name: str) -> Path:
-    """A new folder under ``root``: the time, ``name``, and a number if there is one from this second.
-
-    Raises :class:`RunDirError` if it cannot be made.
-    """
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    try:
-        for suffix in ("", *(f"-{number}" for number in range(2, 101))):
-            path = Path(root) / f"{name}{suffix}"
-            with suppress(FileExistsError):
-                path.mkdir(parents=True)
-                return path
-        reason = "there are a hundred of this second"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise RunDirError(f"no folder can be made in {root} ({reason}): give another --output-dir")
+    """A new folder under ``root``: the time, ``name``, and a number if there is one. Raises :class:`RunDirError`."""
+    first = path = Path(root, f"{datetime.now():%Y%m%d-%H%M%S}-{name}")
+    number = 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+            path = first.with_name(f"{first.name}-{number}")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunDirError(f"no folder can be made in {root} ({reason}): give another --output-dir") from error
 
 
 def _json_line(value: Mapping[str, Any]) -> str:
