@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import translate
 from pathlib import Path
 
 import groundwire
@@ -36,8 +37,31 @@ _KEY_OF_ADDRESS = {
 }
 """Addresses that it also takes, unless a key of the environment would be sent there."""
 _MAX_ENV_FILE = 1 << 20
+_PASSED = """
+    PATH HOME USER LOGNAME SHELL PWD TERM COLORTERM COLUMNS LINES NO_COLOR FORCE_COLOR CI DISPLAY LANG LANGUAGE LC_* TZ
+    TMPDIR TMP TEMP XDG_* HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS AWS_CA_BUNDLE GIT_SSL_CAINFO
+    PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH LD_PRELOAD DYLD_* NODE_PATH JAVA_HOME GOPATH
+    PYENV_ROOT NVM_DIR CARGO_HOME RUSTUP_HOME DENO_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_DIR PLAYWRIGHT_BROWSERS_PATH
+    CUDA_* NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
+    OMP_* MKL_* OPENBLAS_* NUMEXPR_* MALLOC_* TOKENIZERS_PARALLELISM DOCKER_HOST
+    HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_* TRANSFORMERS_* TORCH_HOME NLTK_DATA TIKTOKEN_CACHE_DIR
+    OPENAI_API_VERSION AZURE_API_VERSION AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_REGION_NAME
+    LITELLM_LOCAL_MODEL_COST_MAP OPENAI_AGENTS_DISABLE_TRACING DO_NOT_TRACK *_TELEMETRY *_DISABLE_TELEMETRY
+    *_TELEMETRY_DISABLED *_TELEMETRY_OPT_OUT *_TELEMETRY_OPTOUT
+    SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT APPDATA LOCALAPPDATA PROGRAMDATA PROGRAMFILES* USERPROFILE HOMEDRIVE
+    HOMEPATH NUMBER_OF_PROCESSORS PROCESSOR_*
+"""
+"""What programs need to run: all that an agent's process gets of our environment."""
+_IS_PASSED = re.compile("|".join(map(translate, _PASSED.split())))
+KEY_NAME = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DATABASE_URL|DSN|_PAT)", re.IGNORECASE)
 _YOUNG_OBJECTS = 10_000
 """New objects between two collections (Python's default is 700)."""
+
+
+def is_usual(name: str) -> bool:
+    """Whether any program may have an environment variable of this name: no key has one."""
+    return _IS_PASSED.match(name) is not None and not KEY_NAME.fullmatch(name)
 
 
 def child_python_path(*folders: Path) -> str:
@@ -103,7 +127,8 @@ def read_env_file(file: Path = Path(".env"), *, names: Collection[str] = ()) -> 
     A working folder may be somebody else's, so any other has no effect on this process, which is said: it might load
     code, or send a key elsewhere. Raises ``CommandError`` if the file cannot be read.
     """
-    variables, lacking = env_file_variables(file), []
+    usual = {name: value for name, value in os.environ.items() if is_usual(name)}
+    variables, lacking = env_file_variables(file, usual), []
     for name, value in variables.items():
         if os.environ.get(name) not in (None, "", "none"):  # a placeholder for a key is none
             continue
@@ -122,15 +147,23 @@ def read_env_file(file: Path = Path(".env"), *, names: Collection[str] = ()) -> 
         )
 
 
-def env_file_variables(file: Path) -> dict[str, str]:
-    """The variables of a file as python-dotenv reads it; none without a file. Raises ``CommandError``."""
+def env_file_variables(file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a file as python-dotenv reads it, with those of ``environment`` for ``${NAME}``; none without a
+    file. Raises ``CommandError``.
+    """
     if not file.is_file():
         return {}
     from dotenv import dotenv_values
+    from dotenv.variables import parse_variables
 
     try:
         text = read_bytes(file, max_bytes=_MAX_ENV_FILE).decode()
-        variables = dotenv_values(stream=io.StringIO(text))
+        written = dotenv_values(stream=io.StringIO(text), interpolate=False)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file.absolute()} cannot be read ({error}): save it as UTF-8 text") from error
-    return {name: value for name, value in variables.items() if value is not None and "\0" not in name + value}
+    variables: dict[str, str] = {}
+    for name, value in written.items():
+        if value is not None and "\0" not in name + value:
+            known = {**environment, **variables}
+            variables[name] = "".join(atom.resolve(known) for atom in parse_variables(value))
+    return variables

@@ -17,33 +17,15 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from fnmatch import translate
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.agents.changes import set_variable, undo_later, wrap
 from groundwire.tools.errors import CommandError
-from groundwire.tools.startup import env_file_variables
+from groundwire.tools.startup import KEY_NAME, env_file_variables, is_usual
 from groundwire.tools.text import first_of
 
-_PASSED = """
-    PATH HOME USER LOGNAME SHELL PWD TERM COLORTERM COLUMNS LINES NO_COLOR FORCE_COLOR CI DISPLAY LANG LANGUAGE LC_* TZ
-    TMPDIR TMP TEMP XDG_* HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
-    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS AWS_CA_BUNDLE GIT_SSL_CAINFO
-    PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH LD_PRELOAD DYLD_* NODE_PATH JAVA_HOME GOPATH
-    PYENV_ROOT NVM_DIR CARGO_HOME RUSTUP_HOME DENO_DIR UV_CACHE_DIR UV_PYTHON_INSTALL_DIR PLAYWRIGHT_BROWSERS_PATH
-    CUDA_* NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
-    OMP_* MKL_* OPENBLAS_* NUMEXPR_* MALLOC_* TOKENIZERS_PARALLELISM DOCKER_HOST
-    HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_* TRANSFORMERS_* TORCH_HOME NLTK_DATA TIKTOKEN_CACHE_DIR
-    OPENAI_API_VERSION AZURE_API_VERSION AWS_PROFILE AWS_REGION AWS_DEFAULT_REGION AWS_REGION_NAME
-    LITELLM_LOCAL_MODEL_COST_MAP OPENAI_AGENTS_DISABLE_TRACING DO_NOT_TRACK *_TELEMETRY *_DISABLE_TELEMETRY
-    *_TELEMETRY_DISABLED *_TELEMETRY_OPT_OUT *_TELEMETRY_OPTOUT
-    SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT APPDATA LOCALAPPDATA PROGRAMDATA PROGRAMFILES* USERPROFILE HOMEDRIVE
-    HOMEPATH NUMBER_OF_PROCESSORS PROCESSOR_*
-"""
-"""What an agent's process gets of our environment: what programs need to run, and no key."""
-_IS_PASSED = re.compile("|".join(map(translate, _PASSED.split())))
 _OURS = re.compile(r"GROUNDWIRE_.*|MCP_SQL_TOKEN")
 _OF_RUNS = re.compile(rf"{_OURS.pattern}|(WANDB|SWANLAB)_.*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
 _NOT_OF_AN_APP = re.compile(rf"{_OF_RUNS.pattern}|LD_.*|DYLD_.*|PYTHON.*|PATH")
@@ -55,7 +37,6 @@ _MISSES = re.compile(
 """How clients say that they lack a key."""
 _REMEDY = "what they need: --agent-env NAME,NAME, or the app's .env"
 _missed: set[str] = set()
-_KEY_NAME = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DATABASE_URL|DSN|_PAT)", re.IGNORECASE)
 
 _ROOT = (
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL", "ANTHROPIC_BEDROCK_BASE_URL"),
@@ -102,7 +83,7 @@ _OF_AWS = (
 
 
 def agent_environment(names: Collection[str] = (), *, own_providers: bool = False) -> dict[str, str]:
-    """The variables of our environment that a process of an agent gets: :data:`_PASSED` and ``names``.
+    """The variables of our environment that a process of an agent gets: :func:`.is_usual` ones and ``names``.
 
     With ``own_providers`` it asks other models than the policy, and gets the keys and URLs of their providers. Raises
     ``ValueError`` for a name that is not set, or ours.
@@ -113,18 +94,13 @@ def agent_environment(names: Collection[str] = (), *, own_providers: bool = Fals
         if name not in os.environ:
             raise ValueError(f"agent_env names {name}, which is not set: set it, or leave it out")
     passed = {*names, *(({*DEFAULTS} - {"HF_TOKEN"}) | provider_urls("").keys() if own_providers else ())}
-    return {name: value for name, value in os.environ.items() if name in passed or _is_usual(name)}
-
-
-def _is_usual(name: str) -> bool:
-    """Whether every program gets a variable of this name: no key has one."""
-    return _IS_PASSED.match(name) is not None and not _KEY_NAME.fullmatch(name)
+    return {name: value for name, value in os.environ.items() if name in passed or is_usual(name)}
 
 
 def _hidden_keys(environment: Mapping[str, str]) -> list[str]:
     """The names of keys that we have, for other things than runs, and an agent with this ``environment`` has not."""
     names = sorted(os.environ.keys() - environment.keys())
-    return [name for name in names if _KEY_NAME.fullmatch(name) and not _OF_RUNS.fullmatch(name)]
+    return [name for name in names if KEY_NAME.fullmatch(name) and not _OF_RUNS.fullmatch(name)]
 
 
 def without_keys(environment: Mapping[str, str]) -> str:
@@ -136,7 +112,7 @@ def without_keys(environment: Mapping[str, str]) -> str:
 def with_all_variables() -> str:
     """A line about the keys that an agent in this process can read; empty if there are none."""
     names = sorted(
-        name for name, value in os.environ.items() if _KEY_NAME.fullmatch(name) and DEFAULTS.get(name) != value
+        name for name, value in os.environ.items() if KEY_NAME.fullmatch(name) and DEFAULTS.get(name) != value
     )
     return f"it runs in this process, where it can read {first_of(names)}" if names else ""
 
@@ -226,7 +202,7 @@ def without_proxy(host: str, environment: Mapping[str, str]) -> dict[str, str]:
 def set_environment(agent: str | None = None) -> None:
     """Set what is missing for ``agent``, a name, before it is imported; None: for an object."""
     _keep_urls()
-    files = {} if agent is None else app_variables(*_folders(agent.rpartition(":")[0]))
+    files = {} if agent is None else app_variables(os.environ, *_folders(agent.rpartition(":")[0]))
     values = {name: value for name, value in files.items() if not os.environ.get(name)}
     missing = missing_variables({**os.environ, **values})
     missing.pop("HF_TOKEN", None)  # this process may load models, and the Hub refuses a token that it does not know
@@ -236,12 +212,15 @@ def set_environment(agent: str | None = None) -> None:
     undo_later(_read_tracing_again)
 
 
-def app_variables(*folders: Path) -> dict[str, str]:
-    """What an app has in files ``.env``: in the nearest one of ``folders`` that has one, and in the present folder."""
+def app_variables(environment: Mapping[str, str], *folders: Path) -> dict[str, str]:
+    """What an app has in files ``.env``: in the nearest one of ``folders`` that has one, and in the present folder.
+
+    They may name variables of ``environment``: the agent's, so that no file gives it a key that it does not get.
+    """
     variables: dict[str, str] = {}
     for folder in (Path.cwd(), *[folder for folder in folders if (folder / ".env").is_file()][:1]):
         with suppress(CommandError):  # the app itself says what is wrong with it
-            variables |= env_file_variables(folder / ".env")
+            variables |= env_file_variables(folder / ".env", environment)
     return of_the_app(variables)
 
 

@@ -97,7 +97,8 @@ class CommandBackend(Backend):
         self._root: TemporaryFolder | None = None
         self._ends: set[Future[None]] = set()
         self._way = "overlay" if agent_folder == "copy" else agent_folder
-        self._environment = {**app_variables(), **agent_environment(agent_env)}
+        environment = agent_environment(agent_env)
+        self._environment = {**app_variables(environment), **environment}
         self.environment_note = without_keys(self._environment)
 
     def describe_call(self, question: Question) -> str:

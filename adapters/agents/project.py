@@ -39,7 +39,7 @@ def agent_of_project(name: str) -> str:
     sys.path += [str(root) for root in roots if str(root) not in sys.path]
     variables = project.get("env") or {}
     if not isinstance(variables, Mapping):
-        variables = env_file_variables(folder / str(variables))
+        variables = env_file_variables(folder / str(variables), os.environ)
     for variable, value in of_the_app(variables).items():
         if os.environ.get(variable) in (None, "", "none"):  # a placeholder for a key is none
             set_variable(variable, str(value))

@@ -92,7 +92,8 @@ def test_an_env_file_loads_no_code_into_our_process_and_sends_no_key_elsewhere(
     assert not {*others, "OPENAI_BASE_URL"} & os.environ.keys()
     assert [os.environ[name] for name in (*taken, "PATH")] == ["file", "file", "file", path]
     assert f"and rewards, not {', '.join(others[:5])} and 2 more (docs/security.md)" in capsys.readouterr().err
-    Path(".env").write_text("OPENAI_BASE_URL=file\nOPENAI_API_KEY=file\n")
+    monkeypatch.setenv("GROUNDWIRE_TOKEN", "mine")
+    Path(".env").write_text("OPENAI_BASE_URL=${OPENAI_API_KEY}file\nOPENAI_API_KEY=${GROUNDWIRE_TOKEN}file\n")
     monkeypatch.delenv("OPENAI_API_KEY")
     read_env_file()
     assert (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]) == ("file", "file")

@@ -55,7 +55,7 @@ def _check(environment: dict[str, str], *allowed: str) -> None:
 @pytest.mark.parametrize("fork", [True, False])
 async def test_an_agent_and_what_it_starts_get_no_key_in_either_way(agent: Agents, tmp_path: Path, fork: bool) -> None:
     (tmp_path / ".env").write_text(
-        "TAVILY_API_KEY=of-the-app\nOWN=of-the-app\nLD_PRELOAD=/evil.so\nPYTHONSTARTUP=evil.py\nHF_TOKEN=x\n"
+        "TAVILY_API_KEY=of-the-app\nTAKEN=${GROUNDWIRE_TOKEN}\nOWN=of-the-app\nLD_PRELOAD=/evil.so\nPYTHONSTARTUP=evil.py\nHF_TOKEN=x\n"
     )
     environments = json.loads(texts(await agent(AGENT, "a", fork=fork))[0])
     for environment in environments:
@@ -80,13 +80,17 @@ async def test_a_program_gets_no_key_but_those_that_are_named_or_in_the_env_file
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / ".env").write_text("OWN=of-the-app\nPATH=/evil\nGROUNDWIRE_JUDGE_API_KEY=secret of the file\n")
+    (tmp_path / ".env").write_text(
+        "OWN=of-the-app\nPATH=/evil\nGROUNDWIRE_JUDGE_API_KEY=secret of the file\n"
+        "TAKEN=${GROUNDWIRE_TOKEN}${OPENAI_API_KEY}\nMADE=${OWN}:${HOME}\n"
+    )
     command = shlex.join([sys.executable, "-c", PROGRAM])
     question, endpoint = Question(id="1", text="a", database=""), Endpoint(base_url="", model="m")
     backend = CommandBackend(agent=command, agent_env=["DATABASE_URL"])
     environment = json.loads((await backend.run(question, endpoint)).text)
     _check(environment, "DATABASE_URL")
     assert environment["OWN"] == "of-the-app"
+    assert (environment["TAKEN"], environment["MADE"]) == ("", f"of-the-app:{Path.home()}")
     assert backend.environment_note.startswith("its processes do not get TAVILY_API_KEY (what")
     with pytest.raises(AgentError, match=r"KeyError: 'SSH_AUTH_SOCK'.*agents do not get SSH_AUTH_SOCK of this"):
         await CommandBackend(
@@ -145,8 +149,8 @@ def test_names_without_a_process_of_the_agent_are_refused(settings: dict[str, An
 
 
 def test_an_agent_in_our_process_is_said_to_see_its_environment(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def agent(question): return ''\n")
-    settings: dict[str, Any] = {"backend": "custom", "agent": f"{tmp_path}/own.py:agent"}
+    (tmp_path / "in_our_process.py").write_text("def agent(question): return ''\n")
+    settings: dict[str, Any] = {"backend": "custom", "agent": f"{tmp_path}/in_our_process.py:agent"}
     backend = make_backend(AgentSettings(**settings, rollout_process="off"))
     assert backend.environment_note.startswith("it runs in this process, where it can read ")
     assert not make_backend(AgentSettings(**settings)).environment_note
