@@ -27,7 +27,7 @@ from groundwire.tools.sql import (
     QueryError,
     QueryTimeoutError,
     SqlError,
-    Table,
+    TableDefinition,
     quote_identifier,
     read_catalog,
     readable,
@@ -136,7 +136,7 @@ def _describe(
     return TableInfo("\n".join(lines), cut, catalog.skipped)
 
 
-def _table_line(table: Table, catalog: Catalog, show_keys: bool) -> str:
+def _table_line(table: TableDefinition, catalog: Catalog, show_keys: bool) -> str:
     parts = [f"{_quote_if_needed(column.name)} {_normalize_type(column.type)}" for column in table.columns]
     if show_keys:
         if table.primary_key:
@@ -158,7 +158,7 @@ class _Examples:
         self._end = time.perf_counter() + _EXAMPLES_S
         self._failed: dict[str, str] = {}
 
-    def lines(self, table: Table) -> Iterator[str]:
+    def lines(self, table: TableDefinition) -> Iterator[str]:
         for column in table.names if self._count > 0 else ():
             if values := self._values(table.name, column):
                 yield f"-- {_quote_if_needed(column)} : {' , '.join(values)}"

@@ -7,7 +7,7 @@ everything but reads (:mod:`groundwire.tools.sql.connections`), a file is checke
 can be (:mod:`groundwire.tools.sql.catalog`).
 """
 
-from groundwire.tools.sql.catalog import Catalog, Table, quote_identifier, read_catalog
+from groundwire.tools.sql.catalog import Catalog, TableDefinition, quote_identifier, read_catalog
 from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.errors import (
     DatabaseError,
@@ -40,7 +40,7 @@ __all__ = [
     "QueryResult",
     "QueryTimeoutError",
     "SqlError",
-    "Table",
+    "TableDefinition",
     "file_problem",
     "files_of",
     "has_suffix",

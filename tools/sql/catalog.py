@@ -32,7 +32,7 @@ _HIDDEN, _GENERATED, _CORRUPT = 1, (2, 3), 11
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnDefinition:
     """``key`` is its place in the primary key, from 1; 0 outside of it. A ``generated`` one cannot be written."""
 
     name: str
@@ -51,13 +51,13 @@ class ForeignKey:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableDefinition:
     """A table or view, without the hidden columns of a virtual table. ``sql`` is the statement that made it."""
 
     name: str
     kind: Kind
     sql: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnDefinition, ...]
     foreign_keys: tuple[ForeignKey, ...]
 
     @property
@@ -75,10 +75,10 @@ class Table:
 class Catalog:
     """The tables and views by name, in the order of the file, and why others cannot be used."""
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, TableDefinition]
     skipped: Mapping[str, str]
 
-    def find(self, name: str) -> Table | None:
+    def find(self, name: str) -> TableDefinition | None:
         """The table ``name``, in any case of letters."""
         exact = self.tables.get(name)
         return exact or next((table for key, table in self.tables.items() if key.lower() == name.lower()), None)
@@ -117,7 +117,7 @@ def entries(raw: ReadOnly) -> list[Entry]:
 
 @lru_cache(maxsize=256)
 def _read(path: str, _signature: tuple[int, ...]) -> Catalog:
-    tables, skipped, limit = dict[str, Table](), dict[str, str](), _Limit()
+    tables, skipped, limit = dict[str, TableDefinition](), dict[str, str](), _Limit()
     with contextlib.closing(open_readonly(path)) as raw:
         raw.set_authorizer(limit.authorize)
         listed = entries(raw)
@@ -176,10 +176,10 @@ class _Limit:
         return sqlite3.SQLITE_DENY
 
 
-def _read_table(raw: ReadOnly, entry: Entry) -> Table:
+def _read_table(raw: ReadOnly, entry: Entry) -> TableDefinition:
     quoted = quote_identifier(entry.name)
     columns = tuple(
-        Column(name, type_ or "", key, hidden in _GENERATED)
+        ColumnDefinition(name, type_ or "", key, hidden in _GENERATED)
         for _, name, type_, _, _, key, hidden in raw.execute(f"PRAGMA table_xinfo({quoted})")
         if hidden != _HIDDEN
     )
@@ -192,4 +192,4 @@ def _read_table(raw: ReadOnly, entry: Entry) -> Table:
             parents.append(parent_column)
     # SQLite lists the keys in reverse order of declaration.
     keys = [ForeignKey(tuple(own), parent, tuple(parents)) for parent, own, parents in reversed(links.values())]
-    return Table(*entry, columns=columns, foreign_keys=tuple(keys))
+    return TableDefinition(*entry, columns=columns, foreign_keys=tuple(keys))

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from groundwire.tools import sql
-from groundwire.tools.sql import DatabaseError, QueryError, quote_identifier, read_catalog, run_query
+from groundwire.tools.sql import DatabaseError, QueryError, TableDefinition, quote_identifier, read_catalog, run_query
 
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 1_000_000
@@ -67,7 +66,7 @@ def read_schema(database: str, pairs: Sequence[tuple[str, str]] = ()) -> Schema:
     return Schema(_sorted_by_links(_with_observed_links(tables, pairs)), views)
 
 
-def _read_table(database: str, table: sql.Table) -> Table:
+def _read_table(database: str, table: TableDefinition) -> Table:
     if table.kind == "virtual table":
         raise DatabaseError(f"{database} has the virtual table {table.name}; databases with one have no variants")
     described = [column for column in table.columns if not column.generated]
