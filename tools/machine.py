@@ -125,7 +125,8 @@ def shortage(error: BaseException) -> str:
 class AcceptFilter(logging.Filter):
     """For asyncio's logger: that a server cannot accept connections is said once, for whatever time it lasts.
 
-    asyncio tries again each second, up to a thousand times, with a traceback for each. The connections wait meanwhile.
+    asyncio tries again each second, up to a thousand times, with a traceback for each, also if the server has stopped.
+    The connections wait meanwhile.
     """
 
     def __init__(self) -> None:
@@ -135,6 +136,8 @@ class AcceptFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """False for all but the first."""
         error = record.exc_info[1] if record.exc_info else None
+        if self._is_said and "_start_serving" in record.msg:
+            return False
         if error is None or short_of(error) != "files" or "accept" not in record.msg:
             return True
         if self._is_said:

@@ -161,7 +161,7 @@ def test_another_error_keeps_its_traceback() -> None:
 
 
 SERVER = """
-import asyncio, os, resource, sys
+import asyncio, os, resource, signal, sys
 from aiohttp import web
 from groundwire.tools.http.server import HttpServer
 
@@ -178,8 +178,11 @@ async def main():
         limit = len(os.listdir("/proc/self/fd")) + 4
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         print(server.port, flush=True)
-        await asyncio.Event().wait()
+        await asyncio.to_thread(os.read, stopped, 1)
+    await asyncio.sleep(1.5)  # asyncio tries to accept again after a second
 
+stopped, stop = os.pipe()
+signal.signal(signal.SIGTERM, lambda *_: os.close(stop))
 asyncio.run(main())
 """
 
@@ -187,21 +190,23 @@ asyncio.run(main())
 def test_a_server_without_free_files_says_so_once_and_goes_on() -> None:
     server = Program("-c", SERVER)
 
+    async def connect(port: int) -> list[asyncio.StreamWriter]:
+        return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(40)]
+
     async def use(port: int) -> bytes:
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+        writers = await connect(port)
         await asyncio.to_thread(until, lambda: "new connections wait" in server.stderr_so_far(), server)
-        for _, writer in opened:
+        for writer in writers:
             writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        return await reader.read()
+        answer = await reader.read()
+        await connect(port)  # and it stops while connections wait
+        server.send_signal(15)
+        return answer
 
     until(server.stdout_so_far, server)
-    try:
-        assert asyncio.run(use(int(server.stdout_so_far()))).endswith(b"here")
-        said = server.stderr_so_far()
-    finally:
-        server.send_signal(9)
-        server.wait(60)
+    assert asyncio.run(use(int(server.stdout_so_far()))).endswith(b"here")
+    said = server.wait(60).stderr
     assert said.count("\n") == 1
     assert "files are open, as many as may be (ulimit -n)" in said
