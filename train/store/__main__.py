@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -87,6 +88,7 @@ async def _serve(store: Any, listener: socket.socket, token: str, keep: float | 
     try:
         async with serve(store, listener, token=token) as url:
             say(f"store: {url}")
+            gc.freeze()  # what was imported is collected no more, which would hold up all clients for 40 ms
             pruning = None if keep is None else asyncio.create_task(_prune(store, keep * 3600))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)
