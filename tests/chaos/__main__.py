@@ -10,16 +10,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import commands, databases, disk, kills, requests, servers, training
+from chaos import commands, databases, disk, kills, requests, runners, servers, traces, training
 from chaos.tally import Tally
 
 SCENARIOS = {
-    "requests": (requests.run, 0.25),
-    "commands": (commands.run, 0.15),
+    "requests": (requests.run, 0.2),
+    "commands": (commands.run, 0.1),
     "training": (training.run, 0.1),
+    "runners": (runners.run, 0.2),
     "disk": (disk.run, 0.1),
     "databases": (databases.run, 0.05),
-    "kills": (kills.run, 0.35),
+    "traces": (traces.run, 0.05),
+    "kills": (kills.run, 0.2),
 }
 """Each with its share of the time. The last one has no long start, and so can make up for the others."""
 _LEAST = 0.4

@@ -63,6 +63,9 @@ def _disturb(pieces: Pieces, rng: random.Random) -> None:
     """One process is killed, stopped, or frozen for a moment; then it is started again."""
     name = rng.choice(sorted(pieces.running))
     process, processes = pieces.running[name], pieces.processes
+    if name != "store" and rng.random() < 0.2:
+        _restart_store_during_start(pieces, rng, name)
+        return
     how = rng.choice(["kill"] * 12 + ["stop"] * 2 + ["freeze"])
     if how == "freeze":
         process.signal(signal.SIGSTOP)
@@ -76,6 +79,22 @@ def _disturb(pieces: Pieces, rng: random.Random) -> None:
         processes.stop(process)
     time.sleep(rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 2.0)]))
     pieces.start(name)
+
+
+def _restart_store_during_start(pieces: Pieces, rng: random.Random, name: str) -> None:
+    """Another process starts at a time when the store goes away or is away."""
+    processes, store = pieces.processes, pieces.running["store"]
+    processes.kill(pieces.running[name])
+    is_away = rng.random() < 0.5
+    if is_away:
+        processes.kill(store)
+    pieces.start(name)
+    time.sleep(rng.uniform(0, 2.0))
+    if not is_away:
+        processes.kill(store)
+        time.sleep(rng.uniform(0, 2.0))
+    pieces.start("store")
+    processes.tally.add("restarts of the store during starts")
 
 
 class Pieces:
@@ -111,12 +130,8 @@ class Pieces:
     def check_running(self) -> None:
         """Start again what has ended by itself, which is a fault."""
         for name, process in list(self.running.items()):
-            if process.status is not None and "no store answers" in process.output:
-                self.processes.tally.add("starts without a store")
-                self.processes.kill(process)
-            elif self.processes.check_running(process):
-                continue
-            self.start(name)
+            if not self.processes.check_running(process):
+                self.start(name)
 
     def stop(self) -> None:
         """Stop all; the store last, as it would block the others."""

@@ -18,7 +18,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.store.health import check_store
 
-__all__ = ["check_run", "run"]
+__all__ = ["check_run", "finish", "resume", "run"]
 
 _STEPS = 10_000
 _LONGEST_S = 15.0
@@ -46,7 +46,7 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
         )
         found = RunDir.create(str(folder), backend="langgraph", domain="spider", config=config.to_dict())
         while not tally.counts["runs resumed"] or time.monotonic() < end:
-            trainer = _resume(processes, found.path)
+            trainer = resume(processes, found.path)
             tally.add("runs resumed")
             time.sleep(rng.uniform(0, min(_LONGEST_S, seconds)))
             if not processes.check_running(trainer):
@@ -55,22 +55,30 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
                 processes.kill(trainer)
             else:
                 processes.stop(trainer)
-        last = max((line["step"] for line in found.metrics()), default=0)
-        trainer = _resume(processes, found.path, "--steps", str(last + 1))
-        deadline = time.monotonic() + _FINISH_S
-        while trainer.status is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if trainer.status is None:
-            tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {_FINISH_S:g} s")
-            trainer.signal(signal.SIGKILL)
-        elif trainer.status != 0:
-            processes.check_running(trainer)
-        else:
-            processes.kill(trainer)  # searches its stderr
-            check_run(found, last + 1, tally)
+        if (last := finish(processes, found, tally)) is not None:
+            check_run(found, last, tally)
 
 
-def _resume(processes: Processes, run_dir: Path, *options: str) -> Process:
+def finish(processes: Processes, found: RunDir, tally: Tally) -> int | None:
+    """Let the run do one step more; returns that step, None if it cannot."""
+    last = max((line["step"] for line in found.metrics()), default=0)
+    trainer = resume(processes, found.path, "--steps", str(last + 1))
+    deadline = time.monotonic() + _FINISH_S
+    while trainer.status is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if trainer.status is None:
+        tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {_FINISH_S:g} s")
+        trainer.signal(signal.SIGKILL)
+    elif trainer.status != 0 and "nothing was trained" not in trainer.output:  # by rewards that are all equal
+        processes.check_running(trainer)
+    else:
+        processes.kill(trainer)  # searches its stderr
+        return last + 1
+    return None
+
+
+def resume(processes: Processes, run_dir: Path, *options: str) -> Process:
+    """The process of a trainer that continues the run."""
     command = ("-m", "groundwire.train.run", "--resume", str(run_dir), *options)
     return processes.fork("trainer of a real run", programs.run_command, command)
 

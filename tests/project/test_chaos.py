@@ -16,15 +16,18 @@ from typing import Any
 import external_processes
 import pytest
 from aiohttp import web
-from chaos import databases, kills, processes, requests, tally
+from chaos import databases, kills, processes, requests, runners, tally, traces
 from chaos.mutations import Request, _json, gzip_bomb, mutate
 from chaos.processes import Processes
 from chaos.tally import Tally
+from programs import wait_for
 from spider_folder import make_database
 
 from groundwire.adapters.tracing.scripted_server import END, encode
+from groundwire.adapters.tracing.spans import SpanRecord, TraceLimit
 from groundwire.tools import schema
 from groundwire.train.store.health import HEALTH, check_store
+from groundwire.train.store.rollout import Outcome, Rollout
 
 
 def _faults(found: Tally) -> dict[str, int]:
@@ -116,6 +119,57 @@ def test_the_fault_of_a_process_is_noticed(fault: str, tmp_path: Path, monkeypat
             time.sleep(0.05)
     assert _faults(found) == ({fault: 1} if fault else {})
     assert found.memory_mb["a server"] > 1
+
+
+def test_a_process_that_outlives_its_trainer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "_END_S", 0.2)
+    found = Tally()
+    with Processes(tmp_path, found) as all_processes:
+        lasting = all_processes.python("one", "-c", "import time; time.sleep(60)")
+        runners.check_ended([lasting.pid], found)
+        assert _faults(found) == {"hangs": 1}
+        all_processes.kill(lasting)
+        runners.check_ended([lasting.pid], found)
+    assert _faults(found) == {"hangs": 1}
+
+
+def test_a_loss_of_a_runner_that_is_not_said_or_made_up_for_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_SAID_S", "_ALL_S"):
+        monkeypatch.setattr(runners, name, 0.2)
+    found = Tally()
+    code = (
+        "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', *{}])\n"
+    )
+    with Processes(tmp_path, found) as all_processes:
+        trainer = all_processes.python("trainer", "-c", code)
+        wait_for(lambda: runners.descendants(trainer.pid))
+        [child] = runners.descendants(trainer.pid)
+        wait_for(lambda: b"train.runner" in Path(f"/proc/{child}/cmdline").read_bytes())
+        runners.disturb(trainer, random.Random(0), found)
+        runners.wait_for_all(trainer, found)
+    assert _faults(found) == {"lost": 2}
+
+
+@pytest.mark.parametrize(
+    ("kept", "failure", "faults"),
+    [
+        (slice(0, 5), "", {}),
+        (slice(0, 4), "", {"lost": 1}),
+        (slice(None, None, -1), "", {"lost": 1}),
+        (slice(0, 3), "trace_limit", {}),
+        (slice(0, 5), "trace_limit", {"lost": 1}),
+        (slice(1, 3), "trace_limit", {"lost": 1}),
+    ],
+)
+def test_a_span_of_a_long_trace_that_is_lost_is_noticed(kept: slice, failure: str, faults: dict[str, int]) -> None:
+    ids: Any = {"rollout_id": "r", "attempt_id": "a", "attributes": {}, "start_time": 1.0, "end_time": 1.0}
+    spans = [SpanRecord(name=f"n{number}", sequence_id=number, **ids) for number in range(5)]
+    read = Rollout(task={}, status="succeeded", outcome=Outcome(reward=1.0, failure=failure), annotations=spans[kept])
+    found = Tally()
+    traces.check_spans(spans, read, TraceLimit(spans=3 if failure else 9), found)
+    assert _faults(found) == faults
 
 
 def test_a_kill_and_a_stop_are_counted_and_are_no_faults(tmp_path: Path) -> None:
