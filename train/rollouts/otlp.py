@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -37,14 +37,17 @@ _NS = 1_000_000_000
 class OtlpExport:
     """Sends each result that :meth:`export` gets, in the background; :meth:`close` waits for the last ones.
 
+    ``target`` is the address of a viewer, or what takes the spans in its place.
+
     ``run`` is the name of the run, in each span as ``session.id``.
     """
 
-    def __init__(self, url: str, *, run: str, domain: str) -> None:
+    def __init__(self, target: str | SpanProcessor, *, run: str, domain: str) -> None:
         self._run, self._domain = run, domain
         resource = Resource.create({"service.name": "groundwire", "session.id": run})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_Exporter(url)))
+        sender = BatchSpanProcessor(_Exporter(target)) if isinstance(target, str) else target
+        self._provider.add_span_processor(sender)
         self._tracer = self._provider.get_tracer("groundwire")
 
     def export(self, result: Rollout) -> None:
@@ -65,7 +68,7 @@ class OtlpExport:
                 "gen_ai.input.messages": _messages([{"role": "user", "content": str(task["question"])}]),
                 "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.outcome.answer}]),
                 "groundwire.task_id": str(task["id"]),
-                "groundwire.mode": result.mode,
+                "groundwire.mode": result.mode or "",
                 "groundwire.group": result.group,
                 "groundwire.status": result.outcome.status,
             },

@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.chat_request import Part, assistant_message, call_part
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.traces.messages import Message, read_messages, read_tools, result_text, text_of
+from groundwire.train.traces.messages import Message, count_of, read_messages, read_tools, result_text, text_of
 from groundwire.train.traces.record import chat_rollout, seconds
 
 name = "ATIF"
@@ -82,8 +82,8 @@ def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
     metrics, time = step.get("metrics") or {}, seconds(step.get("timestamp"))
     known = {"model": text_of(step.get("model_name") or agent.get("model_name")), "started": time, "ended": time}
     known |= {
-        "prompt_tokens": metrics.get("prompt_tokens") or 0,
-        "response_tokens": metrics.get("completion_tokens") or 0,
+        "prompt_tokens": count_of(metrics.get("prompt_tokens")),
+        "response_tokens": count_of(metrics.get("completion_tokens")),
     }
     ids = {"prompt_ids": "prompt_token_ids", "response_ids": "completion_token_ids", "logprobs": "logprobs"}
     known |= {field: metrics[key] for field, key in ids.items() if metrics.get(key)}

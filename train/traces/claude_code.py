@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.traces.messages import Message, read_messages, result_text, text_of
+from groundwire.train.traces.messages import Message, count_of, read_messages, result_text, text_of
 from groundwire.train.traces.record import chat_rollout, seconds
 
 name = "Claude Code"
@@ -69,9 +69,9 @@ def _conversation(lines: Sequence[Mapping[str, Any]], unread: Counter[str], **kn
     for turn in turns:
         if turn["role"] == "assistant":
             usage = turn["usage"]
-            read = sum(usage.get(key) or 0 for key in usage if key.endswith("input_tokens"))
+            read = sum(count_of(usage.get(key)) for key in usage if key.endswith("input_tokens"))
             facts[len(messages)] = {"model": text_of(turn.get("model")), "started": turn["time"], "ended": turn["time"]}
-            facts[len(messages)] |= {"prompt_tokens": read, "response_tokens": usage.get("output_tokens") or 0}
+            facts[len(messages)] |= {"prompt_tokens": read, "response_tokens": count_of(usage.get("output_tokens"))}
         results |= _results(turn["content"])
         messages += read_messages([{"role": turn["role"], "content": turn["content"]}], reasons)
     unread.update(set(reasons))

@@ -9,6 +9,7 @@ from typing import Any
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import (
     Message,
+    count_of,
     first,
     read_messages,
     read_reply,
@@ -72,8 +73,8 @@ def _context(
         elif kind == "token_count":
             usage = (payload.get("info") or {}).get("last_token_usage") or {}
             counts = {
-                "prompt_tokens": usage.get("input_tokens") or 0,
-                "response_tokens": usage.get("output_tokens") or 0,
+                "prompt_tokens": count_of(usage.get("input_tokens")),
+                "response_tokens": count_of(usage.get("output_tokens")),
             }
             facts.get(len(messages) if reply else max(facts, default=-1), {}).update(counts)
         elif kind in _REPLIES or (is_message and payload.get("role") == "assistant"):

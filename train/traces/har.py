@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.paths import find_api
 from groundwire.train.store.rollout import Rollout
-from groundwire.train.traces.messages import first, text_of, value_of
+from groundwire.train.traces.messages import count_of, first, text_of, value_of
 from groundwire.train.traces.record import seconds, user_turn
 from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
 from groundwire.train.traces.streams import events_of, joined
@@ -57,11 +57,11 @@ def split(record: Mapping[str, Any], file: str, unread: Counter[str]) -> Iterato
         span_id=hashlib.blake2b(to_json([record["startedDateTime"], body]).encode(), digest_size=8).hexdigest(),
         kind="llm",
         started=started,
-        ended=started + float(record.get("time") or 0) / 1000,
+        ended=seconds(started + float(record.get("time") or 0) / 1000),
         error=error,
         model=text_of(first({**called.fields, **body}, "model")),
-        prompt_tokens=first(usage or {}, "prompt_tokens", "input_tokens", "promptTokenCount") or 0,
-        response_tokens=first(usage or {}, "completion_tokens", "output_tokens", "candidatesTokenCount") or 0,
+        prompt_tokens=count_of(first(usage or {}, "prompt_tokens", "input_tokens", "promptTokenCount")),
+        response_tokens=count_of(first(usage or {}, "completion_tokens", "output_tokens", "candidatesTokenCount")),
         unread=reasons,
         source=name,
         **known,

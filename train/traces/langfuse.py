@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from groundwire.train.traces.messages import first, text_of
+from groundwire.train.traces.messages import count_of, first, text_of
 from groundwire.train.traces.record import seconds
-from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
 
 name, build = "Langfuse", rollout_of
 _KINDS = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "agent", "EVALUATOR": "agent", "GUARDRAIL": "agent"}
@@ -33,24 +33,25 @@ def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[t
     if isinstance(trace := fields.get("trace"), Mapping):
         fields = {**{_camel(key): value for key, value in trace.items()}, "observations": fields["observations"]}
     if "traceId" in fields:
-        yield str(fields["traceId"]), (_observation if fields.get("type") in _TYPES else _score)(fields)
+        yield _part(fields)
         return
-    root: dict[str, Any] = {
-        "kind": "agent",
-        "agent": text_of(fields.get("name")),
-        "session": text_of(fields.get("sessionId")),
-    }
-    root |= {"input": fields.get("input"), "output": fields.get("output")}
-    whole = [part for part in fields["observations"] if isinstance(part, Mapping)]
-    if len(whole) < len(fields["observations"]):
+    listed = [part for part in fields["observations"] if isinstance(part, Mapping)]
+    if len(listed) < len(fields["observations"]):
         unread["Langfuse observations that are only named: export traces with their observations"] += 1
-    started = min((seconds(first(part, "startTime", "start_time")) for part in whole), default=0.0)
+    root: dict[str, Any] = {"kind": "agent", "agent": text_of(fields.get("name")), "source": name}
+    root |= {"session": text_of(fields.get("sessionId")), "input": fields.get("input"), "output": fields.get("output")}
+    started = min((seconds(first(part, "startTime", "start_time")) for part in listed), default=0.0)
     yield str(fields["id"]), TracerSpan(span_id=str(fields["id"]), started=started, **root).item()
-    for part in [*whole, *(fields.get("scores") or ())]:
-        if isinstance(part, Mapping):
-            inner = {_camel(key): value for key, value in part.items()}
-            inner["parentObservationId"] = inner.get("parentObservationId") or fields["id"]
-            yield str(fields["id"]), (_observation if inner.get("type") in _TYPES else _score)(inner)
+    own = {"traceId": fields["id"]}
+    parts = (
+        {_camel(key): value for key, value in part.items()} | own for part in [*listed, *(fields.get("scores") or ())]
+    )
+    under = ({**part, "parentObservationId": part.get("parentObservationId") or fields["id"]} for part in parts)
+    yield from each(_part, under, name, unread)
+
+
+def _part(fields: Mapping[str, Any]) -> tuple[str, Item]:
+    return str(fields["traceId"]), (_observation if fields.get("type") in _TYPES else _score)(fields)
 
 
 def _observation(fields: Mapping[str, Any]) -> Item:
@@ -61,7 +62,7 @@ def _observation(fields: Mapping[str, Any]) -> Item:
     if kind == "llm":
         known = llm_fields(fields.get("input"), fields.get("output"), unread)
         known |= {"model": text_of(first(fields, "model", "providedModelName")), "unread": unread}
-        known |= {"prompt_tokens": int(usage.get("input") or 0), "response_tokens": int(usage.get("output") or 0)}
+        known |= {"prompt_tokens": count_of(usage.get("input")), "response_tokens": count_of(usage.get("output"))}
     elif kind:
         known["agent"] = text_of(fields.get("name"))
     return TracerSpan(

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from groundwire.train.traces.messages import first, text_of, value_of
+from groundwire.train.traces.messages import count_of, first, text_of, value_of
 from groundwire.train.traces.record import seconds
-from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
 
 name, build = "LangSmith", rollout_of
+_KINDS = {"llm": "llm", "chat_model": "llm", "tool": "tool"}
 
 
 def takes(record: Any) -> bool:
@@ -20,17 +21,23 @@ def takes(record: Any) -> bool:
 
 def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
     """The run, its child runs and its feedback, with the trace."""
+    yield from each(_part, _with_children(record), name, unread)
+
+
+def _with_children(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield record
+    for child in record.get("child_runs") or ():
+        yield from _with_children({**child, "trace_id": record.get("trace_id") or record["id"]})
+
+
+def _part(record: Mapping[str, Any]) -> tuple[str, Item]:
     if "run_type" not in record:
         value = record["score"] if record["score"] is not None else record.get("value")
         scores = {} if value is None else {text_of(record["key"]): value}
-        yield str(record.get("trace_id") or record["run_id"]), TracerSpan(kind="score", scores=scores).item()
-        return
+        return str(record.get("trace_id") or record["run_id"]), TracerSpan(kind="score", scores=scores).item()
     # The first part of ``dotted_order`` is the root's: its time, Z, its id.
     root = text_of(record.get("dotted_order")).partition(".")[0].partition("Z")[2]
-    trace_id = str(record.get("trace_id") or root or record["id"])
-    yield trace_id, _span(record)
-    for child in record.get("child_runs") or ():
-        yield from split({**child, "trace_id": trace_id}, _, unread)
+    return str(record.get("trace_id") or root or record["id"]), _span(record)
 
 
 def _span(run: Mapping[str, Any]) -> Item:
@@ -48,8 +55,8 @@ def _span(run: Mapping[str, Any]) -> Item:
         request = asked if isinstance(asked, Mapping) else {}
         model = metadata.get("ls_model_name") or first(parameters, "model", "model_name") or request.get("model")
         known |= {"model": text_of(model), "agent": text_of(metadata.get("langgraph_node")), "unread": unread}
-        usage = run.get("prompt_tokens") or 0, run.get("completion_tokens") or 0
-        known |= {"prompt_tokens": usage[0], "response_tokens": usage[1]}
+        known["prompt_tokens"] = count_of(run.get("prompt_tokens"))
+        known["response_tokens"] = count_of(run.get("completion_tokens"))
     elif kind == "tool":
         known |= {"input": _only(asked), "agent": text_of(run.get("name"))}
     feedback = value_of(run.get("feedback_stats")) or {}

@@ -47,6 +47,11 @@ def first(holder: Mapping[str, Any], *names: str) -> Any:
     return next((holder[name] for name in names if holder.get(name) not in (None, "", [], {})), None)
 
 
+def count_of(value: Any) -> int:
+    """A number of tokens; 0 for what is none."""
+    return int(value) if isinstance(value, int | float) and 0 < value < _MAX_TOKENS else 0
+
+
 def text_of(value: Any) -> str:
     """``value`` as text: anything but text as JSON; nothing for None."""
     return value if isinstance(value, str) else "" if value is None else to_json(value)
@@ -134,6 +139,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     return functions
 
 
+_MAX_TOKENS = 1 << 31
 _SCHEMAS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "args_schema")
 
 

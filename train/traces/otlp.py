@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from groundwire.train.traces.messages import (
+    count_of,
     read_messages,
     text_of,
     value_of,
 )
 from groundwire.train.traces.record import plain, seconds
-from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
 
 name, build = "OpenTelemetry", rollout_of
 
@@ -71,16 +72,16 @@ def takes(record: Any) -> bool:
 
 def split(record: Any, _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
     """The trace and the item of each span of ``record``."""
-    if not isinstance(record, Mapping):
-        for scope in record.scope_spans:
-            for span in scope.spans:
-                yield from _read(_of_protobuf(span), unread)
-        return
+    spans: Iterable[Any] = (span for scope in getattr(record, "scope_spans", ()) for span in scope.spans)
+    yield from each(_read, spans if not isinstance(record, Mapping) else _spans_in(record), name, unread)
+
+
+def _spans_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for resource in _lists(record, "resourceSpans", "resource_spans") or [record]:
         scopes = _lists(resource, "scopeSpans", "scope_spans") or _lists(resource, "instrumentationLibrarySpans")
         for span in [span for scope in scopes for span in _lists(scope, "spans")] or [resource]:
             if "resource" not in span or "context" in span:
-                yield from _read(_of_json(span), unread)
+                yield span
 
 
 def _lists(holder: Mapping[str, Any], *names: str) -> list[Any]:
@@ -162,10 +163,10 @@ def _protobuf_value(value: Any) -> Any:
     return None if kind is None else getattr(value, kind)
 
 
-def _read(raw: Mapping[str, Any], unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read(span: Any) -> tuple[str, Item]:
+    raw = _of_json(span) if isinstance(span, Mapping) else _of_protobuf(span)
     if not raw["trace"]:
-        unread["spans without a trace"] += 1
-        return
+        raise ValueError("a span without a trace")
     attributes, unread_parts = raw["attributes"], list[str]()
     messages, reply, scores, error = list[Any](), None, dict[str, Any](), raw["message"] or "an error without a message"
     for event, said in raw["events"]:
@@ -208,8 +209,8 @@ def _read(raw: Mapping[str, Any], unread: Counter[str]) -> Iterator[tuple[str, M
         fields |= {
             "model": text_of(_value(attributes, _MODEL)),
             "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
-            "prompt_tokens": _number(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
-            "response_tokens": _number(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
+            "prompt_tokens": count_of(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
+            "response_tokens": count_of(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
             "agent": text_of(attributes.get("gen_ai.agent.name")),
             "unread": unread_parts,
         }
@@ -222,7 +223,7 @@ def _read(raw: Mapping[str, Any], unread: Counter[str]) -> Iterator[tuple[str, M
         }
     elif kind != "score":
         fields |= {"agent": text_of(_value(attributes, _AGENT)), "input": _said(asked), "output": _said(given)}
-    yield raw["trace"], TracerSpan(**fields).item()
+    return raw["trace"], TracerSpan(**fields).item()
 
 
 def _value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -230,7 +231,7 @@ def _value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:
     for name in names:
         if attributes.get(name) not in (None, "", [], "null"):
             return attributes[name]
-        if name in _LISTED and f"{name}.0" in {".".join(key.split(".")[: name.count(".") + 2]) for key in attributes}:
+        if name in _LISTED and any(key.startswith(f"{name}.0.") for key in attributes):
             return _nested(attributes, f"{name}.")
     return None
 
@@ -272,7 +273,3 @@ def _score(attributes: Mapping[str, Any]) -> dict[str, Any]:
     names = ("gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label")
     value = next((attributes[name] for name in names if attributes.get(name) is not None), None)
     return {} if value is None else {str(attributes.get("gen_ai.evaluation.name") or "score"): value}
-
-
-def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import orjson
 
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json
 from groundwire.train.store.rollout import Rollout
@@ -26,7 +27,6 @@ from groundwire.train.traces.masking import Masker
 from groundwire.train.traces.spans import rollout_of
 
 _CACHE_KB = 32 << 10
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class TraceError(UserError):
@@ -60,8 +60,8 @@ class Traces:
 
     Every rollout has a ``task`` with ``id``, ``question`` (the first user turn) and ``inputs`` (what the agent was
     called with); ``calls`` (:class:`.record.TracedCall`), each with ``messages``, ``tools``, ``reply`` and
-    ``learnable``; an ``outcome`` with ``answer``, ``steps``, ``reward``, ``reward_components`` (exported scores) and
-    ``failure``; and ``metadata``.
+    ``untrainable_reason``; an ``outcome`` with ``answer``, ``steps``, ``reward``, ``reward_components`` (exported
+    scores) and ``failure``; and ``metadata``.
     """
 
     def __init__(self, files: Sequence[Path], *, mask: bool = True) -> None:
@@ -99,14 +99,20 @@ class Traces:
                     if masker:
                         masker.begin()
                         trace_id, items = masker.mask(trace_id), masker.mask(items)
-                    yield from READERS[number].build(trace_id, items, self.unread)
-                except _UNREADABLE as error:
-                    self.unread[f"{READERS[number].name}: traces of another form ({type(error).__name__})"] += 1
+                    rollouts = list(filter(_has_calls, READERS[number].build(trace_id, items, self.unread)))
+                    if not rollouts:
+                        self.unread["traces without an LLM call"] += 1
+                    yield from rollouts
+                except UNREADABLE as error:
+                    self.unread[f"traces of another form ({type(error).__name__})"] += 1
 
     def _items(self, file: Path) -> Iterator[tuple[int, str, str | None, bytes]]:
         for record in records(file, self.unread):
             self._records += 1
-            reader = next((reader for reader in READERS if reader.takes(record)), None)
+            try:
+                reader = next((reader for reader in READERS if reader.takes(record)), None)
+            except UNREADABLE:  # a name of the format with a value of another type
+                reader = None
             if reader is None:
                 self.unread["records of no known format"] += 1
                 continue
@@ -116,8 +122,12 @@ class Traces:
                     span = item.get("span_id") if reader.build is rollout_of else None
                     trace = trace_id or ("" if span else f"{self._records:09}")
                     yield number, trace, span, _encoded(item)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self.unread[f"{reader.name}: records of another form ({type(error).__name__})"] += 1
+
+
+def _has_calls(rollout: Rollout) -> bool:
+    return bool(rollout.calls)
 
 
 def _encoded(item: Any) -> bytes:

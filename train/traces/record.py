@@ -36,6 +36,10 @@ _FAILED = re.compile(
 """How tools begin what they return of an error."""
 
 
+_LAST = 1e11
+"""Seconds: the year 5138."""
+
+
 class TracedCall(LLMCall):
     """A call that another tracer recorded. The calls of a conversation share its messages."""
 
@@ -66,26 +70,28 @@ class TracedCall(LLMCall):
             self._history = messages, len(messages)
 
     @property
-    def learnable(self) -> bool:
-        """Whether the whole request and its reply are known."""
-        return not self.unread and not self.failed and self._history[1] > 0 and bool(self.reply_json)
+    def untrainable_reason(self) -> str:
+        """Why this call cannot be learned; empty if its whole request and its reply are known."""
+        if self.failed:
+            return f"failed with status {self.status}: {self.error}"
+        lost = "" if self._history[1] else "no request before the reply"
+        return self.unread or lost or ("" if self.reply_json else "no reply")
 
 
 def seconds(value: Any) -> float:
-    """A time in seconds since the epoch: nanoseconds, milliseconds, seconds, or text in ISO 8601; 0 if it is none."""
-    if isinstance(value, datetime):
-        return value.timestamp()
+    """A time in seconds since the epoch: nano-, micro- or milliseconds, seconds, or ISO 8601; 0 if it is none."""
     try:
-        number = float(value)
-    except TypeError:
+        number = value.timestamp() if isinstance(value, datetime) else float(value)
+    except (TypeError, OverflowError):
         return 0.0
     except ValueError:
         try:
             time = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-        except ValueError:
+            number = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+        except (ValueError, OverflowError):
             return 0.0
-        return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
-    return number / (1e9 if number > 1e17 else 1e6 if number > 1e14 else 1e3 if number > 1e11 else 1)
+    number /= next((unit for unit in (1e9, 1e6, 1e3) if number > _LAST * unit / 1e2), 1)
+    return number if 0 < number < _LAST else 0.0
 
 
 def user_turn(messages: Iterable[Message]) -> str:

@@ -7,11 +7,12 @@ call: the inner span has the request as it was sent, so the outer one is no furt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.tools.types import AgentStep
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import (
@@ -60,7 +61,7 @@ class TracerSpan:
 
     def item(self) -> dict[str, Any]:
         """The fields that are set, as they are kept until the trace is whole."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "", 0, 0.0, (), [], {})}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name))}
 
 
 def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, system: Any = None) -> dict[str, Any]:
@@ -72,6 +73,17 @@ def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, 
         "reply": read_reply(given, unread),
         "tools": read_tools(tools),
     }
+
+
+def each(
+    read: Callable[[Any], tuple[str, Item]], parts: Iterable[Any], name: str, unread: Counter[str]
+) -> Iterator[tuple[str, Item]]:
+    """What ``read`` makes of each part of a record; one of another form is counted, and loses no other."""
+    for part in parts:
+        try:
+            yield read(part)
+        except UNREADABLE as error:
+            unread[f"{name}: spans of another form ({type(error).__name__})"] += 1
 
 
 def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> Iterator[Rollout]:
@@ -96,11 +108,10 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
     calls = [span for span in spans if span.kind == "llm" and id(span) not in repeated]
     if repeated:
         unread["LLM spans around another one of the same call"] += len(repeated)
-    if not calls:
-        unread["traces without an LLM call"] += 1
-        return
     for reason in {reason for span in calls for reason in span.unread}:
         unread[reason] += sum(reason in span.unread for span in calls)
+    if not calls:
+        return
     root = next((span for span in spans if span.parent_id not in by_id and span.kind != "tool"), spans[0])
     results, further = _tool_results(spans, calls)
     answer = value_of(root.output) if root.kind != "llm" else ""

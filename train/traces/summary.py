@@ -14,7 +14,7 @@ from groundwire.tools.text import printable
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.masking import NAMES
 from groundwire.train.traces.read import Traces
-from groundwire.train.traces.record import TracedCall, plain
+from groundwire.train.traces.record import plain
 
 _MOST, _TEXT = 6, 60
 
@@ -65,12 +65,11 @@ class Summary:
     def _add_call(self, call: Any) -> None:
         self.named["models"][call.model or "(no name)"] += 1
         self.counts.update(read=call.prompt_tokens, written=call.response_tokens)
-        learnable = isinstance(call, TracedCall) and call.learnable
-        self.counts["learnable"] += learnable
+        self.counts["trainable"] += not call.untrainable_reason
         if call.failed:
             self.named["failed"][call.error.split(":")[0]] += 1
-        elif not learnable:
-            self.named["unread"][f"calls: {call.unread or 'no request before the reply'}"] += 1
+        elif call.untrainable_reason:
+            self.named["unread"][f"calls: {call.untrainable_reason}"] += 1
         if (messages := call.messages) and messages[0]["role"] == "system":
             prompts, digest = self.prompts[call.agent], _digest(plain(messages[0].get("content")))
             sent, last = prompts.get(digest, (0, 0.0))
@@ -88,9 +87,9 @@ class Summary:
             yield f"models    {_most(named['models'], 'call')}"
             failed, mean = sum(named["failed"].values()), counts["calls"] / counts["traces"]
             why = f" ({_most(named['failed'])})" if failed else ""
-            most, share = f"at most {counts['most calls']:,}", counts["learnable"] / max(1, counts["calls"])
+            most, share = f"at most {counts['most calls']:,}", counts["trainable"] / max(1, counts["calls"])
             yield f"calls     {counts['calls']:,}; {mean:.1f} in a trace, {most}; {failed:,} failed{why}"
-            yield f"          {counts['learnable']:,} ({share:.0%}) can be learned: request and reply are whole"
+            yield f"          {counts['trainable']:,} ({share:.0%}) can be learned: request and reply are whole"
             errors = f"; errors: {_most(named['tool errors'])}" if named["tool errors"] else ""
             yield f"tools     {_most(named['tools'], 'call')}{errors}"
             yield f"tokens    {counts['read']:,} read, {counts['written']:,} written, where the tracer counted them"

@@ -325,7 +325,7 @@ def test_claude_codes_sessions_have_their_branches_subagents_and_contexts(tmp_pa
     assert (side.task["question"], side.calls[0].agent) == ("Search.", "subagent")
     assert shortened.metadata["continues"]
     assert traces.unread == {"Claude Code: turns that the user took back": 2}
-    assert not any(call.learnable for call in main.calls)
+    assert not main.trainable_calls
 
 
 def test_codexs_sessions_keep_what_one_reply_has_together(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_copied_and_joined_steps_of_a_trajectory_are_not_learned(tmp_path: Path)
     whole["steps"][2]["is_copied_context"] = True
     whole["steps"][3]["llm_call_count"] = 2
     [rollout] = read_traces(write_lines(tmp_path / "t.json", [whole]))
-    assert [call.learnable for call in rollout.calls] == [False, False]
+    assert rollout.untrainable_calls == rollout.calls
 
 
 def test_calls_that_a_framework_and_a_client_recorded_are_one(tmp_path: Path) -> None:

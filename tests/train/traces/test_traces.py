@@ -96,7 +96,7 @@ def check_conversation(rollout: Any) -> None:
     assert [call.messages for call in rollout.calls] == [CHAT[:2], CHAT[:4]]
     assert [call.reply for call in rollout.calls] == [CALLING, ANSWER]
     assert [call.tools for call in rollout.calls] == [[TOOL], [TOOL]]
-    assert all(call.learnable for call in rollout.calls)
+    assert rollout.untrainable_calls == []
     assert (rollout.task["question"], rollout.outcome.answer) == ("Rain in Bern?", "No.")
     tools = [step for step in rollout.outcome.steps if step["kind"] == "tool"]
     assert [(step["agent"], step["input"], step["output"]) for step in tools] == [
@@ -188,14 +188,14 @@ def test_a_call_with_a_part_that_is_no_text_is_not_learned(tmp_path: Path) -> No
     audio = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]}
     traces = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": [audio, ANSWER]}]))
     [rollout] = traces
-    assert not rollout.calls[0].learnable
+    assert rollout.untrainable_calls == rollout.calls
     assert traces.unread == {"message parts of type input_audio": 1}
 
 
 def test_replies_of_weight_0_are_not_learned(tmp_path: Path) -> None:
     chat = [ASKED, {**ANSWER, "weight": 0}, ASKED, ANSWER]
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": chat}]))
-    assert [call.learnable for call in rollout.calls] == [False, True]
+    assert rollout.trainable_calls == rollout.calls[1:]
 
 
 def test_a_correction_in_the_next_turn_is_an_outcome(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""What is exported can be read again, and has the token ids that it was made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_formats import langfuse_trace, trajectory
+from test_traces import ANSWER, ASKED, CALLING, CHAT, RESULT, SYSTEM, TOOL, check_conversation, write_lines
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from groundwire.adapters.tracing import LLMCall
+from groundwire.train import read_traces
+from groundwire.train.cli.app import app
+from groundwire.train.export import _with_messages
+from groundwire.train.policy import STARTER
+from groundwire.train.report.token_text import TokenDecoder
+from groundwire.train.sft.data.examples import Turn, encode
+from groundwire.train.sft.data.load import read_chats
+from groundwire.train.store.rollout import Outcome, Rollout
+from groundwire.train.traces.export import conversations, to_atif, to_chats
+
+
+def export(tmp_path: Path, records: list[dict[str, Any]], form: str) -> Path:
+    source, output = write_lines(tmp_path / "t.jsonl", records), tmp_path / f"{form}.jsonl"
+    result = CliRunner().invoke(app, ["export", str(source), "--format", form, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    return output
+
+
+@pytest.mark.parametrize("form", ["atif", "openai", "otlp"])
+def test_an_exported_trace_reads_as_the_same_calls(tmp_path: Path, form: str) -> None:
+    [rollout] = read_traces(export(tmp_path, langfuse_trace(), form))
+    check_conversation(rollout)
+    if form != "openai":
+        assert rollout.outcome.reward_components["right"] == 1
+
+
+def test_exported_chats_are_what_sft_learns(tmp_path: Path) -> None:
+    [turns] = read_chats(export(tmp_path, langfuse_trace(), "openai"))
+    assert [(turn.messages, turn.reply, turn.tools) for turn in turns] == [
+        (CHAT[:2], CALLING, [TOOL]),
+        (CHAT[:4], ANSWER, [TOOL]),
+    ]
+
+
+def test_a_call_after_other_messages_is_another_conversation(tmp_path: Path) -> None:
+    [trace] = langfuse_trace()
+    trace["observations"][1]["input"]["messages"] = [SYSTEM, ASKED, {**CALLING, "content": "Changed."}, RESULT]
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [trace]))
+    assert [len(conversation.messages) for conversation in conversations(rollout)] == [3, 5]
+    first, second = to_chats(rollout)
+    assert [message.get("weight") for message in second["messages"] if message["role"] == "assistant"] == [0, None]
+    assert first["messages"][-1]["role"] == "assistant"
+    exported = to_atif(rollout)
+    assert exported is not None
+    assert [step.get("is_copied_context") for step in exported["subagent_trajectories"][0]["steps"]][2:] == [True, None]
+
+
+def test_calls_that_are_not_whole_are_not_exported_as_learned(tmp_path: Path) -> None:
+    [whole] = trajectory()
+    whole["steps"][2]["is_copied_context"] = True
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [whole]))
+    [chat] = to_chats(rollout)
+    assert [message.get("weight") for message in chat["messages"] if message["role"] == "assistant"] == [0, None]
+
+
+def test_the_messages_of_a_run_give_its_token_ids_again() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    turns = [Turn([SYSTEM, ASKED], {"role": "assistant", "content": "SELECT 1"})]
+    turns.append(Turn([SYSTEM, ASKED, turns[0].reply, {"role": "user", "content": "1. And now?\n"}], turns[0].reply))
+    calls = [
+        LLMCall(
+            rollout_id="r",
+            attempt_id="",
+            sequence=place,
+            prompt_ids=example.prompt_ids,
+            response_ids=example.response_ids,
+        )
+        for place, example in enumerate(encode(tokenizer, turns))
+    ]
+    left_out = Counter[str]()
+    run = Rollout(rollout_id="r", task={"id": "t", "question": "q"}, calls=calls, outcome=Outcome(reward=1.0))
+    exported = _with_messages(run, TokenDecoder(STARTER / "tokenizer.json"), left_out)
+    assert exported is not None
+    for call, original in zip(exported.calls, calls, strict=True):
+        [example] = encode(tokenizer, [Turn(call.messages, call.reply)])
+        assert (example.prompt_ids, example.response_ids) == (original.prompt_ids, original.response_ids)
+    [conversation] = conversations(exported)
+    assert len(conversation.replies) == 2
+    assert not left_out
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "t.jsonl", langfuse_trace())
+    result = CliRunner().invoke(app, ["export", str(source), "--output", str(source)])
+    assert (result.exit_code, "exists" in result.output) == (2, True)

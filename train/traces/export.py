@@ -1,0 +1,127 @@
+"""Rollouts in the formats of others: conversations as OpenAI's fine-tuning takes them, and trajectories of ATIF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from groundwire.adapters.tracing.calls import to_json
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.traces.messages import value_of
+from groundwire.train.traces.record import TracedCall, plain
+
+_ATIF = "ATIF-v1.8"
+
+
+class Conversation(NamedTuple):
+    """Calls that go on with each other: all messages are those of the last one, and its reply."""
+
+    calls: Sequence[TracedCall]
+    messages: Sequence[Mapping[str, Any]]
+    replies: Mapping[int, TracedCall]
+    """The calls by the places of their replies in the messages."""
+
+
+def conversations(rollout: Rollout) -> list[Conversation]:
+    """The conversations of a trace, in the order in which they begin.
+
+    A call goes on with one whose messages and reply begin its own messages. Another order, or a message that was
+    changed or left out, begins another conversation, so that nothing is learned after what the model did not see.
+    """
+    found: list[tuple[list[TracedCall], list[str], dict[int, TracedCall]]] = []
+    for call in rollout.calls:
+        if not isinstance(call, TracedCall) or not call.reply:
+            continue
+        texts = [*map(to_json, call.messages), to_json(call.reply)]
+        for calls, known, replies in found:
+            if len(known) < len(texts) and texts[: len(known)] == known and calls[-1].agent == call.agent:
+                calls.append(call)
+                known[:] = texts
+                replies[len(texts) - 1] = call
+                break
+        else:
+            found.append(([call], texts, {len(texts) - 1: call}))
+    return [Conversation(calls, [*calls[-1].messages, calls[-1].reply], replies) for calls, _, replies in found]
+
+
+def to_chats(rollout: Rollout) -> Iterator[dict[str, Any]]:
+    """A line for each conversation, as ``groundwire sft --chats`` and OpenAI's fine-tuning read it.
+
+    Replies that are not to be learned have ``"weight": 0``: those of other calls, and of calls that are not whole.
+    """
+    for calls, messages, replies in conversations(rollout):
+        learned = {place for place, call in replies.items() if not call.untrainable_reason}
+        weighted = [
+            {**message, "weight": 0} if message["role"] == "assistant" and place not in learned else message
+            for place, message in enumerate(messages)
+        ]
+        if learned:
+            outcome = {
+                **rollout.outcome.reward_components,
+                "reward": rollout.outcome.reward,
+                "failure": rollout.outcome.failure,
+            }
+            facts = {"id": rollout.rollout_id, "agent": calls[-1].agent, "model": calls[-1].model, "outcome": outcome}
+            yield {"messages": weighted, **({"tools": calls[-1].tools} if calls[-1].tools else {}), "metadata": facts}
+
+
+def to_atif(rollout: Rollout) -> dict[str, Any] | None:
+    """The trajectory of the first conversation, with the others as subagents; None if there is none."""
+    trajectories = [
+        _trajectory(conversation, f"{rollout.rollout_id}{f'#{number}' if number else ''}", rollout)
+        for number, conversation in enumerate(conversations(rollout))
+    ]
+    if not trajectories:
+        return None
+    first, *others = trajectories
+    outcome = rollout.outcome
+    first["session_id"] = rollout.metadata.get("session") or rollout.rollout_id
+    first["extra"] = {"reward": outcome.reward, "scores": dict(outcome.reward_components), "failure": outcome.failure}
+    return first | ({"subagent_trajectories": others} if others else {})
+
+
+def _trajectory(conversation: Conversation, name: str, rollout: Rollout) -> dict[str, Any]:
+    calls, messages, replies = conversation
+    steps: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        role, content = message["role"], plain(message.get("content"))
+        if role == "tool" and steps and steps[-1]["source"] == "agent":
+            result = {"source_call_id": message.get("tool_call_id"), "content": content}
+            steps[-1].setdefault("observation", {"results": []})["results"].append(result)
+            continue
+        source = {"assistant": "agent", "tool": "user"}.get(role, role)
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": content}
+        if role == "assistant":
+            call = replies.get(place)
+            step |= {"tool_calls": list(map(_tool_call, message["tool_calls"]))} if message.get("tool_calls") else {}
+            thought = message.get("reasoning_content") or message.get("reasoning")
+            step |= {"reasoning_content": thought} if thought else {}
+            step |= _facts(call) if call is not None else {"is_copied_context": True}
+        steps.append(step)
+    agent: dict[str, Any] = {"name": calls[-1].agent or "agent", "version": "unknown"}
+    agent |= {"model_name": calls[-1].model} if calls[-1].model else {}
+    agent |= {"tool_definitions": calls[-1].tools} if calls[-1].tools else {}
+    return {"schema_version": _ATIF, "trajectory_id": name, "agent": agent, "steps": steps}
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = value_of(function.get("arguments"))
+    arguments = arguments if isinstance(arguments, dict) else {"input": arguments}
+    return {"tool_call_id": str(call.get("id")), "function_name": str(function.get("name")), "arguments": arguments}
+
+
+def _facts(call: TracedCall) -> dict[str, Any]:
+    metrics: dict[str, Any] = {
+        "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
+        "completion_tokens": len(call.response_ids) or call.response_tokens,
+        "prompt_token_ids": call.prompt_ids,
+        "completion_token_ids": call.response_ids,
+        "logprobs": call.logprobs,
+    }
+    known = {name: value for name, value in metrics.items() if value}
+    facts: dict[str, Any] = {"metrics": known, "model_name": call.model}
+    if call.started:
+        facts["timestamp"] = datetime.fromtimestamp(call.started, timezone.utc).isoformat()
+    return {name: value for name, value in facts.items() if value}
