@@ -18,6 +18,7 @@ from langchain_core.tracers.base import BaseTracer
 from test_traces import ANSWER, ASKED, CALL, CALLING, CHAT, RESULT, SYSTEM, TOOL, check_conversation, write_lines
 
 from groundwire.adapters.tracing.wire.call import Conversations
+from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.train import read_traces
@@ -197,8 +198,10 @@ def chat_archive() -> list[dict[str, Any]]:
 def translated(api: Any, body: Mapping[str, Any], message: Mapping[str, Any]) -> tuple[Any, str]:
     """The whole reply and the stream that an agent gets of our proxy for a chat message."""
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    whole = api(dict(body), Conversations().of("r")).reply({"choices": [choice]})
+    whole_call = api(dict(body), Conversations().of("r"))
     call = api({**body, "stream": True}, Conversations().of("r"))
+    whole_call.exchange = call.exchange = HttpExchange(rollout_id="r", attempt_id="a")
+    whole = whole_call.reply({"choices": [choice]})
     stream = b"".join([*map(call.events, chunks(message)), call.end()])
     return whole, stream.decode()
 
