@@ -63,8 +63,8 @@ def replay_job(run: RunDir, given: Mapping[str, Any], objects: Objects = NO_OBJE
     replaced = {*objects.names(), *given.keys() & {"agent", "reward"}, *(["tasks"] if "domain" in given else [])}
     if missing := sorted(stored.get("objects", {}).keys() - replaced):
         raise ConfigError(
-            f"{run.path} was started by a script, with its own {', '.join(missing)}: replay it there, with "
-            "groundwire.train.replay(run, agent, tasks, reward)"
+            f"{run.path} was started by a script, with its own {', '.join(missing)}: name them, with "
+            f"{', '.join(f'--{name}' for name in missing)}"
         )
     kept = {name: stored[name] for name in _OF_RUN if stored.get(name) is not None}
     if {"agent", "backend"} & given.keys() or "agent" in objects.names():
