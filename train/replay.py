@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, progress, spinner
 from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir
@@ -61,7 +62,7 @@ def main(
             for batch in replay(job, run, chosen, on_end=on_end):
                 ended += batch
         differing = [each for each in ended if each.difference is not None]
-        typer.echo("\n".join(_lines(ended, total, time.monotonic() - started)))
+        say("\n".join(_lines(ended, total, time.monotonic() - started)))
     if differing:
         raise typer.Exit(1)
 

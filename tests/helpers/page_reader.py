@@ -127,6 +127,12 @@ sys.executable = sys.argv[1]  # the Python programs that it starts are forked, t
 run_command(tuple(sys.argv[2:]))
 """
 
+CHAT = (
+    '{{"messages": [{{"role": "user", "content": "What is {0} + 1?"}}, '
+    '{{"role": "assistant", "content": "{0} plus 1"}}]}}\n'
+)
+"""A line of an exported trace."""
+
 
 def prepare(folder: Path) -> None:
     """A reader's home and folder with an agent, its settings, a finished run and an evaluation; beside them a clone."""
@@ -155,6 +161,8 @@ def prepare(folder: Path) -> None:
         (app / name).symlink_to(f"../clone/{name}")
     (app / "groundwire").symlink_to("../clone")
     (app / "my_app.py").write_text(APP)
+    (app / "exported").mkdir()
+    (app / "exported" / "chats.jsonl").write_text("".join(CHAT.format(number) for number in range(12)))
     (app / "HuggingFaceTB").mkdir()
     (app / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to("../../home/model")
     for arguments in (

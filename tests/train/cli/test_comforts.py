@@ -62,7 +62,7 @@ def _complete(words: str) -> list[str]:
 
 
 def test_a_shell_completes_commands_and_their_options() -> None:
-    assert _complete("groundwire re") == ["report", "rescore"]
+    assert _complete("groundwire re") == ["report", "replay", "rescore"]
     assert set(_complete("groundwire ")) == set(COMMANDS)
     assert _complete("groundwire evaluate --comp") == ["--compare"]
     assert "--judge-model" in _complete("groundwire run --ju")
