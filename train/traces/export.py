@@ -14,7 +14,7 @@ from groundwire.train.traces.record import TracedCall, plain
 _ATIF = "ATIF-v1.8"
 
 
-class Conversation(NamedTuple):
+class ExportedChat(NamedTuple):
     """Calls that go on with each other: all messages are those of the last one, and its reply."""
 
     calls: Sequence[TracedCall]
@@ -23,7 +23,7 @@ class Conversation(NamedTuple):
     """The calls by the places of their replies in the messages."""
 
 
-def conversations(rollout: Rollout) -> list[Conversation]:
+def conversations(rollout: Rollout) -> list[ExportedChat]:
     """The conversations of a trace, in the order in which they begin.
 
     A call goes on with one whose messages and reply begin its own messages. Another order, or a message that was
@@ -42,7 +42,7 @@ def conversations(rollout: Rollout) -> list[Conversation]:
                 break
         else:
             found.append(([call], texts, {len(texts) - 1: call}))
-    return [Conversation(calls, [*calls[-1].messages, calls[-1].reply], replies) for calls, _, replies in found]
+    return [ExportedChat(calls, [*calls[-1].messages, calls[-1].reply], replies) for calls, _, replies in found]
 
 
 def to_chats(rollout: Rollout) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ def to_atif(rollout: Rollout) -> dict[str, Any] | None:
     return first | ({"subagent_trajectories": others} if others else {})
 
 
-def _trajectory(conversation: Conversation, name: str, rollout: Rollout) -> dict[str, Any]:
+def _trajectory(conversation: ExportedChat, name: str, rollout: Rollout) -> dict[str, Any]:
     calls, messages, replies = conversation
     steps: list[dict[str, Any]] = []
     for place, message in enumerate(messages):

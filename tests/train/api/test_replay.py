@@ -21,8 +21,8 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
 from groundwire.train.evaluation.replayed import first_difference
 
-# The agent asks two questions, one with a tool's result, then three at once twice, and goes on with the answers in the
-# order in which they come. The file ``changes`` says how it differs from the recorded one.
+# The agent asks two questions, one with a tool's result, then three at once twice, and goes on with the sorted
+# answers. The file ``changes`` says how it differs from the recorded one.
 AGENT = """
 import asyncio, datetime, pathlib, random
 import openai
@@ -51,7 +51,7 @@ async def agent(task):
     await ask(question, said, result)
     parts = [{"role": "user", "content": f"{task['question']} Part {n}."} for n in range(3)]
     await asyncio.gather(*map(ask, parts))
-    ended = [await answer for answer in asyncio.as_completed([ask(part, part) for part in parts])]
+    ended = sorted([await answer for answer in asyncio.as_completed([ask(part, part) for part in parts])])
     texts = ["b a" if "order" in CHANGES else "a b", *ended]
     if "fewer" not in CHANGES:
         last = await ask({"role": "user", "content": f"Join: {texts}"})
