@@ -18,7 +18,7 @@ import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -85,12 +85,15 @@ class _Arms:
         runs = {"GRPO": [self._train(seed, {}) for seed in seeds]}
         for name, values in _CANDIDATES.items():
             tasks = self.options.tasks
-            best = self._best([{name: value, "tasks_per_step": round(share * tasks)} for value, share in values])
+            candidates = [{name: value, "tasks_per_step": round(share * tasks)} for value, share in values]
+            best = self._best(candidates, lambda changed: self._model_of(self._train(0, changed)))
             arm = f"{name} {best[name]}, {best['tasks_per_step']} tasks"
             runs[arm] = [self._train(seed, best) for seed in seeds]
         seconds = self.options.seconds or mean(spent(run)["seconds"] for run in runs["GRPO"])
-        models = {arm: [(_name(run), str(run.path)) for run in of_arm] for arm, of_arm in runs.items()}
-        models["SFT continued"] = [self._supervise(seed, seconds) for seed in seeds]
+        models = {arm: list(map(self._model_of, of_arm)) for arm, of_arm in runs.items()}
+        rates: list[dict[str, Any]] = [{}, self._given({"learning_rate"})]  # its own, and that of GRPO
+        best = self._best(rates, lambda changed: self._supervise(0, seconds, changed)) if rates[1] else {}
+        models["SFT continued"] = [self._supervise(seed, seconds, best) for seed in seeds]
         models = {"before": [("before", self.suite.model)], **models}
         scores = {
             arm: {kind: [self._evaluate(*model, 1, kind) for model in of_arm] for kind in _KINDS}
@@ -111,14 +114,19 @@ class _Arms:
                 cells += [", ".join(map(format_accuracy, accuracy)), change]
             print(f"| {' | '.join(cells)} |", flush=True)
 
-    def _best(self, candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _best(
+        self, candidates: Sequence[dict[str, Any]], train: Callable[[dict[str, Any]], tuple[str, str]]
+    ) -> dict[str, Any]:
+        """The changed settings with the best model on the first half. ``train`` returns the model's name and path."""
         accuracy = []
         for changed in candidates:
-            run = self._train(0, changed)
-            scores = self._evaluate(_name(run), str(run.path), 0, "sampled")
-            accuracy.append(mean(map(mean, scores.values())))
+            accuracy.append(mean(map(mean, self._evaluate(*train(changed), 0, "sampled").values())))
             print(f"{changed} on the first half: {accuracy[-1]:.3f}", flush=True)
         return candidates[accuracy.index(max(accuracy))]
+
+    @staticmethod
+    def _model_of(run: RunDir) -> tuple[str, str]:
+        return run.path.parent.name, str(run.path)
 
     def _train(self, seed: int, changed: Mapping[str, Any]) -> RunDir:
         """A run that ends at the step after which what it has spent is nearest to its tokens or seconds."""
@@ -144,13 +152,13 @@ class _Arms:
         limit, value = (options.seconds, figures["seconds"]) if options.seconds else (options.tokens, figures["tokens"])
         return bool(figures["steps"]) and value * (1 + 0.5 / figures["steps"]) >= limit
 
-    def _supervise(self, seed: int, seconds: float) -> tuple[str, str]:
-        """The name and the model of an arm of supervised fine-tuning."""
-        name = f"sft-seed-{seed}"
+    def _supervise(self, seed: int, seconds: float, changed: Mapping[str, Any]) -> tuple[str, str]:
+        """The name and the model of a run of supervised fine-tuning."""
+        name = "-".join(["sft", *(f"{setting}-{value}" for setting, value in changed.items()), f"seed-{seed}"])
         folder = self.suite.out / "runs" / name
         if not any(folder.glob("2*/model")):
             settings = {**self._common(0), **self._given(_OF_PROMPTS), "seed": seed, "output_dir": folder}
-            settings |= {"epochs": 1000, "time_limit_s": seconds, "val_tasks": 20}
+            settings |= {"epochs": 1000, "time_limit_s": seconds, "val_tasks": 20, **changed}
             self.suite.run(name, ["-m", "groundwire.train.sft", *_pairs(settings)], limit_s=seconds + 900)
         return name, str(max(folder.glob("2*/model")))
 
@@ -213,10 +221,6 @@ def _together(scores: Sequence[Scores]) -> Scores:
         for task, values in of_run.items():
             together[task] += values
     return together
-
-
-def _name(run: RunDir) -> str:
-    return run.path.parent.name
 
 
 def _pairs(settings: Mapping[str, Any]) -> list[str]:
