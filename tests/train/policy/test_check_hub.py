@@ -74,3 +74,16 @@ def test_without_a_network_the_cache_decides(monkeypatch: pytest.MonkeyPatch, tm
     (folder / "snapshots" / "abc").mkdir(parents=True)
     (folder / "snapshots" / "abc" / "config.json").write_text("{}")
     check_hub("owner/kept")
+
+
+def test_an_error_of_any_http_client_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class ConnectError(Exception):
+        """As of httpx2, which huggingface_hub has since version 2: neither an OSError nor an error of httpx."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectError("no route\nto the hub")
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
+    with pytest.raises(ConfigError, match=re.escape("and the hub cannot be asked (no route)")):
+        check_hub("owner/kept")

@@ -156,7 +156,6 @@ def check_hub(model: str) -> None:
 
     Ray would report this much later. The hub is asked only if the cache lacks the model, with a timeout of 10 s.
     """
-    import httpx
     from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
 
     folder = Path(model)
@@ -175,7 +174,7 @@ def check_hub(model: str) -> None:
         why = "no model on the hub can have this name"
     except errors.OfflineModeIsEnabled:
         why = f"{not_cached}, and HF_HUB_OFFLINE is set{elsewhere}"
-    except (OSError, httpx.HTTPError) as error:
+    except Exception as error:  # the types of the HTTP client: httpx, and httpx2 in huggingface_hub 2
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         why = f"{not_cached}, and the hub cannot be asked ({reason}){elsewhere}"
     else:
