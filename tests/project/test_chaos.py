@@ -140,7 +140,9 @@ def test_a_loss_of_a_runner_that_is_not_said_or_made_up_for_is_noticed(
         monkeypatch.setattr(runners, name, 0.2)
     found = Tally()
     code = (
-        "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', *{}])\n"
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', 'train.runner'])\n"
+        "time.sleep(60)"
     )
     with Processes(tmp_path, found) as all_processes:
         trainer = all_processes.python("trainer", "-c", code)

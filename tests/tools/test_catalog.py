@@ -47,7 +47,13 @@ def _many_views(path: Path) -> None:
     make_database(path, f"{TABLES} CREATE VIEW v0 AS SELECT id AS a FROM customers; {''.join(views)}")
 
 
+def _doubling_view(path: Path) -> None:
+    doubled = "".join(f", c{n} AS (SELECT x FROM c{n - 1} UNION SELECT x FROM c{n - 1})" for n in range(1, 30))
+    make_database(path, f"{TABLES} CREATE VIEW v AS WITH c0 AS (SELECT 1 AS x){doubled} SELECT x FROM c29")
+
+
 SKIPPED = {
+    "a view that fills the memory": (_doubling_view, "v", "too much memory"),
     "a view on a dropped table": (
         _script("CREATE TABLE gone (x); CREATE VIEW v AS SELECT x FROM gone; DROP TABLE gone"),
         "v", "no such table: main.gone",

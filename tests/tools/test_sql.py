@@ -260,8 +260,7 @@ def test_a_changed_file_is_opened_again(database: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files where Linux lists them")
-def test_many_threads_on_many_databases_keep_few_files_open_and_stay_below_the_heap_limit(tmp_path: Path) -> None:
-    """SQLite has one heap limit for the process, and the page caches of all connections count."""
+def test_many_threads_on_many_databases_keep_few_files_open(tmp_path: Path) -> None:
     threads, databases = 32, 40
     rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600)"  # of 0.6 MB
     make_database(tmp_path / "0.sqlite", f"CREATE TABLE t (a); INSERT INTO t {rows} SELECT hex(zeroblob(450)) FROM n")
@@ -277,6 +276,15 @@ def test_many_threads_on_many_databases_keep_few_files_open_and_stay_below_the_h
         list(pool.map(work, range(threads)))
     files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= connections._IDLE_CONNECTIONS
+
+
+def test_a_query_limits_nothing_else_that_uses_sqlite_in_the_process(database: Path) -> None:
+    """A limit of SQLite's heap holds for the whole process, and so for an agent's own databases."""
+    assert run_query(database, "SELECT count(*) FROM sale").rows == [(1,)]
+    with contextlib.closing(sqlite3.connect(":memory:")) as own:
+        own.execute("CREATE TABLE t (a)")
+        own.executemany("INSERT INTO t VALUES (zeroblob(?))", [(10_000_000,)] * 11)
+        assert own.execute("SELECT sum(length(a)) FROM t").fetchone() == (110_000_000,)
 
 
 def test_reading_a_database_in_wal_mode_creates_no_file(database: Path) -> None:

@@ -101,6 +101,7 @@ FOR_EVER = [
 ]
 MUCH_MEMORY = [
     FOR_EVER[-1],
+    "SELECT * FROM doubling",
     f"SELECT {', '.join([f'length({LONG})'] * 1900)} FROM many",
     f"SELECT {', '.join(['x + 0.5'] * 1900)} FROM many",
     "SELECT replace(hex(zeroblob(1000)), '0', '\U0001f600') FROM many a, many b",
@@ -122,7 +123,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES (1, 'one'), (2, 'two');"
         "CREATE INDEX i ON t (b);"
         "CREATE TABLE many AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 1000)"
-        " SELECT x FROM c",
+        " SELECT x FROM c;"
+        f"CREATE VIEW doubling AS WITH c0 AS (SELECT 1 AS x), {', '.join(DOUBLING)} SELECT * FROM c29;",
     )
     return path
 

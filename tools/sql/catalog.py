@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import re
+import signal
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -19,14 +21,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from groundwire.tools.infrastructure import is_sqlite_failure
-from groundwire.tools.sql.errors import readable
+from groundwire.tools.sql.errors import DatabaseError, readable
 from groundwire.tools.sql.opening import DAMAGED_ENTRY, ReadOnly, open_readonly, signature
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
 Kind = Literal["table", "virtual table", "view"]
 
 _VIEW_S, _VIEWS_S = 0.1, 0.5
 """CPU time to find the columns of a view, and of all. Each of some nested views may take twice that of the one before.
 """
+_INLINE_SELECTS_WITH_CTE = 3
+_HEAP_BYTES, _PROCESS_S = 96 * 1024 * 1024, 10.0
 _VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s", re.IGNORECASE)
 _HIDDEN, _GENERATED, _CORRUPT = 1, (2, 3), 11
 
@@ -96,6 +101,22 @@ def read_catalog(database: str | Path) -> Catalog:
         return _read(path, signature(path))
 
 
+def may_fill_memory(*statements: str) -> bool:
+    """Whether SQLite needs much memory to compile one of these together with the others.
+
+    It copies a common table expression for each use before it calls the authorizer, so several that use each other can
+    fill the memory.
+    """
+    lowered = [text for text in map(str.lower, statements) if "with" in text]
+    return sum(text.count("select") + text.count("values") for text in lowered) > _INLINE_SELECTS_WITH_CTE
+
+
+def views_may_fill_memory(raw: ReadOnly, listed: list[Entry]) -> bool:
+    """Whether a query of these views may, which its own text does not show, and no :func:`limit_heap` prevents it."""
+    views = (entry.sql for entry in listed if entry.kind == "view")
+    return may_fill_memory(*views) and raw.execute("PRAGMA hard_heap_limit").fetchone() == (0,)
+
+
 class Entry(NamedTuple):
     """A row of sqlite_master about a table or view."""
 
@@ -121,6 +142,8 @@ def _read(path: str, _signature: tuple[int, ...]) -> Catalog:
     with contextlib.closing(open_readonly(path)) as raw:
         raw.set_authorizer(limit.authorize)
         listed = entries(raw)
+        if views_may_fill_memory(raw, listed):
+            return _read_in_process(path)
         for entry in listed:
             try:
                 with limit.of_view() if entry.kind == "view" else contextlib.nullcontext():
@@ -193,3 +216,37 @@ def _read_table(raw: ReadOnly, entry: Entry) -> TableDefinition:
     # SQLite lists the keys in reverse order of declaration.
     keys = [ForeignKey(tuple(own), parent, tuple(parents)) for parent, own, parents in reversed(links.values())]
     return TableDefinition(*entry, columns=columns, foreign_keys=tuple(keys))
+
+
+_workers = WorkerPool("groundwire.tools.sql.catalog", max_idle=0)
+
+
+def limit_heap() -> None:
+    """Limit SQLite's memory in this process, a worker's: in any other it would hold for what else uses SQLite there."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as raw:
+        raw.execute(f"PRAGMA hard_heap_limit={_HEAP_BYTES}").close()
+
+
+def _read_in_process(path: str) -> Catalog:
+    try:
+        answer = _workers.ask(lambda: path.encode(errors="surrogateescape"))
+    except (WorkerEndedError, OSError) as error:
+        raise DatabaseError(f"the views of {path} cannot be read: {error}") from error
+    result: Catalog | DatabaseError = pickle.loads(answer or b"")  # noqa: S301 - from our own process
+    if isinstance(result, DatabaseError):
+        raise result
+    return result
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Answer requests, each the path of a database, with its catalog."""
+    limit_heap()
+    answer_requests(_answer, descriptor, parent)
+
+
+def _answer(path: bytes) -> bytes:
+    with time_limit(signal.ITIMER_REAL, _PROCESS_S):
+        try:
+            return pickle.dumps(read_catalog(path.decode(errors="surrogateescape")))
+        except DatabaseError as error:
+            return pickle.dumps(error)

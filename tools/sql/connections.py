@@ -14,8 +14,8 @@ SQLite itself enforces the limits; the text of a query is never inspected:
 
 Opening a file costs ten times a small query, so connections are reused. The authorizer and the handler are set once,
 because a new authorizer makes SQLite prepare every cached statement again. Connections are not bound to threads, so
-their number is limited for any number of threads and databases: each has its own page cache, and SQLite has one heap
-limit for the whole process. Concurrent queries use one connection each.
+their number is limited for any number of threads and databases: each has its own page cache. Concurrent queries use one
+connection each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sqlite3
 import threading
 import time
 
-from groundwire.tools.sql.catalog import entries, quote_identifier
+from groundwire.tools.sql.catalog import Entry, entries, may_fill_memory, quote_identifier, views_may_fill_memory
 from groundwire.tools.sql.opening import OPCODES_PER_CHECK, open_readonly
 
 MAX_SQL_LENGTH = 100_000
@@ -41,7 +41,7 @@ TOOBIG = 18
 """SQLite's code of a value that is too long."""
 
 _PAGE_CACHE_KB = 500  # of each connection
-_IDLE_CONNECTIONS = 64  # with full caches a third of the heap limit
+_IDLE_CONNECTIONS = 64
 _LIMITS = {
     "LENGTH": MAX_VALUE_LENGTH,
     "SQL_LENGTH": MAX_SQL_LENGTH,
@@ -53,7 +53,6 @@ _LIMITS = {
 # while SQLite compiles the query, where a view or a common table expression counts once for each use.
 _INLINE_SQL_LENGTH = 5000
 _INLINE_LIMITS = {"LENGTH": 5000, "VDBE_OP": 5000}
-_INLINE_SELECTS_WITH_CTE = 3
 _INLINE_WORK = 1000
 _INLINE_S = 0.5  # a longer query would also fill the disk with temporary files
 _SELECT_WORK, _FUNCTION_WORK, _SEARCH_WORK = 10, 20, 120
@@ -90,13 +89,10 @@ class NeedsProcessError(Exception):
 def check_inline(sql: str) -> None:
     """Raise :class:`NeedsProcessError` for a query that needs a process by its text.
 
-    SQLite copies a common table expression for each use before it calls the authorizer, so several that use each other
-    can fill the memory. Without limits the operator ``||`` can make a value of any length.
+    Without limits the operator ``||`` can make a value of any length.
     """
-    lowered = sql.lower()
-    selects = lowered.count("select") + lowered.count("values") if "with" in lowered else 0
     too_long = len(sql) > _INLINE_SQL_LENGTH or ("||" in sql and not _HAS_LIMITS)
-    if too_long or selects > _INLINE_SELECTS_WITH_CTE:
+    if too_long or may_fill_memory(sql):
         raise NeedsProcessError
 
 
@@ -117,7 +113,10 @@ class Connection:
         try:
             self.raw = open_readonly(path, stop=self._progress)
             self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
-            self._open_virtual_tables()
+            listed = entries(self.raw)
+            if inline and views_may_fill_memory(self.raw, listed):
+                raise NeedsProcessError
+            self._open_virtual_tables(listed)
             self.start(deadline, stops)
         except sqlite3.Error:
             if self.stopped:
@@ -128,9 +127,9 @@ class Connection:
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         self.raw.set_authorizer(self._authorize)
 
-    def _open_virtual_tables(self) -> None:
+    def _open_virtual_tables(self, listed: list[Entry]) -> None:
         # On its first use SQLite declares a virtual table with a CREATE TABLE, which the authorizer would refuse.
-        self._virtual_tables |= {entry.name for entry in entries(self.raw) if entry.kind == "virtual table"}
+        self._virtual_tables |= {entry.name for entry in listed if entry.kind == "virtual table"}
         for name in self._virtual_tables:
             try:
                 self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608

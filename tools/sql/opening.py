@@ -32,7 +32,6 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 _MAGIC = b"SQLite format 3\0"
 TO_BE_REPAIRED = "a program was ended while it wrote to it; open it once with one that may write, which repairs it"
 DAMAGED_ENTRY = "its entry in sqlite_master is damaged"
-_HEAP_LIMIT = 96 * 1024 * 1024
 _LOCK_WAIT_S = 1.0
 # Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
 OPCODES_PER_CHECK = 100
@@ -225,9 +224,6 @@ def open_readonly(path: str, *, stop: Callable[[], bool] | None = None) -> ReadO
     if stop is not None:
         raw.set_progress_handler(stop, OPCODES_PER_CHECK)
     try:
-        # It holds for SQLite in the whole process and can only be lowered. On Python 3.10, which has no setlimit, it is
-        # the only limit of a single value.
-        raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         if "vfs" in options:
             raw.execute("PRAGMA locking_mode=EXCLUSIVE").close()  # with no other connection to share an index with
         _read_schema(raw)

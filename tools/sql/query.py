@@ -19,7 +19,7 @@ from typing import Any
 from groundwire.tools.daemon_threads import fulfil
 from groundwire.tools.infrastructure import is_sqlite_failure
 from groundwire.tools.sql import connections
-from groundwire.tools.sql.catalog import Catalog, is_damage, read_catalog
+from groundwire.tools.sql.catalog import Catalog, is_damage, limit_heap, read_catalog
 from groundwire.tools.sql.errors import (
     DatabaseError,
     NotAllowedError,
@@ -319,6 +319,7 @@ def serve(descriptor: int, parent: int) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = _MAX_FILE_BYTES if hard_limit == resource.RLIM_INFINITY else min(_MAX_FILE_BYTES, hard_limit)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
+    limit_heap()
     answer_requests(_answer, descriptor, parent)
 
 

@@ -46,11 +46,10 @@ from groundwire.train.store.rollout import TRANSITIONS, Attempt, Outcome, Rollou
 MEMORY = ""
 """The path of a store without a file of its own.
 
-What is larger than the page cache goes to a temporary file, which ends with the store. SQLite's ``:memory:`` would keep
-all of it below the heap limit of the whole process, which is low wherever agents' queries run (``tools.sql``).
+What is larger than the page cache goes to a temporary file, which ends with the store.
 """
 _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
-_PAGE_CACHE_KIB = 16 << 10  # and as much to sort: both fit below the heap limit of queries
+_PAGE_CACHE_KIB = 16 << 10  # and as much to sort
 _CACHED = 8 << 20  # bytes of JSON
 _SCAN_S = 2.0
 _PAGE_SIZE, _PAGE_ROWS = 2 << 20, 250

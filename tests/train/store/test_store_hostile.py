@@ -27,7 +27,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import Runner
-from groundwire.tools.sql import run_query
 from groundwire.train.store.agent_lightning import Request, SpanFields, span_json
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.lightning_store import LightningStore
@@ -337,17 +336,6 @@ async def test_lists_come_in_pages_which_the_client_puts_together() -> None:
             await server.store.cancel(rollout_id)
         assert await client.ended(ids) == ids
         await client.stop()
-
-
-async def test_a_store_without_a_file_holds_more_than_the_heap_limit_of_queries(
-    tmp_path: Path,
-) -> None:
-    with sqlite3.connect(tmp_path / "t.sqlite") as conn:
-        conn.execute("CREATE TABLE t (n INT)")
-    assert run_query(tmp_path / "t.sqlite", "SELECT count(*) FROM t").rows == [(0,)]  # sets the limit of 96 MB
-    store = LightningStore(MEMORY)
-    await store.enqueue([Rollout(task={"n": n, "text": "x" * (4 << 20)}) for n in range(40)])
-    assert [rollout.task["n"] for rollout in await store.dequeue(40)] == list(range(40))
 
 
 async def test_a_page_of_large_items_has_few_of_them() -> None:
