@@ -54,6 +54,12 @@ def _interrupt(folder: RunDir, when: Callable[[], bool], number: int) -> str:
     return stopped.stderr
 
 
+class _InterruptedValidation(ProgressCallback):
+    def on_phase_start(self, name: str, total: int, unit: str = "rollouts") -> None:
+        if name.startswith("validate"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
     """Once during sampling and once during a validation, which the resumed run adds."""
     folder = _new_run(tmp_path)
@@ -61,9 +67,10 @@ def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
     first = int(folder.checkpoints.paths()[-1].name.removeprefix("step-"))
     assert f"the last checkpoint is of step {first}" in message
     assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
-    sampled = folder.path / "rollouts" / "step-00002-train.parquet"
-    sampled.unlink(missing_ok=True)  # the interrupt came after the sampling
-    _interrupt(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)
+    config = RunConfig(**folder.config())
+    with GracefulShutdown() as shutdown, pytest.raises(KeyboardInterrupt):
+        job = job_of(config, domains.get("spider"))
+        LocalTrainer(job, run=folder, callback=_InterruptedValidation(), shutdown=shutdown).train()
     assert [path.name for path in folder.checkpoints.paths()] == ["step-00001", "step-00002"]
     assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
     assert "validation" not in folder.metrics()[-1]
