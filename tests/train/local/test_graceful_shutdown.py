@@ -67,10 +67,11 @@ def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
     first = int(folder.checkpoints.paths()[-1].name.removeprefix("step-"))
     assert f"the last checkpoint is of step {first}" in message
     assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
-    config = RunConfig(**folder.config())
-    with GracefulShutdown() as shutdown, pytest.raises(KeyboardInterrupt):
-        job = job_of(config, domains.get("spider"))
-        LocalTrainer(job, run=folder, callback=_InterruptedValidation(), shutdown=shutdown).train()
+    job = job_of(RunConfig(**folder.config()), domains.get("spider"))
+    with GracefulShutdown() as shutdown:
+        trainer = LocalTrainer(job, run=folder, callback=_InterruptedValidation(), shutdown=shutdown)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
     assert [path.name for path in folder.checkpoints.paths()] == ["step-00001", "step-00002"]
     assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
     assert "validation" not in folder.metrics()[-1]
