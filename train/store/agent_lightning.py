@@ -16,6 +16,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
@@ -259,11 +260,13 @@ def outcome_span_id(rollout_id: str, attempt_id: str) -> str:
 
 
 def read_record(spans: Sequence[SpanRecord]) -> tuple[list[LLMCall], list[SpanRecord], Outcome]:
-    """The calls, the annotations and the outcome of an attempt. A foreign runner's outcome is the reward it stored.
+    """The calls, the annotations and the outcome of an attempt, from its spans in the order in which they were stored.
+    A foreign runner's outcome is the reward it stored.
 
     The calls of foreign tracers count if our proxy traced none, which would trace all.
     """
     try:
+        spans = sorted(spans, key=attrgetter("sequence_id"))
         is_ours = any(PROMPT_IDS in span.attributes for span in spans)
         by_id = {span.span_id: span for span in spans}
         calls, others, names = [], [], dict[str, str]()

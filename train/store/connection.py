@@ -37,8 +37,8 @@ _MAX_FAILURES = 4
 _REQUEST_TIMEOUT_S, _CONNECT_S = 60.0, 5.0
 _MAX_IN_FLIGHT = 2
 _MAX_BATCH = 32
-MAX_BATCH_BYTES = 4 << 20
-"""Bytes of JSON in a request with many parts."""
+MAX_BATCH_BYTES = 1 << 20
+"""Bytes of JSON in a request with many parts: other clients wait while it is read."""
 _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 _SLOW_PATH = re.compile(r"/waits/.*|.*/search")
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from groundwire.train.store.agent_lightning import SpanFields
 from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, BadRequestError, problem
 
-_CHUNK = 200
+_CHUNK = 50
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")
 _NANO = 1_000_000_000
 

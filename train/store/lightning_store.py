@@ -26,7 +26,6 @@ from groundwire.train.store.agent_lightning import (
     rollout_json,
 )
 from groundwire.train.store.base import attempt_of
-from groundwire.train.store.limits import BadRequestError
 from groundwire.train.store.rollout import Attempt, AttemptStatus, Rollout
 from groundwire.train.store.sqlite import ROLLOUT_COLUMNS, SqliteStore
 
@@ -211,13 +210,14 @@ class LightningStore(SqliteStore):
         sort_order: str = "asc",
         limit: int = -1,
         offset: int = 0,
-        after: Sequence[int] | None = None,
+        after: int | None = None,
         **filters: Any,
     ) -> Json:
         """A page of a table. Filters are ``FIELD``, ``FIELD_in`` and ``FIELD_contains``; None is no filter.
 
-        If there are more items in an ascending list, ``next`` is what to give as ``after`` for the next page. Unlike
-        that of an ``offset``, its time does not grow with what comes before. A page with ``after`` has no ``total``.
+        With ``after`` (0 for the first page) the items are in the order in which they were added, and ``next`` is what
+        to give for the next page, if there are more. Unlike with an ``offset``, its time does not grow with what comes
+        before; it has no ``total``.
         """
         with self._transaction():
             self._give_up_overdue()
@@ -237,30 +237,24 @@ class LightningStore(SqliteStore):
         if optional := list(conditions(filters)):
             where.append(f"({f' {filter_logic.upper()} '.join(optional)})")
         order = "id"
-        if sort_by is not None:
+        if after is not None:
+            where.append("id > ?")
+            values.append(after)
+        elif sort_by is not None:
             last = f"{expression(sort_by)} IS NULL {sort_order}, " if sort_by in _MISSING_LAST else ""
             order = f"{last}{expression(sort_by)} {sort_order}, id"
-        keys = [name for name in (sort_by, "id") if name is not None]
-        has_next = sort_order == "asc" and keys in (["id"], ["sequence_id", "id"])
-        if after is not None:
-            if not has_next or len(after) != len(keys):
-                raise BadRequestError(f"after is {after!r}; it is the next of a page of the same list")
-            where.append(f"({', '.join(keys)}) > ({', '.join('?' * len(keys))})")
-            values += after
         from_ = f"FROM {table}" + (f" WHERE {' AND '.join(where)}" if where else "")
         columns = ROLLOUT_COLUMNS if table == "rollouts" else "body"
-        first = len(keys) if has_next else 1
-        select = f"SELECT {', '.join(keys[-first:])}, {columns} {from_} ORDER BY {order}"
+        select = f"SELECT id, {columns} {from_} ORDER BY {order}"
         rows, has_more = self._page(select, values, limit, offset)
         items = [
-            rollout_json(self._of_row(row[first:])) if table == "rollouts" else self._parsed(table, row[first])
-            for row in rows
+            rollout_json(self._of_row(row[1:])) if table == "rollouts" else self._parsed(table, row[1]) for row in rows
         ]
         result: Json = {"items": items, "limit": limit, "offset": offset}
         if after is None:
             result["total"] = self._conn.execute(f"SELECT count(*) {from_}", values).fetchone()[0]
-        if has_next and has_more:
-            result["next"] = rows[-1][:first]
+        elif has_more:
+            result["next"] = rows[-1][0]
         return result
 
     query_rollouts = partialmethod(_query, "rollouts")

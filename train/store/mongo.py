@@ -48,6 +48,20 @@ class MongoStore:
         new = await self._store.add_many_spans([Span.model_validate(span) for span in spans])
         return [span.span_id for span in new]
 
+    async def query_spans(self, rollout_id: str, **query: Any) -> Any:
+        return await self._page(self._store.query_spans, rollout_id, **query)
+
+    async def query_rollouts(self, **query: Any) -> Any:
+        return await self._page(self._store.query_rollouts, **query)
+
+    async def _page(self, query: Any, *values: Any, after: int | None = None, **fields: Any) -> Any:
+        """As in our stores; the place after which a page begins is an offset."""
+        if after is None:
+            return await query(*values, **fields)
+        page = await query(*values, **{**fields, "offset": after})
+        end = after + len(page.items)
+        return {"items": page.items, **({"next": end} if end < page.total else {})}
+
     async def add_resources(self, resources: Any) -> Any:
         return await self._store.add_resources(TypeAdapter(NamedResources).validate_python(resources))
 

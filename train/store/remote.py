@@ -159,14 +159,14 @@ class RemoteStore(StoreConnection, RolloutStore):
         """All items of a list, which a store may return in pages. Ours says where the next one begins; to Agent
         Lightning's an offset does, which takes it longer with each page.
         """
-        start: dict[str, Any] | None = {"offset": 0}
+        start: dict[str, Any] | None = {"after": 0} if self.batches else {"offset": 0}
         while start is not None:
             page = await self.request("post", path, json={**filters, "limit": _PAGE if self.batches else -1, **start})
             for item in page["items"]:
                 yield item
             end = start.get("offset", 0) + len(page["items"])
-            if "next" in page:
-                start = {"after": page["next"]}
+            if self.batches:
+                start = {"after": page["next"]} if "next" in page else None
             else:
                 start = {"offset": end} if page["items"] and end < page.get("total", end) else None
 

@@ -116,8 +116,7 @@ def _list(method: str, **filters: Any) -> tuple[Any, Call]:
     """The query of a list, which has filters, an order and a page, and its call."""
     limit = Annotated[int, pydantic.Field(ge=-1, le=1 << 53), pydantic.AfterValidator(_check_limit)]
     order = {"sort_by": Literal[tuple(FIELDS[method])], "sort_order": (Literal["asc", "desc"], "asc")}
-    place = Annotated[list[Count], pydantic.Field(max_length=2)]
-    return _body(limit=(limit, -1), offset=(Count, 0), after=place, **order, **filters), _with_fields(method)
+    return _body(limit=(limit, -1), offset=(Count, 0), after=Count, **order, **filters), _with_fields(method)
 
 
 LISTS = {

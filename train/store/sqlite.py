@@ -2,21 +2,27 @@
 
 Each public call is one transaction: an acknowledged call is in the file, any other has left no trace, and a rollout is
 never taken from the queue without its attempt. The file is in WAL mode with ``synchronous=NORMAL``: a commit survives a
-killed process; only a power failure can lose the last commits. One process owns the file, so the rollouts that were
-used last are cached as objects: parsing JSON costs more than finding it. Calls, annotations and outcomes are rows of
-JSON in the form in which runners send them, with packed token ids; they are read once, by the trainer.
+killed process; only a power failure can lose the last commits. The write-ahead log is written into the file by a
+thread, with a connection of its own: it waits for the disk, and no client waits with it. One process owns the file, so
+the rollouts that were used last are cached as objects: parsing JSON costs more than finding it. Calls, annotations and
+outcomes are rows of JSON in the form in which runners send them, with packed token ids; they are read once, by the
+trainer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cachetools import LRUCache
 from pydantic_core import from_json, to_json
@@ -52,8 +58,14 @@ _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 2
 _PAGE_CACHE_KIB = 16 << 10  # and as much to sort
 _CACHED = 8 << 20  # bytes of JSON
 _SCAN_S = 2.0
-_PAGE_SIZE, _PAGE_ROWS = 2 << 20, 250
-"""Characters and rows after which a page ends."""
+_PAGE_SIZE, _PAGE_ROWS = 512 << 10, 250
+"""Characters and rows after which a page ends: others wait for it."""
+_LOG_BYTES, _FULL_LOG_PAGES = 8 << 20, 64 << 8
+"""About how much is written before the thread writes the log into the file, and in pages of 4 KiB where it is too slow,
+and a commit does it.
+"""
+_COMMIT_BYTES = 16 << 10  # of pages that change with any row
+_LOCKED_S = 1.0
 _DELETED = 2000
 """Spans that are deleted at once."""
 _SCHEMA = """
@@ -66,14 +78,12 @@ CREATE TABLE IF NOT EXISTS queue (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NU
 CREATE TABLE IF NOT EXISTS spans (id INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, attempt_id TEXT NOT NULL,
     span_id TEXT NOT NULL, sequence_id INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (rollout_id, attempt_id, span_id));
 CREATE INDEX IF NOT EXISTS spans_order ON spans (rollout_id, sequence_id, id, attempt_id);
+CREATE INDEX IF NOT EXISTS spans_of_attempt ON spans (rollout_id, attempt_id);
 CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, resources_id TEXT NOT NULL UNIQUE,
     update_time REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS workers (id INTEGER PRIMARY KEY, worker_id TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
 """
-_NEXT_SPANS = (
-    "SELECT sequence_id, id, body FROM spans WHERE rollout_id = ? AND attempt_id = ? AND (sequence_id, id) > (?, ?) "
-    "ORDER BY sequence_id, id"
-)
+_NEXT_SPANS = "SELECT id, body FROM spans WHERE rollout_id = ? AND attempt_id = ? AND id > ? ORDER BY id"
 ROLLOUT_COLUMNS = "rollout_id, status, start_time, end_time, request, attempts"
 
 
@@ -85,13 +95,18 @@ class SqliteStore(StateMachine):
 
     def __init__(self, path: str | Path, *, scan_s: float = _SCAN_S) -> None:
         super().__init__(scan_s=scan_s)
-        self._conn, self._in_file = _open(str(path)), str(path) != MEMORY
-        self._in_call = False
+        self._path = os.path.abspath(path) if str(path) != MEMORY else MEMORY
+        self._conn, self._lock = _open(self._path)
+        self._in_call, self._written = False, 0
+        self._thread = ThreadPoolExecutor(1, "log of the store")
         self._cache: LRUCache[str, tuple[Rollout, int]] = LRUCache(maxsize=_CACHED, getsizeof=itemgetter(1))
 
     def close(self) -> None:
         """Close the file, after the WAL has been written into it."""
+        self._thread.shutdown()
         self._conn.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def prune(self, *, keep_s: float) -> bool:
         """Delete some of the rollouts that ended ``keep_s`` seconds ago, with all their data; whether there are more.
@@ -119,7 +134,9 @@ class SqliteStore(StateMachine):
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         with self._transaction():
-            return [self._next_number(rollout_id) for rollout_id, _ in attempts]
+            counts = Counter(rollout_id for rollout_id, _ in attempts)
+            numbers = {name: itertools.count(self._next_number(name, count)) for name, count in counts.items()}
+            return [next(numbers[rollout_id]) for rollout_id, _ in attempts]
 
     async def add_calls(self, calls: Sequence[LLMCall]) -> None:
         self._add([to_span(without_secrets(call, self._mask)) for call in calls])
@@ -147,6 +164,7 @@ class SqliteStore(StateMachine):
                 row = (rollout_id, attempt_id, span["span_id"], span["sequence_id"], body)
                 insert = "INSERT OR IGNORE INTO spans (rollout_id, attempt_id, span_id, sequence_id, body)"
                 inserted = self._conn.execute(f"{insert} VALUES (?, ?, ?, ?, ?)", row)
+                self._written += len(body)
                 if inserted.rowcount and limited and not self._has_room(rollout, attempt, len(body)):
                     self._conn.execute("DELETE FROM spans WHERE id = ?", (inserted.lastrowid,))
                 elif inserted.rowcount:
@@ -167,7 +185,7 @@ class SqliteStore(StateMachine):
         return None if update is None else read_resources(update)
 
     async def forget(self, rollout_id: str) -> None:
-        while not self._in_file and self._delete_spans(rollout_id, _DELETED):  # noqa: ASYNC110 - others are served
+        while self._path == MEMORY and self._delete_spans(rollout_id, _DELETED):  # noqa: ASYNC110 - others are served
             await asyncio.sleep(0)
 
     def _resources(self, resources_id: str | None) -> dict[str, Any] | None:
@@ -193,12 +211,14 @@ class SqliteStore(StateMachine):
         )
         return update
 
-    def _next_number(self, rollout_id: str) -> int:
+    def _next_number(self, rollout_id: str, count: int = 1) -> int:
+        """The first of ``count`` numbers."""
         row = self._conn.execute("SELECT last_number FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
         if row is None:
             raise ValueError(f"Rollout {rollout_id} not found")
         number = self._parsed("rollouts", row[0], int) + 1
-        self._conn.execute("UPDATE rollouts SET last_number = ? WHERE rollout_id = ?", (number, rollout_id))
+        last = (number + count - 1, rollout_id)
+        self._conn.execute("UPDATE rollouts SET last_number = ? WHERE rollout_id = ?", last)
         return number
 
     @contextmanager
@@ -212,6 +232,7 @@ class SqliteStore(StateMachine):
         try:
             yield
             self._conn.execute("COMMIT")
+            self._note_commit()
         except BaseException:
             if self._conn.in_transaction:
                 self._conn.execute("ROLLBACK")
@@ -219,6 +240,20 @@ class SqliteStore(StateMachine):
             raise
         finally:
             self._in_call = False
+
+    def _note_commit(self) -> None:
+        self._written += _COMMIT_BYTES
+        if self._path != MEMORY and self._written > _LOG_BYTES:
+            self._written = 0
+            self._thread.submit(self._empty_log)
+
+    def _empty_log(self) -> None:
+        with (
+            suppress(sqlite3.Error),
+            closing(sqlite3.connect(f"{Path(self._path).as_uri()}?mode=rw", uri=True)) as conn,
+        ):
+            conn.execute("PRAGMA user_version").fetchone()  # opens the log
+            conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()  # waits for nobody, and nobody for it
 
     def _find(self, rollout_id: str) -> Rollout | None:
         if (cached := self._cache.get(rollout_id)) is not None:
@@ -284,14 +319,14 @@ class SqliteStore(StateMachine):
         copy = replace(rollout, attempts=[replace(attempt) for attempt in rollout.attempts])
         if not rollout.attempts:
             return copy
-        ids, after = (rollout.rollout_id, rollout.attempts[-1].attempt_id), (-1, -1)
+        ids, last = (rollout.rollout_id, rollout.attempts[-1].attempt_id), 0
         bodies = list[str]()
         has_more = True
         while has_more:
-            rows, has_more = self._page(_NEXT_SPANS, (*ids, *after), _PAGE_ROWS)
-            bodies += [body for *_, body in rows]
+            rows, has_more = self._page(_NEXT_SPANS, (*ids, last), _PAGE_ROWS)
+            bodies += [body for _, body in rows]
             if has_more:
-                after = rows[-1][:2]
+                last = rows[-1][0]
                 await asyncio.sleep(0)
 
         def read() -> Any:
@@ -322,14 +357,29 @@ def _attempts_json(rollout: Rollout) -> str:
     return to_json([asdict(attempt) for attempt in rollout.attempts]).decode()
 
 
-def _open(path: str) -> sqlite3.Connection:
-    conn = None
+def _lock_log(path: str) -> BinaryIO:
+    """The write-ahead log of a store, locked: SQLite takes no lock of this file. Raises ``BlockingIOError``."""
+    log = open(f"{path}-wal", "ab")  # noqa: SIM115 - as long as the store
+    try:
+        import fcntl
+
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.close()
+        raise
+    except (ImportError, OSError):  # a system, or a file system, without such locks
+        pass
+    return log
+
+
+def _open(path: str) -> tuple[sqlite3.Connection, BinaryIO | None]:
+    """A connection to the file, and its lock, for one owner."""
+    conn = lock = None
     try:
         if path != MEMORY:
             new_database(path)
-        conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=256)
-        # One owner: the lock is taken at the first access and held until the process ends.
-        conn.execute("PRAGMA locking_mode=EXCLUSIVE")
+        options: Any = {"isolation_level": None, "check_same_thread": False, "cached_statements": 256}
+        conn = sqlite3.connect(path, timeout=_LOCKED_S, **options)  # another store may be looking whether it is free
         conn.execute("BEGIN IMMEDIATE")
         tables = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         [application_id] = conn.execute("PRAGMA application_id").fetchone()
@@ -345,15 +395,19 @@ def _open(path: str) -> sqlite3.Connection:
         conn.execute("COMMIT")
         conn.execute("PRAGMA journal_mode=WAL")
         conn.execute("PRAGMA synchronous=NORMAL")
+        conn.execute(f"PRAGMA wal_autocheckpoint={_FULL_LOG_PAGES}")
         conn.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KIB}")
-    except (sqlite3.Error, UnicodeDecodeError, StoreFileError) as error:  # SQLite's message may repeat damaged text
+        if path != MEMORY:
+            conn.execute("SELECT count(*) FROM rollouts")  # opens the log
+            lock = _lock_log(path)
+    except (sqlite3.Error, UnicodeDecodeError, StoreFileError, OSError) as error:  # SQLite's may repeat damaged text
         if conn is not None:
             conn.close()
         if isinstance(error, StoreFileError):
             raise
-        if "locked" in str(error):
+        if isinstance(error, BlockingIOError) or "locked" in str(error):
             raise StoreFileError(f"{path} is in use by another store: stop it, or give another file") from error
-        if isinstance(error, sqlite3.OperationalError):
+        if isinstance(error, (sqlite3.OperationalError, OSError)):
             raise StoreFileError(f"{path} cannot be written ({error}): give a file in a writable folder") from error
         raise StoreFileError(f"{path} is not a SQLite database ({error}): give another file") from error
-    return conn
+    return conn, lock

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -81,12 +83,13 @@ class _Steps:
         return 0
 
 
-async def _steps_of_reading(client: RemoteStore, steps: _Steps, spans: int) -> int:
+async def _steps_of_reading(client: RemoteStore, steps: _Steps, spans: int, *, numbered: bool) -> int:
     rollout = await _take(client, max_attempts=2)
     await client.add_annotations(_spans(rollout, 300))
     await client.end_attempt(rollout.rollout_id, rollout.attempts[-1].attempt_id, None, failed=True)
     [again] = await client.dequeue(1)
-    await client.add_annotations(_spans(again, spans))
+    written = _spans(again, spans)
+    await client.add_annotations(written if numbered else [replace(span, sequence_id=7) for span in written])
     before = steps.count
     read = await client.get(rollout.rollout_id)
     assert read is not None
@@ -94,12 +97,42 @@ async def _steps_of_reading(client: RemoteStore, steps: _Steps, spans: int) -> i
     return steps.count - before
 
 
-async def test_the_work_of_reading_a_rollout_grows_with_its_spans_and_not_with_their_square() -> None:
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "with one number"])
+async def test_the_work_of_reading_a_rollout_grows_with_its_spans_and_not_with_their_square(numbered: bool) -> None:
     store = LightningStore(MEMORY)
     async with _remote(store) as client:
         steps = _Steps(store)
-        some, many = [await _steps_of_reading(client, steps, count) for count in (1000, 8000)]
+        some, many = [await _steps_of_reading(client, steps, count, numbered=numbered) for count in (1000, 8000)]
     assert many < 12 * some
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "with one number"])
+async def test_a_store_of_this_process_reads_a_rollout_in_linear_work_too(numbered: bool) -> None:
+    store = LightningStore(MEMORY)
+    steps, counts = _Steps(store), list[int]()
+    for count in (1000, 8000):
+        rollout = await _take(store)
+        spans = _spans(rollout, count)
+        await store.add_annotations(spans if numbered else [replace(span, sequence_id=7) for span in spans])
+        steps.count = 0
+        assert await store.get(rollout.rollout_id) is not None
+        counts.append(steps.count)
+    assert counts[1] < 12 * counts[0]
+
+
+async def test_a_commit_does_not_write_into_the_stores_file_and_wait_for_the_disk(tmp_path: Path) -> None:
+    store, file, go_on = LightningStore(tmp_path / "store.db"), tmp_path / "store.db", Event()
+    rollout = await _take(store)
+    store._thread.submit(go_on.wait)
+    size = file.stat().st_size
+    for span in _spans(rollout, 200, "x" * 100_000):
+        await store.add_annotations([span])
+    assert file.stat().st_size == size
+    go_on.set()
+    store._thread.shutdown()
+    assert file.stat().st_size > size + 8_000_000
+    store.close()
+    assert os.listdir(tmp_path) == ["store.db"]
 
 
 @pytest.mark.parametrize("make", [MemoryStore, lambda: LightningStore(MEMORY)], ids=["memory", "sqlite"])
@@ -123,15 +156,15 @@ async def test_pages_after_a_place_and_by_offset_have_the_same_spans() -> None:
     await store.add_annotations(_spans(rollout, 1700, "x" * 3000))
 
     async def names(**start: Any) -> list[str]:
-        found, page = list[str](), await store.query_spans(rollout.rollout_id, limit=600, **start)
-        found += [span["name"] for span in page["items"]]
-        while "next" in page:
-            again = {"after": page["next"]} if start else {"offset": len(found)}
-            page = await store.query_spans(rollout.rollout_id, limit=600, **again)
-            found += [span["name"] for span in page["items"]]
-        return found
+        read = list[str]()
+        while start:
+            page = await store.query_spans(rollout.rollout_id, limit=600, **start)
+            read += [span["name"] for span in page["items"]]
+            following = {"offset": len(read)} if len(read) < page.get("total", 0) else {}
+            start = {"after": page["next"]} if "next" in page else following
+        return read
 
-    assert await names() == await names(offset=0) == [f"n{number}" for number in range(1700)]
+    assert await names(after=0) == await names(offset=0) == [f"n{number}" for number in range(1700)]
 
 
 async def test_an_agent_that_emits_many_spans_from_a_thread_holds_up_no_other_rollout() -> None:

@@ -312,14 +312,14 @@ async def test_batches_stay_below_the_size_that_the_store_refuses() -> None:
         client = RemoteStore(url)
         await client.start()
         rollout = await _take(client)
-        calls = [_call(rollout, number, reply_json=f'{{"content": "{"x" * (1 << 20)}"}}') for number in range(1, 21)]
+        calls = [_call(rollout, number, reply_json=f'{{"content": "{"x" * (1 << 18)}"}}') for number in range(1, 21)]
         await asyncio.gather(*(client.add_calls([call]) for call in calls))
         await client.add_calls(calls)
         found = await client.get(rollout.rollout_id)
         assert found is not None
         assert found.calls == calls
         await client.stop()
-    assert 5 << 20 > max(sizes) > 2 << 20
+    assert 5 << 18 > max(sizes) > 2 << 18
 
 
 async def test_a_failing_request_does_not_affect_the_others_of_its_batch() -> None:
