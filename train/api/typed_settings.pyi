@@ -39,7 +39,6 @@ class Settings(TypedDict, total=False):
     group_size: int | None
     sampling_budget: float | None
     further_rollouts: int | None
-    curriculum: bool | None
     temperature: float | None
     minibatches: int | None
     credit: Literal["broadcast", "last", "discount", "turns"] | None

@@ -240,7 +240,6 @@ class RunConfig(AgentSettings):
         "Rollouts that a group with equal rewards gets before another task replaces it. 0: none",
         ge=0,
     )
-    curriculum: bool = _sampling(False, "Prefer tasks with a recent pass rate near one half")
     temperature: float = _sampling(1.0, "Sampling temperature in training", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
     credit: Literal["broadcast", "last", "discount", "turns"] = _training(

@@ -108,7 +108,7 @@ class LocalTrainer:
         if initial.state is not None and (note := self.grpo.load_state(initial.state)):
             callback.on_note(note)
         self.first_step = run.rewind()
-        self._schedule = TaskSchedule.of(job.data.train, config, run, job.domain.breakdowns)
+        self._schedule = TaskSchedule(job.data.train, config)
         self._health = HealthRules(run.metrics())
         self._rollout_notes = RolloutNotes(callback.on_note, run=run.path, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
@@ -161,7 +161,6 @@ class LocalTrainer:
         self._check_trainable(results)
         if step == 1:
             self._advise(results)
-        self._schedule.add_rollouts(results)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
             line = self._update(step, results, groups, generated)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from groundwire import domains
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
@@ -48,7 +47,6 @@ class RolloutManager:
         self.timer, self.workers = VerlStepTimer(), workers
         # Those that were written for verl's data set.
         tasks = pq.read_table(self.run.path / "tasks" / "train.parquet", columns=["task"])["task"].to_pylist()
-        breakdowns = domains.get(self.config.domain).breakdowns
         self.service = RolloutService(
             runtime=workers,
             queue=TransferQueueRows(row_writers, self.config.domain),
@@ -56,7 +54,7 @@ class RolloutManager:
             run=self.run,
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
             own_advantages=config.algorithm.adv_estimator == OWN_ESTIMATOR,
-            schedule=TaskSchedule.of(list(map(json.loads, tasks)), self.config, self.run, breakdowns),
+            schedule=TaskSchedule(list(map(json.loads, tasks)), self.config),
         )
 
     @classmethod

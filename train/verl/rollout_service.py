@@ -231,9 +231,6 @@ class RolloutService:
             counts["dropped_unused"] = unused
         if teaches:
             counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
-        if self.schedule is not None and scored:
-            rewards = [rollout.outcome.reward or 0.0 for rollout in scored.values() if not rollout.further]
-            self.schedule.add(str(prompt.task["id"]), rewards)
         if replaced or not usable:
             return [], counts
         if self.own_advantages:

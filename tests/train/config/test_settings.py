@@ -86,7 +86,7 @@ def test_the_preset_hf_has_a_learning_rate_for_the_models_size() -> None:
 def test_a_setting_as_option_and_by_name_is_one_setting() -> None:
     assert _config("--trainer", "local", "--learning-rate", "1e-4")["learning_rate"] == 1e-4
     assert _config("--trainer", "local", "--steps", "3", "steps=3")["steps"] == 3
-    assert _config("--trainer", "local", "--curriculum")["curriculum"] is True
+    assert _config("--trainer", "local", "--allow-shared")["allow_shared"] is True
 
 
 def test_options_of_the_agent_join_those_of_the_preset() -> None:
@@ -157,8 +157,8 @@ def test_a_setting_of_the_judge_by_its_name() -> None:
 
 
 def test_a_setting_by_its_name_wins_over_the_presets() -> None:
-    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "curriculum=true")
-    assert (config["learning_rate"], config["group_size"], config["curriculum"]) == (1e-4, 16, True)
+    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "allow_shared=true")
+    assert (config["learning_rate"], config["group_size"], config["allow_shared"]) == (1e-4, 16, True)
     assert config["max_tokens"] == 512
 
 
@@ -182,7 +182,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
         (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
         (["group_size=true"], "group_size is True; it must be a whole number"),
-        (["curriculum=1"], "curriculum is 1; it must be true or false"),
+        (["allow_shared=1"], "allow_shared is 1; it must be true or false"),
         (["group_size=4", "group_size=5"], "group_size is given twice"),
         (["group_size=1"], "group_size is 1; it must be at least 2"),
         (["--steps", "4", "steps=3"], "steps=3 but --steps 4: they are one setting, give it once"),

@@ -1,4 +1,4 @@
-"""Dynamic sampling replaces groups with equal rewards; the curriculum samples by pass rates; resuming repeats both."""
+"""Dynamic sampling replaces groups with equal rewards; resuming repeats it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from no_data import NoData
 from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.domains import TaskData
 from groundwire.rewards import Reward
-from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
@@ -142,7 +142,7 @@ def test_a_group_with_equal_rewards_gets_further_rollouts_that_no_figure_of_the_
 
 @pytest.mark.parametrize("further", [0, 2])
 def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str, further: int) -> None:
-    settings: dict[str, Any] = {"model": model, "curriculum": True, "sampling_budget": 2, "further_rollouts": further}
+    settings: dict[str, Any] = {"model": model, "sampling_budget": 2, "further_rollouts": further}
     whole = _sampled(_train(tmp_path / "whole", **settings))
     with pytest.raises(_Stop):
         _train(tmp_path / "stopped", stop_after=2, **settings)
@@ -162,57 +162,13 @@ def test_without_a_budget_the_tasks_of_a_step_are_as_before() -> None:
     assert sorted(ids(1, sampling_budget=100)) == [task["id"] for task in TASKS]
 
 
-@pytest.mark.parametrize("curriculum", [False, True])
-def test_a_trainer_that_draws_one_task_at_a_time_trains_on_the_same_tasks(curriculum: bool) -> None:
+def test_a_trainer_that_draws_one_task_at_a_time_trains_on_the_same_tasks() -> None:
     config = RunConfig(tasks_per_step=6, group_size=2, sampling_budget=2)
-    rates = _rates(t04=[1.0] * 8, t06=[0.0] * 8) if curriculum else None
-    schedule = TaskSchedule(TASKS, config, rates)
+    schedule = TaskSchedule(TASKS, config)
     for step in (1, 2, 1):
         drawn = [schedule.draw(step)["id"] for _ in range(schedule.most)]
-        assert drawn == [group[0].task["id"] for group in TaskSchedule(TASKS, config, rates).groups(step)]
+        assert drawn == [group[0].task["id"] for group in TaskSchedule(TASKS, config).groups(step)]
         assert len(set(drawn)) == schedule.most == 12
     for _ in range(len(TASKS) - schedule.most):
         schedule.draw(1)
     assert schedule.draw(1)["id"] == drawn[0]  # after the last the first again
-
-
-def _rates(**passed: list[float]) -> PassRates:
-    rates = PassRates({"easy1": "easy", "easy2": "easy", "hard1": "hard", "hard2": "hard"})
-    for task, rewards in passed.items():
-        rates.add(task, rewards)
-    return rates
-
-
-def test_a_task_that_passes_half_the_time_is_sampled_most_often() -> None:
-    rates = _rates(always=[1.0] * 8, half=[1.0, 0.0] * 4, never=[0.0] * 8)
-    first = Counter(rates.order(["always", "half", "never"], f"{seed}")[0] for seed in range(600))
-    assert first["half"] > first["always"] + first["never"] > 0
-    assert sorted(rates.order(["always", "half", "never"], "0")) == ["always", "half", "never"]
-
-
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (30.0, 90.0), (0.0, 0.2)])
-def test_the_weights_of_tasks_follow_the_range_of_the_reward(low: float, high: float) -> None:
-    def weights(low: float, high: float) -> list[float]:
-        rates = _rates(always=[high] * 8, half=[high, low] * 4, never=[low] * 8)
-        return [rates.weight(task) for task in ("always", "half", "never")]
-
-    assert weights(low, high) == pytest.approx(weights(0.0, 1.0))
-
-
-def test_as_long_as_all_rewards_are_equal_they_are_taken_as_passed_or_not() -> None:
-    assert _rates(easy1=[0.0] * 8).rate("easy1") < 0.2
-    assert _rates(easy1=[1.0] * 8).rate("easy1") > 0.8
-
-
-def test_pass_rates_are_recent_and_new_tasks_have_that_of_their_class() -> None:
-    rates = _rates()
-    assert rates.rate("easy1") == 0.5
-    rates = _rates(easy1=[1.0] * 8, hard1=[0.0] * 8)
-    assert rates.rate("easy2") > 0.75
-    assert rates.rate("hard2") < 0.25
-    assert rates.rate("easy1") > rates.rate("easy2")
-    for _ in range(3):
-        rates.add("hard1", [1.0] * 8)
-    assert rates.rate("hard1") > 0.7  # the old group hardly counts
-    rates.add("out_of_range", [-3.0, 7.0])
-    assert 0 < rates.rate("out_of_range") < 1

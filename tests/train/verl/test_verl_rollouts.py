@@ -25,7 +25,7 @@ from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
 from groundwire.rewards import Reward
-from groundwire.train.algorithms.task_schedule import PassRates, TaskSchedule
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
@@ -557,7 +557,7 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
 
 
 def test_a_group_with_equal_rewards_gets_further_rollouts_before_another_prompt_replaces_it(tmp_path: Path) -> None:
-    schedule = TaskSchedule([{"id": "t", "question": "Why?"}], RunConfig(), rates := PassRates({}))
+    schedule = TaskSchedule([{"id": "t", "question": "Why?"}], RunConfig())
     settings = {"further_rollouts": 2, "sampling_budget": 2, "tasks_per_step": 2, "credit": "broadcast"}
     with _service(tmp_path, _Backend(), schedule, **settings) as made:
         for number, (uid, answers) in enumerate({"u": "wwwwrw", "v": "wwwwww", "w": "rwww"}.items(), 1):
@@ -575,30 +575,6 @@ def test_a_group_with_equal_rewards_gets_further_rollouts_before_another_prompt_
     figures = made.service.finish_sampling("train", 4, {})
     assert (figures["rollouts/ended_total"], figures["rollouts/groups_used_total"]) == (16, 2)
     assert figures["rollouts/reward_mean"] == 1 / 12  # of the first ones of each group
-    once = PassRates({})
-    for rewards in ([0.0] * 4, [0.0] * 4, [1.0, 0.0, 0.0, 0.0]):
-        once.add("t", rewards)
-    assert rates.rate("t") == once.rate("t")
-
-
-def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> None:
-    tasks = [{"id": f"t{number}", "question": "?"} for number in range(6)]
-    rates = PassRates({"t0": "another"})
-    for task in tasks[1:]:
-        for _ in range(4):
-            rates.add(task["id"], [1.0] * 8)
-    with _service(tmp_path, _Backend(), schedule=TaskSchedule(tasks, RunConfig(), rates)) as made:
-        made.servers.answers = itertools.repeat("wrong")
-        made.service.submit([_prompt(f"u{step}", step=step) for step in range(20)])
-        made.until_done(20)
-        made.service.submit([_prompt("val", partition="val")])
-        made.until_done(21)
-    made.service.finish_sampling("train", 4, {})
-    made.service.metrics.finish_writing()
-    rows = pq.read_table(tmp_path / "rollouts").to_pylist()
-    drawn = Counter(row["task_id"] for row in rows if row["mode"] == "train")
-    assert drawn["t0"] > max(drawn[task["id"]] for task in tasks[1:])  # the only one that does not always pass
-    assert rates.rate("t0") < 0.4  # its wrong answers count
 
 
 def test_rollouts_that_cannot_be_written_end_the_run(tmp_path: Path) -> None:
