@@ -11,10 +11,9 @@ from typing import Any, get_args
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.settings import Settings
 from groundwire.train.config.overrides import TABLES
-from groundwire.train.config.resolve import PRESETS
+from groundwire.train.config.presets import PRESETS, VERL_PRESETS
 from groundwire.train.config.run_config import AGENT_FUNCTIONS, RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.config.verl_presets import VERL_PRESETS
 
 _KINDS = {str: "text", bool: "boolean", int: "integer", float: "number"}
 

@@ -13,6 +13,7 @@ import re
 import reprlib
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -147,6 +148,15 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
     if unique:
         json.loads(text, object_pairs_hook=unique_keys)
     return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of a TOML text. Raises ``ValueError``."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
 
 
 def read_json(file: Path, *, unique: bool = False) -> Any:

@@ -25,8 +25,8 @@ from groundwire.train import run
 from groundwire.train.api.training import make_job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.presets import VERL_PRESETS
 from groundwire.train.config.resolve import differences, resolve
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.job.prepare import check_store_settings
 from groundwire.train.store.__main__ import app as store_app
 from groundwire.train.store.errors import StoreAddressError

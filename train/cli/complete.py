@@ -9,8 +9,7 @@ import typer
 
 from groundwire import adapters, domains, rewards
 from groundwire.train.artifacts.run_dir import run_dirs
-from groundwire.train.config.resolve import PRESETS
-from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.config.presets import PRESETS, VERL_PRESETS
 
 __all__ = ["RunDirectory", "values_of"]
 

@@ -22,9 +22,8 @@ from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.complete import values_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import TABLES, WITHOUT_EFFECT, flag, merge_overrides, not_a_pair, parse_overrides
-from groundwire.train.config.resolve import PRESETS
+from groundwire.train.config.presets import PRESETS, VERL_PRESETS, removed_preset
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
 
 _COMPLETES = "_GROUNDWIRE_COMPLETE" in os.environ  # the shell asks for completions, which leave out what is hidden
 _judge_option = partial(typer.Option, rich_help_panel="Judge")

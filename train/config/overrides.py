@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.errors import UserError
-from groundwire.tools.files import GivenTwiceError, read_bytes, shorten_repr, unique_keys
+from groundwire.tools.files import GivenTwiceError, parse_toml, read_bytes, shorten_repr, unique_keys
 from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -134,11 +133,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 def _parse(file: Path) -> Any:
     text = read_bytes(file, max_bytes=_MAX_BYTES).decode()
     if file.suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        return tomllib.loads(text)
+        return parse_toml(text)
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -8,50 +8,9 @@ from typing import Any
 
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import SUFFIXES, read_settings, with_changes
+from groundwire.train.config.presets import PRESETS, RECIPE, VERL_PRESETS, removed_preset
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
-from groundwire.train.config.verl_presets import VERL_PRESETS, removed_preset
-
-_HF: dict[str, Any] = {
-    "learning_rate": None,  # by the model's size
-    "minibatches": 1,
-    "steps": 200,
-    "agent_options": {
-        "max_turns": 3,
-        "prompt_profile": "full",
-        "example_values": 3,
-        "show_keys": True,
-        "execution_truncate": 2048,
-    },
-    "max_tokens": 512,
-    "max_model_len": 4096,
-    "checkpoint_every": 10,
-    "rollout_timeout_s": 300.0,
-}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # The starter policy on a laptop: minutes on two cores. docs/algorithms.md compares these values with others.
-    "fast": {
-        "tasks_per_step": 20,
-        "steps": 44,
-        "learning_rate": 4e-4,
-        "lr_schedule": "linear",
-        "credit": "turns",
-        "agent_options": {"max_turns": 2, "table_info_truncate": 4000, "execution_truncate": 72},
-    },
-    # Any Hugging Face causal language model, on one GPU, or slowly on a CPU.
-    "hf": _HF,
-    # The medical agent: two epochs of the bundled questions, 12 a step, with validation and checkpoint every 20 steps.
-    "medical": {
-        **_HF,
-        "backend": "openai-agents",
-        "domain": "medical",
-        "steps": 138,
-        "val_every": 20,
-        "checkpoint_every": 20,
-    },
-}
-"""The defaults of :class:`RunConfig` that each preset changes."""
 
 
 def resolve(preset: str, **changes: Any) -> RunConfig:
@@ -102,36 +61,6 @@ def with_file(settings: dict[str, Any]) -> dict[str, Any]:
 _MODEL = "actor_rollout_ref.model"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
-_OWN = ("agent_options", "rollout_timeout_s")
-"""Settings of the preset of the recipe that it does not have, or not all of."""
-
-RECIPE: dict[str, Any] = {
-    **{name: value for name, value in VERL_PRESETS["qwen"].items() if name not in _OWN},
-    "agent_options.max_turns": 3,
-    "agent_options.check_last": True,
-    "agent_options.table_info_truncate": 2048,
-    "agent_options.execution_truncate": 2048,
-    f"{_ACTOR}.clip_ratio_low": 0.2,
-    "clip_high": 0.3,
-    "kl_coef": 0.0,
-    "entropy_coef": 0.0,
-    "algorithm.adv_estimator": "grpo",
-    "algorithm.use_kl_in_reward": False,
-    f"{_ACTOR}.use_kl_loss": False,
-    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 4,
-    f"{_MODEL}.use_remove_padding": True,
-    f"{_MODEL}.enable_gradient_checkpointing": True,
-    f"{_ROLLOUT}.name": "vllm",
-    f"{_ROLLOUT}.tensor_model_parallel_size": 1,
-    f"{_ROLLOUT}.multi_turn.format": "hermes",
-    "trainer.n_gpus_per_node": 1,
-    "trainer.nnodes": 1,
-    "trainer.project_name": "AgentLightning",
-}
-"""The published recipe of the SQL agent, settings of the run and of verl's own: those of the preset ``qwen``, and what
-the preset leaves to defaults.
-"""
-
 _REASONS = {
     "algorithm.adv_estimator": "the same estimator, over rollouts in place of rows",
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": "batches are filled by tokens (use_dynamic_bsz)",

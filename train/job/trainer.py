@@ -14,9 +14,8 @@ from groundwire.tools.secrets import masked_values
 from groundwire.tools.terminal import spinner
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.resolve import PRESETS
+from groundwire.train.config.presets import PRESETS, VERL_PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.policy.pretrained.locate import find_model
 

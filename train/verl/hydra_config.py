@@ -21,6 +21,7 @@ from groundwire.tools.settings import suggestion_for
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
+from groundwire.train.config.presets import BASE, VERL_PRESETS, removed_preset
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import (
     ENGINE_VENDOR,
@@ -33,7 +34,6 @@ from groundwire.train.config.verl_names import (
     SHARED_PREFIXES,
     loss_keys,
 )
-from groundwire.train.config.verl_presets import BASE, VERL_PRESETS, removed_preset
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
 from groundwire.train.policy.pretrained.model_settings import read_context_length

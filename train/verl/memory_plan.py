@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from groundwire.train.algorithms.model_size import WORKING, MemoryPlan, count_adapters, empty_model, plan_memory
+from groundwire.train.config.presets import VERL_PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained.locate import check_hub, find_model, is_hub_name
 
 _MODEL = "actor_rollout_ref.model."

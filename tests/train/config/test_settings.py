@@ -19,11 +19,11 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.gone import OF_RUN, OF_SFT
 from groundwire.train.config.overrides import merge_overrides, parse_overrides, read_settings
-from groundwire.train.config.resolve import PRESETS, resolve
+from groundwire.train.config.presets import PRESETS, VERL_PRESETS
+from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_names import SHARED
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
 from groundwire.train.sft.__main__ import app as sft_app
 from groundwire.train.verl.hydra_config import flat_config

@@ -21,10 +21,10 @@ from groundwire.train.api.resume import config_for_resume
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.presets import VERL_PRESETS
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import ENGINE_VENDOR, SHARED
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy import STARTER, attention
 from groundwire.train.run import app
 from groundwire.train.verl import hydra_config
