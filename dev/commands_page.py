@@ -12,7 +12,7 @@ from groundwire.train.cli.app import COMMANDS, app
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 
-_WITH_SETTINGS = {"look", "train", "run", "sft", "evaluate", "runner"}
+_WITH_SETTINGS = {"look", "train", "run", "sft", "evaluate", "runner", "learn"}
 _EVERYWHERE = {"help", "version", "install_completion", "show_completion"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from groundwire.domains._types import DataError, Domain, Task
 from groundwire.tools.binding import GOLD_WORDS
 
-_GOLD = re.compile("|".join((*GOLD_WORDS, "sql", "reward", "completion", "^(response|output|chosen)s?$")))
+_GOLD = re.compile("|".join((*GOLD_WORDS, "sql", "reward", "completion", "^(response|output|chosen|rejected)s?$")))
 _NO_GOLD = re.compile("preference|resolution|sqlite")
 _THE_GOLD = (*GOLD_WORDS, "query", "sql", "")
 """Words in the names of gold columns, those first that most surely name the answer itself."""
@@ -26,8 +26,8 @@ def visible_columns(
 
     Hidden are the domain's ``gold_columns``, the names that the reward may ``read``
     (:func:`groundwire.rewards.names_read`), and names with a word for a gold answer: gold, truth, expected, answer,
-    label, target, reference, solution, sql, reward, completion; and response, output and chosen. A nested column loses
-    its hidden keys, or is hidden if no other is left. ``shown`` are exceptions, such as ``label`` or ``info.label``.
+    label, target, reference, solution, sql, reward, completion; and response, output, chosen, rejected. A nested column
+    loses its hidden keys, or is hidden if no other is left. ``shown`` are exceptions: ``label``, ``info.label``.
     """
     return _divide(task, domain, read, shown)[0]
 

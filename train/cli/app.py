@@ -29,6 +29,7 @@ COMMANDS = {
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
     "traces": ("groundwire.train.from_traces", "Show what is in exported traces; make tasks and a reward of them"),
+    "learn": ("groundwire.train.learn.__main__", "Train on exported traces, and say whether the model is better"),
     "export": ("groundwire.train.export", "Write rollouts or traces as ATIF, OpenAI chats or OpenTelemetry's spans"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
     "conformance": ("groundwire.train.conformance", "Check that a gateway loses, masks or invents no token"),

@@ -9,7 +9,7 @@ from typing import Any
 from groundwire.adapters.tracing.wire.chat_request import Part, assistant_message, call_part
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import Message, count_of, read_messages, read_tools, result_text, text_of
-from groundwire.train.traces.record import chat_rollout, seconds
+from groundwire.train.traces.record import chat_rollout, joined, known_facts, seconds
 
 name = "ATIF"
 
@@ -20,42 +20,49 @@ def takes(record: Any) -> bool:
 
 
 def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Any]]:
-    """The trajectory, and those of its subagents."""
+    """The trajectory, with those of its subagents."""
     yield "", record
-    for inner in record.get("subagent_trajectories") or ():
-        yield from split(inner, _, unread)
 
 
 def build(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str]) -> Iterator[Rollout]:
     """The rollout of a trajectory."""
     for record in items:
-        agent, extra = record["agent"], record.get("extra") or {}
-        messages, facts, reasons = list[Message](), dict[int, Mapping[str, Any]](), list[str]()
-        for step in record["steps"]:
-            if step.get("source") == "agent":
-                facts[len(messages)] = _facts(step, agent)
-                messages.append(_reply(step, reasons))
-            elif message := step.get("message"):
-                messages += read_messages([{"role": step.get("source"), "content": _content(message)}], reasons)
-            results = (step.get("observation") or {}).get("results") or ()
-            for result in results:
-                content, call_id = result_text(_content(result.get("content"))), result.get("source_call_id")
-                role: Message = {"role": "tool", "tool_call_id": call_id} if call_id else {"role": "user"}
-                messages.append({**role, "content": content})
-        unread.update(set(reasons))
-        scores = (
-            {"reward": extra["reward"], **(extra.get("scores") or {})} if "reward" in extra else extra.get("scores")
-        )
-        yield chat_rollout(
-            messages,
-            read_tools(agent.get("tool_definitions")),
-            {**facts, -1: {"agent": text_of(agent.get("name"))}},
-            unread="; ".join(sorted(set(reasons))),
-            rollout_id=text_of(record.get("trajectory_id") or record.get("session_id")) or trace_id,
-            source=name,
-            scores=scores,
-            session=text_of(record.get("session_id")),
-        )
+        yield joined([_rollout(inner, trace_id, unread) for inner in _trajectories(record)])
+
+
+def _trajectories(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield record
+    for inner in record.get("subagent_trajectories") or ():
+        yield from _trajectories(inner)
+
+
+def _rollout(record: Mapping[str, Any], trace_id: str, unread: Counter[str]) -> Rollout:
+    agent, extra = record["agent"], record.get("extra") or {}
+    messages, facts, reasons = list[Message](), dict[int, Mapping[str, Any]](), list[str]()
+    for step in record["steps"]:
+        if step.get("source") == "agent":
+            facts[len(messages)] = _facts(step, agent)
+            messages.append(_reply(step, reasons))
+        elif message := step.get("message"):
+            messages += read_messages([{"role": step.get("source"), "content": _content(message)}], reasons)
+        results = (step.get("observation") or {}).get("results") or ()
+        for result in results:
+            content, call_id = result_text(_content(result.get("content"))), result.get("source_call_id")
+            role: Message = {"role": "tool", "tool_call_id": call_id} if call_id else {"role": "user"}
+            messages.append({**role, "content": content})
+    unread.update(set(reasons))
+    reward = {"reward": extra["reward"]} if "reward" in extra else {}
+    return chat_rollout(
+        messages,
+        read_tools(agent.get("tool_definitions")),
+        {**facts, -1: {"agent": text_of(agent.get("name"))}},
+        unread="; ".join(sorted(set(reasons))),
+        rollout_id=text_of(record.get("trajectory_id") or record.get("session_id")) or trace_id,
+        source=name,
+        scores={**reward, **(extra.get("scores") or {})},
+        session=text_of(record.get("session_id")),
+        **known_facts(extra),
+    )
 
 
 def _reply(step: Mapping[str, Any], reasons: list[str]) -> Message:

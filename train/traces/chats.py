@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import first, read_messages, read_reply, read_tools, text_of
-from groundwire.train.traces.record import chat_rollout, seconds
+from groundwire.train.traces.record import chat_rollout, joined, known_facts, seconds
 
 name = "OpenAI chats"
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -30,12 +30,18 @@ def _request(record: Mapping[str, Any]) -> Any:
 
 
 def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The conversation, whose place in the files is its name."""
-    yield "", record
+    """The conversation; of those that we exported, the conversations of one trace."""
+    metadata = record.get("metadata")
+    yield text_of(metadata.get("trace_id")) if isinstance(metadata, Mapping) else "", record
 
 
 def build(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str]) -> Iterator[Rollout]:
-    """The rollout of a conversation."""
+    """The rollout of conversations."""
+    if rollouts := list(_rollouts(trace_id, items, unread)):
+        yield joined(rollouts)
+
+
+def _rollouts(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str]) -> Iterator[Rollout]:
     for record in items:
         request, reasons = _request(record) or record, list[str]()
         listed = [
@@ -53,7 +59,9 @@ def build(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str
             continue
         unread.update(set(reasons))
         metadata: Any = record.get("metadata") if isinstance(record.get("metadata"), Mapping) else {}
+        given: Any = metadata.get("scores") if isinstance(metadata.get("scores"), Mapping) else {}
         scores = {key: holder[key] for holder in (metadata, record) for key in _SCORES if holder.get(key) is not None}
+        scores = {**given, **scores}
         started = seconds(first(record, "created", "created_at", "timestamp"))
         facts = {"model": text_of(request.get("model") or record.get("model")), "wire_api": "chat", "started": started}
         yield chat_rollout(
@@ -68,6 +76,7 @@ def build(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter[str
             source=name,
             scores={key: value for key, value in scores.items() if isinstance(value, int | float | str)},
             session=text_of(metadata.get("session_id")),
+            **known_facts(metadata),
         )
 
 

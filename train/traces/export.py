@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ class ExportedChat(NamedTuple):
 def conversations(rollout: Rollout) -> list[ExportedChat]:
     """The conversations of a trace, in the order in which they begin.
 
-    A call goes on with one whose messages and reply begin its own messages. Another order, or a message that was
-    changed or left out, begins another conversation, so that nothing is learned after what the model did not see.
+    A call goes on with one whose messages and reply begin its own messages. Another order, a message that was changed
+    or left out, or other tools begin another conversation, so that nothing is learned after what the model did not see.
     """
     found: list[tuple[list[TracedCall], list[str], dict[int, TracedCall]]] = []
     for call in rollout.calls:
@@ -35,7 +35,8 @@ def conversations(rollout: Rollout) -> list[ExportedChat]:
             continue
         texts = [*map(to_json, call.messages), to_json(call.reply)]
         for calls, known, replies in found:
-            if len(known) < len(texts) and texts[: len(known)] == known and calls[-1].agent == call.agent:
+            same = (calls[-1].agent, calls[-1].tools_json) == (call.agent, call.tools_json)
+            if same and len(known) < len(texts) and texts[: len(known)] == known:
                 calls.append(call)
                 known[:] = texts
                 replies[len(texts) - 1] = call
@@ -45,24 +46,27 @@ def conversations(rollout: Rollout) -> list[ExportedChat]:
     return [ExportedChat(calls, [*calls[-1].messages, calls[-1].reply], replies) for calls, _, replies in found]
 
 
-def to_chats(rollout: Rollout) -> Iterator[dict[str, Any]]:
+def to_chats(
+    rollout: Rollout, is_trained: Callable[[TracedCall], bool] = lambda call: True
+) -> Iterator[dict[str, Any]]:
     """A line for each conversation, as ``groundwire sft --chats`` and OpenAI's fine-tuning read it.
 
-    Replies that are not to be learned have ``"weight": 0``: those of other calls, and of calls that are not whole.
+    Replies that are not to be learned have ``"weight": 0``: those of other calls, of calls that are not whole, and of
+    those that are not trained.
     """
     for calls, messages, replies in conversations(rollout):
-        learned = {place for place, call in replies.items() if not call.untrainable_reason}
+        learned = {place for place, call in replies.items() if not call.untrainable_reason and is_trained(call)}
         weighted = [
             {**message, "weight": 0} if message["role"] == "assistant" and place not in learned else message
             for place, message in enumerate(messages)
         ]
         if learned:
-            outcome = {
-                **rollout.outcome.reward_components,
-                "reward": rollout.outcome.reward,
-                "failure": rollout.outcome.failure,
+            facts = {
+                "trace_id": rollout.rollout_id,
+                "agent": calls[-1].agent,
+                "model": calls[-1].model,
+                **_outcome(rollout),
             }
-            facts = {"id": rollout.rollout_id, "agent": calls[-1].agent, "model": calls[-1].model, "outcome": outcome}
             yield {"messages": weighted, **({"tools": calls[-1].tools} if calls[-1].tools else {}), "metadata": facts}
 
 
@@ -75,10 +79,17 @@ def to_atif(rollout: Rollout) -> dict[str, Any] | None:
     if not trajectories:
         return None
     first, *others = trajectories
-    outcome = rollout.outcome
     first["session_id"] = rollout.metadata.get("session") or rollout.rollout_id
-    first["extra"] = {"reward": outcome.reward, "scores": dict(outcome.reward_components), "failure": outcome.failure}
+    first["extra"] = _outcome(rollout)
     return first | ({"subagent_trajectories": others} if others else {})
+
+
+def _outcome(rollout: Rollout) -> dict[str, Any]:
+    """What formats of messages alone have no place for; a run's tasks are left out, as they have their golds."""
+    outcome, task = rollout.outcome, rollout.task
+    facts = {"reward": outcome.reward, "scores": dict(outcome.reward_components), "failure": outcome.failure}
+    facts |= {"question": task.get("question"), "answer": outcome.answer}
+    return facts | ({"inputs": dict(task["inputs"])} if task.get("inputs") else {})
 
 
 def _trajectory(conversation: ExportedChat, name: str, rollout: Rollout) -> dict[str, Any]:

@@ -35,7 +35,10 @@ _FAILED = re.compile(
 )
 """How tools begin what they return of an error."""
 
-
+_CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete"}
+"""What APIs call the end of a reply that the limit of tokens ended, in small letters."""
+_QUESTION = 10
+"""Characters of the shortest input that, where it is in the first user turn, is the question in it."""
 _LAST = 1e11
 """Seconds: the year 5138."""
 
@@ -74,6 +77,8 @@ class TracedCall(LLMCall):
         """Why this call cannot be learned; empty if its whole request and its reply are known."""
         if self.failed:
             return f"failed with status {self.status}: {self.error}"
+        if self.finish_reason.lower().removeprefix("finish_reason_") in _CUT_OFF:
+            return "the limit of tokens ended the reply"
         lost = "" if self._history[1] else "no request before the reply"
         return self.unread or lost or ("" if self.reply_json else "no reply")
 
@@ -128,9 +133,10 @@ def make_rollout(
 ) -> Rollout:
     """The rollout of a trace.
 
-    ``calls`` are in order, of the format ``source``. ``question`` and ``answer`` are known better than the
-    first user turn and the last text of the calls. ``results`` are those of tool calls by their ids, and whether each
-    is none of an error. ``inputs`` are what the agent was called with, ``error`` is what it failed of.
+    ``calls`` are in order, of the format ``source``. ``question`` and ``answer`` are known better than the first user
+    turn, or the input that the agent put into it, and the last text of the calls. ``results`` are those of tool calls
+    by their ids, and whether each is none of an error. ``inputs`` are what the agent was called with, ``error`` is what
+    it failed of.
     """
     first = calls[0].messages if calls else []
     labels, components = dict[str, str](), dict[str, float]()
@@ -155,10 +161,12 @@ def make_rollout(
     )
     facts = {"source": source, "session": session, "labels": labels, "continues": begins is not None}
     corrects = begins is not None and is_correction(earlier[-1] if earlier else "")
-    inputs = inputs if isinstance(inputs, Mapping) else {}
+    inputs, turn = inputs if isinstance(inputs, Mapping) else {}, user_turn(first)
+    wrapped = [text for text in inputs.values() if isinstance(text, str) and len(text) >= _QUESTION and text in turn]
+    question = question or max(wrapped, key=len, default=turn)
     return Rollout(
         rollout_id=rollout_id,
-        task={"id": rollout_id, "question": question or user_turn(first), "inputs": inputs},
+        task={"id": rollout_id, "question": question, "inputs": inputs},
         mode=None,
         status="failed" if failure else "succeeded",
         started=started,
@@ -228,3 +236,17 @@ def chat_rollout(
     if corrected:  # the conversation went on after the answer to its first turn
         metadata |= {"first_answer": next(filter(None, replies), ""), "first_corrected": corrected[0]}
     return make_rollout(calls, results=results, metadata=metadata, **known)
+
+
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """The first of the conversations of one trace, with the calls and steps of the others."""
+    first, *others = rollouts
+    first.calls += [call for rollout in others for call in rollout.calls]
+    first.outcome.steps = [*first.outcome.steps, *(step for rollout in others for step in rollout.outcome.steps)]
+    return first
+
+
+def known_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :func:`make_rollout` in what ``groundwire export`` adds to a format of messages alone."""
+    texts = {name: facts[name] for name in ("question", "answer") if isinstance(facts.get(name), str)}
+    return {**texts, "inputs": facts.get("inputs")}

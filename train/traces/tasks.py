@@ -47,6 +47,12 @@ class WrittenTasks:
     """For the user."""
     is_draft: bool
     """Whether the reward is a draft of a judge."""
+    rule: str
+    """How answers are told apart, in words; empty if nothing does."""
+    accepts: Callable[[Rollout], bool | None]
+    """Whether the answer of a trace is accepted; None where the rule says nothing of it."""
+    splits: Mapping[str, str]
+    """The split of each task, by :func:`question_key`."""
 
 
 def write_tasks(folder: Path, rollouts: Iterable[Rollout]) -> WrittenTasks:
@@ -83,7 +89,15 @@ def write_tasks(folder: Path, rollouts: Iterable[Rollout]) -> WrittenTasks:
     prompt = max(prompts, key=lambda text: prompts[text], default="")
     text = template.replace("{how}", how).replace("{prompt}", _quoted(prompt))
     (folder / "reward.py").write_text(text, encoding="utf-8")
-    return WrittenTasks(lines, is_draft=not how)
+    splits = {question_key(row): row["split"] for row, _ in rows}
+    return WrittenTasks(lines, not how, how, lambda rollout: accepts(*judged(rollout)), splits)
+
+
+def judged(rollout: Rollout) -> tuple[Mapping[str, float], bool]:
+    """The scores of a trace, and whether nothing that happened speaks against its answer."""
+    facts, outcome = rollout.metadata, rollout.outcome
+    bad = outcome.failure or facts.get("first_corrected") or not all(step["ok"] for step in outcome.steps)
+    return outcome.reward_components, not bad
 
 
 def _collect(rollouts: Iterable[Rollout]) -> tuple[dict[str, _Task], Counter[str], Counter[str]]:
@@ -108,8 +122,7 @@ def _collect(rollouts: Iterable[Rollout]) -> tuple[dict[str, _Task], Counter[str
         place = json.dumps([key, inputs], sort_keys=True)
         task = tasks.setdefault(place, _Task(rollout.task["question"], inputs, rollout.started, number))
         if outcome.answer and len(task.answers) < _ANSWERS:
-            bad = outcome.failure or facts.get("first_corrected") or not all(step["ok"] for step in outcome.steps)
-            task.answers.append((facts.get("first_answer") or outcome.answer, outcome.reward_components, not bad))
+            task.answers.append((facts.get("first_answer") or outcome.answer, *judged(rollout)))
     for task in tasks.values():
         if question_key({"question": task.question}) in corrected:
             task.answers = [(answer, scores, False) for answer, scores, _ in task.answers]

@@ -23,6 +23,7 @@ class Turn:
     tools: Sequence[Mapping[str, Any]] = ()
     source: str = ""
     """Where it is from, for messages: a file and its line."""
+    held_out: bool = False
 
 
 @dataclass(frozen=True)

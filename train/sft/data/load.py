@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +84,12 @@ def _chats(settings: SFTSettings) -> tuple[str, Callable[[Any], Data]]:
     chats = read_chats(Path(str(settings.chats)))
 
     def load(tokenizer: Any) -> Data:
-        learned, held_out = _split(chats, settings, _first_question)
+        held_out = [chat for chat in chats if chat[0].held_out]
+        learned = [chat for chat in chats if not chat[0].held_out]
+        if not held_out:
+            learned, held_out = _split(chats, settings, _first_question)
+        if not learned:
+            raise ConfigError(f'{settings.chats} has no chat to learn: all have "split": "validation"')
         encode(tokenizer, [turn for chat in chats for turn in chat if turn.tools][:1])
         size = f"{counted(len(learned), 'chat')} to learn, {len(held_out):,} held out"
         turns = [turn for chat in held_out for turn in chat]
@@ -164,7 +169,8 @@ def _first_question(chat: Sequence[Any]) -> str:
 def read_chats(file: Path) -> list[list[Turn]]:
     """The turns of each chat: one for each reply of the assistant, but for those with ``"weight": 0``.
 
-    A line has ``messages`` and perhaps ``tools``, as in a request to OpenAI's API.
+    A line has ``messages`` and perhaps ``tools``, as in a request to OpenAI's API. If any has the ``split``
+    ``validation``, those are held out.
 
     Raises :class:`ConfigError`, which names the line.
     """
@@ -189,19 +195,23 @@ def _read_line(line: bytes, source: str) -> list[Turn]:
     try:
         if not isinstance(chat, dict):
             raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")
-        messages: Any = chat.get("messages")
-        tools = chat.get("tools") or []
-        parse_request({"messages": messages, "tools": tools}, served="")
-        replies = [
-            i for i, message in enumerate(messages) if message["role"] == "assistant" and _is_learned(message, i)
-        ]
-        if not replies:
-            raise ValueError("messages has no reply of the assistant to learn")
-        if replies[0] == 0:
-            raise ValueError("messages[0] is a reply of the assistant: begin with the message that it answers")
+        return turns_of(chat, source)
     except (ChatRequestError, ValueError) as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from error
-    return [Turn(messages[:i], messages[i], tools, source) for i in replies]
+
+
+def turns_of(chat: Mapping[str, Any], source: str = "") -> list[Turn]:
+    """The turns of a chat. Raises ``ValueError`` or :class:`ChatRequestError` if it cannot be learned."""
+    messages: Any = chat.get("messages")
+    tools = chat.get("tools") or []
+    parse_request({"messages": messages, "tools": tools}, served="")
+    replies = [i for i, message in enumerate(messages) if message["role"] == "assistant" and _is_learned(message, i)]
+    if not replies:
+        raise ValueError("messages has no reply of the assistant to learn")
+    if replies[0] == 0:
+        raise ValueError("messages[0] is a reply of the assistant: begin with the message that it answers")
+    held_out = chat.get("split") == "validation"
+    return [Turn(messages[:i], messages[i], tools, source, held_out) for i in replies]
 
 
 def _is_learned(reply: dict[str, Any], index: int) -> bool:

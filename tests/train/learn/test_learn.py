@@ -1,0 +1,160 @@
+"""What is learned of traces is what a native run of the same conversations trains; the walk ends in a verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.trajectories import trajectories
+from groundwire.train import evaluate, read_traces
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.app import app
+from groundwire.train.evaluation.run_reader import final_rollouts
+from groundwire.train.learn.chats import Choice, read_lines, write_chats
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
+from groundwire.train.sft.data.examples import encode
+from groundwire.train.sft.data.load import turns_of
+from groundwire.train.traces.tasks import write_tasks
+
+
+def rows(calls: list[LLMCall]) -> set[tuple[Any, ...]]:
+    """Ids and masks of the trajectories of calls."""
+    return {(*row.prompt_ids, -1, *row.response_ids, -2, *row.loss_mask) for row in trajectories(calls)}
+
+
+@pytest.fixture(scope="module", params=["langgraph", "openai-agents"])
+def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    folder = tmp_path_factory.mktemp("native")
+    result = evaluate(domain="spider", backend=request.param, val_tasks=16, output_dir=str(folder), quiet=True)
+    return RunDir.open(result.run_dir)
+
+
+@pytest.mark.parametrize("form", ["atif", "openai", "otlp"])
+def test_ids_and_masks_are_those_of_a_native_run(native: RunDir, form: str, tmp_path: Path) -> None:
+    exported, chats = tmp_path / "t.jsonl", tmp_path / "chats.jsonl"
+    ran = CliRunner().invoke(app, ["export", str(native.path), "--format", form, "--output", str(exported)])
+    assert ran.exit_code == 0, ran.output
+    traces, tokenizer = read_traces(exported, mask=False), read_tokenizer(STARTER)
+    tasks = write_tasks(tmp_path / "task", traces)
+    choice = Choice(tasks.accepts, lambda _: "train")
+    write_chats(chats, traces, choice, tokenizer, max_model_len=2048)
+    learned = set()
+    for chat in read_lines(chats):
+        examples = encode(tokenizer, turns_of(chat))
+        calls = [
+            LLMCall(
+                rollout_id="", attempt_id="", sequence=place, prompt_ids=one.prompt_ids, response_ids=one.response_ids,
+                logprobs=[0.0] * len(one.response_ids),
+            )
+            for place, one in enumerate(examples)
+        ]  # fmt: skip
+        learned |= rows(calls)
+    accepted = [rollout for rollout in final_rollouts(native) if (rollout.outcome.reward or 0) >= 0.5]
+    trained = set().union(*(rows(rollout.trainable_calls) for rollout in accepted))
+    assert len(trained) > 4
+    assert learned == trained
+
+
+SYSTEM = "You are a SQLite expert.\nAnswer with a query."
+AGENT = """
+import openai
+
+def agent(question):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    reply = openai.OpenAI().chat.completions.create(model="gpt-5-mini", messages=messages, max_tokens=8)
+    return reply.choices[0].message.content
+
+def reward(task, answer):
+    return float(answer == task["expected"][0])
+"""
+
+
+def chat(number: int, *, system: str = SYSTEM, score: float = 1.0, **fields: Any) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": f"How many rows has the table {chr(97 + number % 26) * 3}{number}?"},
+            {"role": "assistant", "content": f"SELECT {number}"},
+        ],
+        "created": 1_760_000_000 + number,
+        "metadata": {"score": score, "agent": "counter"},
+        "model": "strong",
+        **fields,
+    }
+
+
+def write_traces(file: Path, chats: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(line) + "\n" for line in chats))
+    return file
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["learn", *arguments])
+
+
+def test_without_an_agent_the_replies_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chats = [chat(number, score=float(number % 5 > 0)) for number in range(40)]
+    chats += [chat(50, model="router"), chat(51)]
+    chats[-1]["messages"][-1]["content"] = "SELECT 1, " * 400
+    write_traces(tmp_path / "t.jsonl", chats)
+    result = run("t.jsonl", "--model", "starter", "--trained-model", "strong", "--max-model-len", "256", "sft.epochs=1")
+    state = json.loads(next(tmp_path.glob("learned/*/learn.json")).read_text())
+    assert result.exit_code == {"better": 0, "equal": 3, "worse": 3}.get(state["verdict"], 4), result.output
+    assert "rule: by the score 'score', 0 to 1: accepted from 0.5 on" in result.output
+    for line in (
+        "8 of 42 calls (19%): traces that the rule does not accept, or says nothing of",
+        "1 of 42 calls (2%): other agents or models than the trained ones",
+        "1 of 42 calls (2%): longer than max_model_len, 256 tokens",
+    ):
+        assert f"left out: {line}" in result.output
+    assert state["sft"]["logprob"] > state["before"]["logprob"]
+    [folder] = tmp_path.glob("learned/*")
+    assert (folder / state["model"] / "config.json").is_file()
+    splits = [line["split"] for line in read_lines(folder / "chats.jsonl")]
+    assert splits.count("validation") == state["sft"]["replies"] > 0
+
+
+def test_with_an_agent_the_held_out_tasks_decide_and_a_stopped_walk_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_app.py").write_text(f"SYSTEM = {SYSTEM!r}\n{AGENT}")
+    old = "You are a SQLite expert.\nBe brief."
+    chats = [chat(number, system=old if number < 6 else SYSTEM) for number in range(24)]
+    write_traces(tmp_path / "t.jsonl", [*chats, chat(60, score=0)])
+    options = ("--agent", "my_app.py:agent", "--reward", "my_app.py:reward", "--model", "starter", "sft.epochs=1")
+    options += ("--tasks-per-step", "2", "--group-size", "2", "--steps", "1", "--max-model-len", "512")
+    result = run("t.jsonl", *options)
+    [folder] = tmp_path.glob("learned/*")
+    state = json.loads((folder / "learn.json").read_text())
+    assert result.exit_code == 4, result.output
+    assert state["verdict"] == "not enough data"
+    assert set(state["comparisons"]) == {"sft - before", "grpo - sft", "grpo - before"}
+    assert "6 of 24 conversations (25%) of counter have another prompt than the agent sends now" in state["prompts"][0]
+    assert "checkpoints" in state["model"]
+    for name in ("verdict", "grpo"):
+        del state[name]
+    (folder / "learn.json").write_text(json.dumps(state))
+    shutil.rmtree(folder / "evaluations/grpo")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("model/model.safetensors")}
+    again = run("--resume", str(folder))
+    assert again.exit_code == 4, again.output
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert json.loads((folder / "learn.json").read_text())["verdict"] == "not enough data"
+
+
+def test_calls_of_no_trained_agent_are_an_error_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_traces(tmp_path / "t.jsonl", [chat(number, score=number % 2) for number in range(6)])
+    result = run("t.jsonl", "--model", "starter", "--trained-agent", "writer")
+    assert result.exit_code == 2
+    assert "no call of the traces is left to learn" in result.output
+    assert "3 other agents or models than the trained ones" in result.output

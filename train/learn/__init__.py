@@ -1,0 +1,1 @@
+"""``groundwire learn``: from exported traces to a model that was measured."""

@@ -1,0 +1,172 @@
+"""What is learned of exported traces: the accepted ones as chats, and those of held-out tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from groundwire.domains.held_out import question_key
+from groundwire.tools.files import parse_json, shorten_repr
+from groundwire.tools.terminal import counted
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.errors import ChatRequestError
+from groundwire.train.sft.data.examples import encode
+from groundwire.train.sft.data.load import turns_of
+from groundwire.train.store.rollout import Rollout
+from groundwire.train.traces.export import to_chats
+from groundwire.train.traces.record import TracedCall
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which calls of which traces are learned."""
+
+    accepts: Callable[[Rollout], bool | None]
+    """Whether the answer of a trace is accepted; None if nothing says it."""
+    split: Callable[[str], str | None]
+    """The split of a task by its :func:`question_key`; None for no task."""
+    agent: str = ""
+    model: str = ""
+    """Regular expressions that are searched in the names of a call; empty: all."""
+
+    def is_trained(self, call: TracedCall) -> bool:
+        """Whether a call is one of the agent and the model whose replies are learned."""
+        return bool(re.search(self.agent, call.agent) and re.search(self.model, call.model))
+
+
+@dataclass
+class Written:
+    """What :func:`write_chats` wrote."""
+
+    replies: Counter[str] = field(default_factory=Counter)
+    """By split."""
+    traces: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    names: Counter[str] = field(default_factory=Counter)
+    """The agents and models of the calls that are learned."""
+
+    def lines(self) -> Iterator[str]:
+        """For the user."""
+        for split, what in (("train", "to learn"), ("validation", "held out")):
+            yield f"{what}: {counted(self.replies[split], 'call')} of {counted(self.traces[split], 'accepted trace')}"
+        yield f"calls of: {', '.join(f'{name} {count:,}' for name, count in self.names.most_common(8))}"
+        total = sum(self.left_out.values()) + sum(self.replies.values())
+        for reason, count in self.left_out.most_common():
+            yield f"left out: {count:,} of {total:,} calls ({count / total:.0%}): {reason}"
+
+
+def write_chats(
+    file: Path, traces: Iterable[Rollout], choice: Choice, tokenizer: Any, *, max_model_len: int
+) -> Written:
+    """Write the chats of accepted traces, as ``groundwire sft --chats`` reads them, each different one once.
+
+    Raises :class:`ConfigError` if none is left.
+    """
+    written, known = Written(), set[int]()
+    try:
+        with open(file, "w", encoding="utf-8") as output:
+            for rollout in traces:
+                reason, split = _refusal(rollout, choice)
+                calls = [call for call in rollout.calls if isinstance(call, TracedCall)]
+                whole = [call for call in calls if not call.untrainable_reason]
+                written.left_out.update(call.untrainable_reason for call in calls if call.untrainable_reason)
+                trained = [call for call in whole if choice.is_trained(call)]
+                if reason:
+                    written.left_out[reason] += len(whole)
+                    continue
+                written.left_out["other agents or models than the trained ones"] += len(whole) - len(trained)
+                chats = list(_fitting(rollout, choice, tokenizer, max_model_len, known, written.left_out))
+                for chat, replies in chats:
+                    output.write(json.dumps({**chat, "split": split}, ensure_ascii=False) + "\n")
+                    written.replies[split] += replies
+                    written.names[
+                        f"{chat['metadata']['agent'] or 'an agent without a name'} "
+                        f"({chat['metadata']['model'] or 'no model'})"
+                    ] += replies
+                written.traces[split] += bool(chats)
+    except re.error as error:
+        raise ConfigError(f"{error.pattern!r} is not a regular expression: {error}") from error
+    written.left_out = +written.left_out
+    if not written.replies["train"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in written.left_out.most_common())
+        raise ConfigError(f"no call of the traces is left to learn: {reasons or 'there is none'}")
+    return written
+
+
+def _refusal(rollout: Rollout, choice: Choice) -> tuple[str, str]:
+    """Why nothing of a trace is learned, and else its split."""
+    if not choice.accepts(rollout):
+        return "traces that the rule does not accept, or says nothing of", ""
+    split = choice.split(question_key(rollout.task))
+    return ("", split) if split else ("traces whose first user turn is none of the tasks", "")
+
+
+def _fitting(
+    rollout: Rollout, choice: Choice, tokenizer: Any, max_model_len: int, known: set[int], left_out: Counter[str]
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """The chats of a trace that the model can learn and that are new, each with its number of replies."""
+    for chat in to_chats(rollout, choice.is_trained):
+        learned = sum(message["role"] == "assistant" and message.get("weight") != 0 for message in chat["messages"])
+        digest = hash(json.dumps([chat["messages"], chat.get("tools")], sort_keys=True))
+        if digest in known:
+            left_out["conversations that are there already"] += learned
+            continue
+        try:
+            examples = encode(tokenizer, turns_of(chat))
+        except (ConfigError, ChatRequestError, ValueError) as error:
+            left_out[f"not writable for the model: {str(error).splitlines()[0][:160]}"] += learned
+            continue
+        known.add(digest)
+        fitting = sum(len(example) <= max_model_len for example in examples)
+        left_out[f"longer than max_model_len, {max_model_len} tokens"] += learned - fitting
+        if fitting:
+            yield chat, fitting
+
+
+def prompt_changes(file: Path, tokenizer: Any, now: Iterable[tuple[str, list[int]]]) -> Iterator[str]:
+    """Say how many of the chats in ``file`` begin with another prompt than the agent has ``now``: pairs of an agent's
+    name and the token ids of a call's prompt.
+
+    What differs from task to task does not count: compared are the lines that all prompts of an agent have in common.
+    """
+    fixed_now, seen_now = dict[str, set[str]](), set[str]()
+    for agent, ids in now:
+        lines = _lines(tokenizer.decode(ids))
+        seen_now |= lines
+        fixed_now[agent] = fixed_now[agent] & lines if agent in fixed_now else lines
+    fixed_then, total, missing = dict[str, set[str]](), Counter[str](), Counter[str]()
+    example = defaultdict[str, str](str)
+    for chat in read_lines(file):
+        [first] = encode(tokenizer, turns_of(chat)[:1])
+        agent, lines = chat["metadata"]["agent"], _lines(tokenizer.decode(first.prompt_ids))
+        total[agent] += 1
+        fixed_then[agent] = fixed_then[agent] & lines if agent in fixed_then else lines
+        nearest = min((fixed - lines for fixed in fixed_now.values()), key=len, default=set[str]())
+        if nearest:
+            missing[agent] += 1
+            example[agent] = example[agent] or f"without the line {shorten_repr(min(nearest))}"
+    for agent, lines in fixed_then.items():
+        if gone := lines - seen_now:
+            missing[agent] = total[agent]
+            example[agent] = f"with the line {shorten_repr(min(gone))}, which it has no more"
+    for agent, count in missing.items():
+        yield (
+            f"warning: {count:,} of {total[agent]:,} conversations ({count / total[agent]:.0%}) of "
+            f"{agent or 'the agent'} have another prompt than the agent sends now, such as one {example[agent]}"
+        )
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The chats that were written."""
+    with open(file, "rb") as lines:
+        yield from map(parse_json, lines)
+
+
+def _lines(text: str) -> set[str]:
+    return {line.strip() for line in text.splitlines()} - {""}
