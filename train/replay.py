@@ -5,8 +5,13 @@ It is the regression test of an agent against its own history: the exit code is 
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -15,23 +20,19 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, progress, spinner
-from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir
+from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir, RunDirError
 from groundwire.train.cli.complete import RunDirectory
-from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
+from groundwire.train.cli.options import REPLAY_OPTIONS, BaseUrl, SettingsCommand, given_settings, takes_settings
 
 _COUNT = 20
 _EXAMPLES = 3
-_SETTINGS = (
-    *("backend", "agent", "agent_input", "agent_output", "agent_context", "agent_config", "domain", "reward"),
-    *("agent_columns", "agent_options", "judge", "data_dir", "n_runners", "rollout_process", "runner_python"),
-)
-_OPTIONS = {name: name for name in _SETTINGS if name != "judge"}
-
+_SAMPLES = 16
+_CUT = 100
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(cls=SettingsCommand)
-@takes_settings(_OPTIONS)
+@takes_settings(REPLAY_OPTIONS, model="the run's own", seed="the run's")
 def main(
     settings: dict[str, Any],
     run_dir: RunDirectory = LAST_RUN,
@@ -40,23 +41,51 @@ def main(
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed or were not right")] = False,
     every: Annotated[bool, typer.Option("--all", help=f"All; default: {_COUNT}, spread over the run")] = False,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            "--from", help="With --rollout: sample this call and what follows; its number in why", metavar="CALL"
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="With --from: how many times", metavar="N")] = _SAMPLES,
+    reply: Annotated[
+        str | None, typer.Option("--reply", help="With --from: answer that call so", metavar="TEXT")
+    ] = None,
+    edit: Annotated[bool, typer.Option("--edit", help="As --reply, with the recorded reply in $EDITOR")] = False,
+    base_url: BaseUrl = None,
     version: Version = False,
 ) -> None:
     """Run an agent again on a run's rollouts with every call answered from the record, and name what differs.
 
     No model is loaded. The exit code is 1 if a rollout differs. Settings change what is tried: another reward or agent.
+    With --from a model samples that call and what follows: the share of successes is the value of that turn.
     """
     with exit_on_user_error():
         if (rollout is not None) + failed + every > 1:
             raise CommandError("give one of --rollout, --failed and --all")
-        read_env_file()
+        given = given_settings(settings, [], names=REPLAY_OPTIONS)
+        if start is None:
+            model = {"--model": settings["model"], "--base-url": base_url, "--reply": reply, "--edit": edit or None}
+            if needless := [name for name, value in model.items() if value is not None]:
+                raise CommandError(f"{needless[0]} needs --from CALL: else every call is answered from the record")
+        elif rollout is None:
+            raise CommandError("--from is about one rollout: give its id with --rollout ID")
+        elif samples < 1:
+            raise CommandError(f"--samples {samples}: at least 1 is sampled")
+        elif reply is not None and edit:
+            raise CommandError("give one of --reply and --edit")
+        read_env_file(names=["OPENAI_API_KEY"])
         setup_logging()
+        if start is not None:
+            model = {"given": given, "base_url": base_url}
+            say("\n".join(_sampled(run_dir, str(rollout), start, samples, reply, edit=edit, **model)))
+            return
         with spinner("starting"):
             from groundwire.train.api.replay import choose_rollouts, replay, replay_job
 
             run = RunDir.open(run_dir)
             chosen, total = choose_rollouts(run, rollout_id=rollout, failed=failed, count=0 if every else _COUNT)
-            job = replay_job(run, given_settings(settings, [], names=_OPTIONS))
+            job = replay_job(run, given)
         started, ended = time.monotonic(), list[Any]()
         with progress("Replaying", len(chosen)) as on_end:
             for batch in replay(job, run, chosen, on_end=on_end):
@@ -65,6 +94,71 @@ def main(
         say("\n".join(_lines(ended, total, time.monotonic() - started)))
     if differing:
         raise typer.Exit(1)
+
+
+def _sampled(
+    run_dir: str, rollout_id: str, number: int, samples: int, reply: str | None, *, edit: bool, **model: Any
+) -> list[str]:
+    """What follows from a call, in lines. ``model`` are arguments of :func:`.branches.branch_job`."""
+    with spinner("starting"):
+        from groundwire.train.api.branches import Branch, Brancher, branch_job, find_call, find_rollout, in_words
+        from groundwire.train.evaluation.metrics import RIGHT
+        from groundwire.train.evaluation.turn_values import by_text, message_text
+
+        run = RunDir.open(run_dir)
+        recorded = find_rollout(run, rollout_id)
+        call = find_call(recorded, number)
+        brancher = Brancher(branch_job(run, **model), run)
+    if edit:
+        reply = _edited(brancher.written_reply(call))
+    with brancher, progress("Sampling", samples + 1) as on_end:
+        [whole] = brancher.run([Branch(recorded, None)], on_end=on_end)
+        ended = brancher.run([Branch(recorded, call, n) for n in range(samples)], reply=reply, on_end=on_end)
+    head = f"call {number}{f' ({call.agent})' if call.agent else ''} of {recorded.rollout_id}"
+    by = f"{brancher.model} at temperature {brancher.temperature(recorded):g}, seed {brancher.seed}"
+    then = "succeeded" if (recorded.outcome.reward or 0.0) > RIGHT else "did not succeed"
+    was = message_text(whole.replies.get(call.reply_key, {}))
+    lines = [f"{head}: {samples} continuations by {by}", f"recorded reply, which {then}: {_cut(was)}"]
+    judged = [(each, each.is_success) for each in ended if each.is_success is not None]
+    left_out = in_words(Counter(each.problem for each in ended if each.is_success is None))
+    if not judged:
+        raise RunDirError(f"{head}: no continuation has a reward: {left_out}")
+    value = by_text(("", is_success) for _, is_success in judged)[0][1]
+    if reply is None:
+        lines.append(f"from here on {value} succeed; by the reply that was sampled:")
+        texts = [message_text(each.replies.get(call.reply_key, {})) for each, _ in judged]
+    else:
+        lines.append(f"with the reply {_cut(reply)} {value} succeed; by the answer:")
+        texts = [each.rollout.outcome.answer for each, _ in judged]
+    for text, of_text in by_text(zip(texts, [is_success for _, is_success in judged], strict=True)):
+        lines.append(f"    {of_text}: {_cut(text)}{' (as recorded)' if reply is None and text == was else ''}")
+    if left_out:
+        lines.append(f"left out: {left_out}")
+    if whole.difference is not None:
+        lines.append(f"the agent does not go as recorded: {whole.difference.sentence}")
+    return lines
+
+
+def _edited(text: str) -> str:
+    """What the user's editor makes of a text."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor:
+        raise CommandError("--edit needs an editor: set EDITOR, or give the reply with --reply TEXT")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "reply.txt"
+        file.write_text(text, encoding="utf-8")
+        try:
+            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 (the user's own choice)
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise CommandError(f"the editor {editor!r} failed, so nothing is sampled: {error}") from error
+        edited = file.read_text(encoding="utf-8")
+    return edited if text.endswith("\n") else edited.removesuffix("\n")
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _CUT else f"{line[:_CUT]}…")
 
 
 def _lines(ended: list[Any], total: int, seconds: float) -> list[str]:

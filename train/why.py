@@ -21,14 +21,17 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.trajectories import Contexts, common_tokens, token_bytes
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
-from groundwire.tools.terminal import Version, spinner
+from groundwire.tools.startup import read_env_file, setup_logging
+from groundwire.tools.terminal import Version, progress, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import LAST_RUN, RunDamagedError, RunDir
 from groundwire.train.cli.complete import RunDirectory
+from groundwire.train.cli.options import REPLAY_OPTIONS, BaseUrl, SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
+from groundwire.train.report.turns import loss_lines, turn_line
 from groundwire.train.store.rollout import Rollout
 
 CAUSES = {
@@ -43,6 +46,7 @@ CAUSES = {
 }
 """The likely causes of a mismatch."""
 
+_DROPS = 5
 _SAME = 8  # tokens that must be equal to recognise a later part of the conversation
 _THINKING = re.compile(r"<(think|thinking|reasoning)>|</(think|thinking|reasoning)>")
 _TOOL_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[TOOL_CALLS\]|\"arguments\"\s*:|\"parameters\"\s*:")
@@ -57,24 +61,62 @@ _COLUMNS = (
 )
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
+@takes_settings(REPLAY_OPTIONS, model="the run's own", seed="the run's")
 def main(
+    settings: dict[str, Any],
     run_dir: RunDirectory = LAST_RUN,
     rollout_id: Annotated[
         str | None,
         typer.Argument(help="A rollout's id, or its beginning; default: count all rollouts", metavar="ROLLOUT_ID"),
     ] = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="At which calls the failed rollouts lost their chance, by sampling")
+    ] = False,
+    budget: Annotated[int, typer.Option("--budget", help="With --turns: samples at most", metavar="N")] = 400,
+    base_url: BaseUrl = None,
     version: Version = False,
 ) -> None:
     """Explain why a rollout gave no triplets or no gradient.
 
-    Without a rollout, count the reasons in the whole run, and repeat what the run has warned of.
+    Without a rollout, count the reasons in the whole run, and repeat what the run has warned of. With --turns the
+    newest failed rollouts go on from each call again, which is answered anew; settings say with which model or agent.
     """
-    with exit_on_user_error(), spinner("reading the run"):
-        lines, damaged = explain(RunDir.open(run_dir), rollout_id)
+    with exit_on_user_error():
+        if turns:
+            if rollout_id is not None:
+                raise CommandError("--turns is about all failed rollouts of a run: leave out the rollout's id")
+            say("\n".join(_lost_chances(run_dir, given_settings(settings, [], names=REPLAY_OPTIONS), base_url, budget)))
+            return
+        with spinner("reading the run"):
+            lines, damaged = explain(RunDir.open(run_dir), rollout_id)
     say("\n".join(lines))
     for message in damaged:
         say(f"warning: {message}", err=True)
+
+
+def _lost_chances(run_dir: str, given: Mapping[str, Any], base_url: str | None, budget: int) -> list[str]:
+    read_env_file(names=["OPENAI_API_KEY"])
+    setup_logging()
+    with spinner("starting"):
+        from groundwire.train.api.branches import branch_job, in_words
+        from groundwire.train.api.turns import lost_chances
+
+        run = RunDir.open(run_dir)
+        job = branch_job(run, given, base_url=base_url)
+    with progress("Sampling", budget) as on_end:
+        lost = lost_chances(job, run, budget=budget, on_end=on_end)
+    lines = [
+        f"the newest {lost['rollouts']} of {lost['failed']} failed rollouts, {lost['samples']} of {budget} samples by "
+        f"{lost['model']} at temperature {lost['temperature']:g}, seed {lost['seed']}",
+        f"chance of success before their first trained call: {lost['chance']:.2f}",
+        *loss_lines(lost),
+        "largest drops:",
+        *(f"    {turn['rollout']}: {turn_line(turn)}" for turn in lost["turns"][:_DROPS]),
+    ]
+    if lost["left_out"]:
+        lines.append(f"left out: {in_words(lost['left_out'])}")
+    return [*lines, f"drawn by: groundwire report {run_dir}"]
 
 
 def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list[str]]:
@@ -112,9 +154,8 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
                 if not call.failed and (problem := call.untrainable_reason):
                     untrained[kind := re.sub(r"\d+", "N", problem)] += 1
                     examples.setdefault(kind, f"{rollout.rollout_id}: {problem}")
-            calls = rollout.trainable_calls
-            later_prompts += max(0, len(calls) - 1)
-            for mismatch in find_mismatches(calls, decoder):
+            later_prompts += max(0, len(rollout.trainable_calls) - 1)
+            for mismatch in find_mismatches(rollout.calls, decoder):
                 causes[mismatch.cause] += 1
                 examples.setdefault(mismatch.cause, f"{rollout.rollout_id}: {mismatch.difference}")
     total, mismatches = kinds.total(), causes.total()
@@ -158,8 +199,9 @@ def _explain(
         raise CommandError(f"{problem} {rollout_id!r}; report.html and rollouts.parquet have the ids")
     [(rollout, reason)] = matches
     yield f"{rollout.rollout_id} (step {rollout.step}, task {rollout.task['id']}): {reason.text}"
-    yield from credit_lines(rollout)
-    for mismatch in find_mismatches(rollout.trainable_calls, decoder):
+    calls = (f"call {number}{f' ({call.agent})' if call.agent else ''}" for number, call in enumerate(rollout.calls, 1))
+    yield from list(credit_lines(rollout)) or calls
+    for mismatch in find_mismatches(rollout.calls, decoder):
         yield f"{mismatch.difference}; likely {CAUSES[mismatch.cause]} ({settings(0).get('backend')})"
 
 
@@ -179,18 +221,20 @@ class PrefixMismatch(NamedTuple):
 
 
 def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[PrefixMismatch]:
-    """The mismatches of one rollout, of its ``calls`` with token ids.
+    """The mismatches of the calls of one rollout that have token ids.
 
     Each call's prompt is compared with every earlier call's prompt and reply, like merging into trajectories does.
     """
     mismatches = []
     contexts, places = Contexts(), dict[bytes, int]()
-    last = b""
+    last, previous = b"", 0
     for index, call in enumerate(calls):
+        if call.untrainable_reason:
+            continue
         prompt, asked = call.prompt_ids, token_bytes(call.prompt_ids)
         if places and contexts.longest_prefix(asked) is None:
             compared = [(common_tokens(context, asked), places[context]) for context in contexts.neighbours(asked)]
-            position, earlier = max([*compared, (common_tokens(last, asked), index - 1)])
+            position, earlier = max([*compared, (common_tokens(last, asked), previous)])
             before = calls[earlier]
             sampled = position >= len(before.prompt_ids)
             actual = repr(decoder.token(prompt[position])) if position < len(prompt) else "the prompt's end"
@@ -203,7 +247,7 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
             mismatches.append(PrefixMismatch(cause, difference))
         last = asked + token_bytes(call.response_ids)
         contexts.add(last)
-        places[last] = index
+        places[last] = previous = index
     return mismatches
 
 

@@ -131,7 +131,7 @@ class LLMCall:
     """The reply of a policy server behind HTTP, as it sent it, packed by :func:`pack_body`; "" of a policy in this
     process, whose reply follows from the other fields. Of several choices the first has it."""
     replayed: str = ""
-    """The rollout from whose record the call was answered; "" if it was sampled."""
+    """The rollout whose replay the call is part of, answered from its record or sampled anew after it; "" of none."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ class LLMCall:
     def untrainable_reason(self) -> str:
         """Why this call cannot be trained on; empty if it can."""
         if self.failed or self.replayed:
-            replayed = f"answered from the record of rollout {self.replayed}"
+            replayed = f"it is part of a replay of rollout {self.replayed}"
             return f"failed with status {self.status}: {self.error}" if self.failed else replayed
         if not self.prompt_ids or not self.response_ids:
             return "the server sent no token ids"

@@ -3,6 +3,9 @@
 A call is the one in the record with the same agent, prompt and options; of several that are equal, the next in order.
 So calls that run at once may arrive in another order. Replies are sent in the order in which they ended, as an agent
 may go on with the first one. Each attempt begins the record again.
+
+A replay may end at a call: that call, and those that arrived after it, are sampled anew. Every call of a replay has its
+record's id, and so none is trained on.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.wire.apis import LocalPolicy
@@ -24,12 +27,25 @@ NOT_RECORDED = "not_in_record"
 """The code of the error that answers a call which the record does not have."""
 
 
+class _Record(NamedTuple):
+    rollout_id: str
+    requests: list[list[LLMCall]]
+    """The choices of each, by arrival."""
+    start: str | None
+    """The ``reply_key`` of the request from which on calls are sampled anew; None for a whole replay."""
+    reply: LLMCall | None
+    """What answers that request; None to sample it."""
+
+
 @dataclass(eq=False)
 class RecordedRequest:
     """A request of the record and its replies; ``calls`` are its choices."""
 
     calls: list[LLMCall]
-    arrived: bool = False
+    is_sampled: bool = False
+    """Whether it is sampled anew."""
+    replay_key: str = ""
+    """The ``reply_key`` of the same request in the replay; "" until it has arrived."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -37,12 +53,19 @@ class RecordedRequest:
         """The first choice."""
         return self.calls[0]
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the agent has asked it again."""
+        return bool(self.replay_key)
+
 
 @dataclass(eq=False)
 class ReplayedAttempt:
     """How far an attempt has come in its record."""
 
     requests: list[RecordedRequest]
+    start: RecordedRequest | None = None
+    """The first request that is sampled anew."""
     unrecorded: list[tuple[HttpExchange, Mapping[str, Any]]] = field(default_factory=list)
     """The calls that the record does not have, with their chat requests."""
 
@@ -51,24 +74,42 @@ class ReplayedAttempt:
         """What the agent has not asked again."""
         return [request for request in self.requests if not request.arrived]
 
+    @property
+    def has_left_record(self) -> bool:
+        """Whether calls are sampled by now."""
+        return self.start is not None and self.start.arrived
+
 
 class Replay:
     """Rollouts with their records. ``policy`` writes the replies of a record whose policy was in its run's process."""
 
     def __init__(self, policy: LocalPolicy | None = None) -> None:
         self.policy = policy
-        self._records: dict[str, tuple[str, list[list[LLMCall]]]] = {}
+        self._records: dict[str, _Record] = {}
         self.attempts: dict[str, ReplayedAttempt] = {}
         """The last attempt of each rollout that has made a call."""
         self._attempt_ids: dict[str, str] = {}
         self._running: dict[int, RecordedRequest] = {}
 
-    def add(self, rollout_id: str, recorded_id: str, calls: Iterable[LLMCall]) -> None:
-        """Answer the calls of a rollout with those of the recorded one."""
+    def add(
+        self,
+        rollout_id: str,
+        recorded_id: str,
+        calls: Iterable[LLMCall],
+        *,
+        start: LLMCall | None = None,
+        reply: LLMCall | None = None,
+    ) -> None:
+        """Answer the calls of a rollout with those of the recorded one.
+
+        The request of ``start`` and those that arrived later are sampled, ``start`` unless ``reply`` is the answer.
+        """
         requests: dict[str, list[LLMCall]] = {}
         for call in sorted(calls, key=lambda call: call.sequence):
             requests.setdefault(call.reply_key, []).append(call)
-        self._records[rollout_id] = recorded_id, list(requests.values())
+        self._records[rollout_id] = _Record(
+            recorded_id, list(requests.values()), start.reply_key if start else None, reply
+        )
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that has ended."""
@@ -82,23 +123,31 @@ class Replay:
         """
         if exchange.rollout_id not in self._records:
             return
-        exchange.replayed, calls = self._records[exchange.rollout_id]
+        record = self._records[exchange.rollout_id]
+        exchange.replayed = record.rollout_id
         if self._attempt_ids.get(exchange.rollout_id) != exchange.attempt_id:
             self._attempt_ids[exchange.rollout_id] = exchange.attempt_id
-            self.attempts[exchange.rollout_id] = ReplayedAttempt([RecordedRequest(choices) for choices in calls])
+            self.attempts[exchange.rollout_id] = _attempt(record)
         attempt = self.attempts[exchange.rollout_id]
         request = next((request for request in attempt.missing if _is_same(request.call, exchange)), None)
-        if request is None:
+        if request is None and not attempt.has_left_record:
             attempt.unrecorded.append((exchange, exchange.request))
             raise RefusedError(
                 400, f"the record of rollout {exchange.replayed} does not have this call", code=NOT_RECORDED
             )
-        request.arrived, exchange.recorded = True, request.calls
+        if request is None:
+            return
+        request.replay_key = exchange.reply_key
+        if request.is_sampled:
+            exchange.recorded = [record.reply] if request is attempt.start and record.reply is not None else ()
+            return
+        exchange.recorded = request.calls
         self._running[id(exchange)] = request
         earlier = [
             other.answered.wait()
             for other in attempt.requests
-            if not other.answered.is_set() and request.call.started < other.call.ended < request.call.ended
+            if not (other.is_sampled or other.answered.is_set())
+            and request.call.started < other.call.ended < request.call.ended
         ]
         if earlier:
             with suppress(asyncio.TimeoutError):
@@ -108,6 +157,15 @@ class Replay:
         """The agent has the reply of an exchange."""
         if (request := self._running.pop(id(exchange), None)) is not None:
             request.answered.set()
+
+
+def _attempt(record: _Record) -> ReplayedAttempt:
+    start = next((i for i, calls in enumerate(record.requests) if calls[0].reply_key == record.start), None)
+    requests = [
+        RecordedRequest(calls, is_sampled=start is not None and index >= start)
+        for index, calls in enumerate(record.requests)
+    ]
+    return ReplayedAttempt(requests, None if start is None else requests[start])
 
 
 def _is_same(call: LLMCall, exchange: HttpExchange) -> bool:

@@ -41,7 +41,10 @@ SETTINGS = (
     *("data_dir", "group_column", "prompts", "n_runners", "runner_python"),
 )
 """The settings that a replay may change."""
-_OF_RUN = (*SETTINGS, "model", "max_tokens", "max_model_len", "max_calls", "allow_shared", "seed")
+_OF_RUN = (
+    *SETTINGS,
+    *("model", "device", "temperature", "max_tokens", "max_model_len", "max_calls", "allow_shared", "seed"),
+)
 _AT_ONCE = 16
 _OF_AGENT = ("backend", "agent_match", "agent_options")
 """What belongs to the agent of a run, and not to another one."""
@@ -104,7 +107,7 @@ def replay(
     Raises :class:`RunDirError` if their calls cannot be answered.
     """
     damaged: list[str] = []
-    record = _record_engine(run, job.config)
+    record = record_engine(run, job.config)
     engine: Any = record or Upstream(base_url="", model=MODEL_NAME)
     wanted, answers = set(chosen), Replay()
     tasks = {str(task["id"]): task for task in (*job.data.train, *job.data.validation)}
@@ -116,9 +119,9 @@ def replay(
             recorded = [rollout for rollout in batch if rollout.rollout_id in wanted]
             if not recorded:
                 continue
-            again = [_request(rollout, job.config, tasks) for rollout in recorded]
+            again = [request_again(rollout, job.config, tasks) for rollout in recorded]
             for request, rollout in zip(again, recorded, strict=True):
-                _check(run, rollout, has_tokenizer=record is not None)
+                check_record(run, rollout, has_tokenizer=record is not None)
                 answers.add(request.rollout_id, rollout.rollout_id, rollout.calls)
             deadline_s = validation_deadline_s(job.config, len(again))
             runtime.run(again, deadline_s=deadline_s, on_end=on_end)
@@ -126,7 +129,7 @@ def replay(
                 ReplayedRollout(
                     recorded=old,
                     again=new,
-                    difference=_difference(old, new, answers.attempts.get(new.rollout_id), record),
+                    difference=difference_of(old, new, answers.attempts.get(new.rollout_id), record),
                 )
                 for old, new in zip(recorded, again, strict=True)
             ]
@@ -136,7 +139,7 @@ def replay(
         raise RunDamagedError(damaged[0])
 
 
-def _request(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> Rollout:
+def request_again(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> Rollout:
     """The same rollout again."""
     task, own = recorded.task, tasks.get(str(recorded.task["id"]))
     if own is not None and json.loads(json.dumps(dict(own), default=str)) == task:
@@ -145,7 +148,7 @@ def _request(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> 
     return Rollout(task=task, group=recorded.group, mode=recorded.mode, step=recorded.step, sampling=sampling)
 
 
-def _record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
+def record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
     """What the replies of the run's own policy are written with; None without its tokenizer, as of an endpoint."""
     from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
 
@@ -157,7 +160,7 @@ def _record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
     return None
 
 
-def _check(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
+def check_record(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
     """Raise :class:`RunDirError` if the calls of a rollout cannot be answered."""
     if any(not call.prompt_key or not call.reply_key for call in rollout.calls):
         raise RunDirError(
@@ -169,9 +172,10 @@ def _check(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
         raise RunDirError(f"{run.path} cannot be replayed without its tokenizer, which is not in {folders}")
 
 
-def _difference(
+def difference_of(
     recorded: Rollout, again: Rollout, attempt: ReplayedAttempt | None, engine: RecordEngine | None
 ) -> Difference | None:
+    """What differs first; None if nothing does."""
     if attempt is None or not attempt.unrecorded:
         return outcome_difference(recorded, again, attempt)
     exchange, chat = attempt.unrecorded[0]

@@ -33,6 +33,9 @@ JudgePairs = Annotated[
     list[str] | None,
     _judge_option(help="Setting of the judge, e.g. max_usd=5 (docs/settings.md)", metavar="NAME=VALUE"),
 ]
+BaseUrl = Annotated[
+    str | None, typer.Option("--base-url", help="OpenAI-compatible endpoint that samples", metavar="URL")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file")]
 
 
@@ -86,6 +89,12 @@ _USUAL = (
 )
 """The settings of a run that ``--help`` lists; ``--help-all`` lists all."""
 _ALL = "--help-all"
+_OF_REPLAY = (
+    *("backend", "agent", "agent_input", "agent_output", "agent_context", "agent_config", "domain", "reward"),
+    *("agent_columns", "agent_options", "data_dir", "n_runners", "rollout_process", "runner_python", "model", "seed"),
+)
+REPLAY_OPTIONS = {name: name for name in _OF_REPLAY}
+"""The settings that a replay of a run may change, and the names of their options."""
 
 
 def takes_settings(

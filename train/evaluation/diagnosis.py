@@ -93,10 +93,11 @@ def trained_calls(rollout: Rollout, agent_match: str | None) -> list[LLMCall]:
 
 def credit_lines(rollout: Rollout) -> Iterator[str]:
     """What each call was trained with, as the trainer recorded it; no line if verl computed the advantages."""
-    trained = [(call.agent, call.credit) for call in rollout.calls if call.credit is not None]
-    for number, (agent, credit) in enumerate(trained, 1):
+    for number, call in enumerate(rollout.calls, 1):
+        if (credit := call.credit) is None:
+            continue
         figures = f"return {credit.returns:.4g}, advantage {credit.advantage:.3g}, weight {credit.weight:.3g}"
-        yield f"call {number}{f' ({agent})' if agent else ''}: {figures}"
+        yield f"call {number}{f' ({call.agent})' if call.agent else ''}: {figures}"
 
 
 def scored(rollout: Rollout) -> str:

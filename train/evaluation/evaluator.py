@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from groundwire.adapters.tracing.replay import Replay
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
@@ -125,11 +126,13 @@ def first_verdict(job: Job, runtime: RolloutRuntime, rollouts: Sequence[Rollout]
     return AgentVerdict(found.problems, [*notes, *found.notes])
 
 
-def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | None = None) -> RolloutRuntime:
+def runtime_of(
+    job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | None = None, replay: Replay | None = None
+) -> RolloutRuntime:
     """What runs the rollouts of a job whose model is not trained: at its endpoint, or served here."""
     upstream = upstream or upstream_of(job)
     if upstream is not None:
-        return job.runtime(upstream, run=run, timer=timer)
+        return job.runtime(upstream, run=run, timer=timer, replay=replay)
     from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.model import fitting_length, load_initial_state
 
@@ -137,7 +140,7 @@ def runtime_of(job: Job, *, run: RunDir, timer: StepTimer, upstream: Upstream | 
     length = fitting_length(start.model, config.max_model_len)
     limits = {"max_model_len": length, "max_batch": config.max_batch}
     engine = LocalEngine(start.model, start.tokenizer, **limits, bf16=config.bf16, timer=timer)
-    return job.runtime(engine, run=run, timer=timer)
+    return job.runtime(engine, run=run, timer=timer, replay=replay)
 
 
 def upstream_of(job: Job) -> Upstream | None:

@@ -26,13 +26,14 @@ from groundwire.domains import gold_answer
 from groundwire.tools.terminal import format_duration
 from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.algorithms.health import warnings_by_step
-from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
+from groundwire.train.report.turns import read_turns, turn_charts, turn_lines
 from groundwire.train.store.rollout import Outcome, Rollout
 
 _FOLDER = Path(__file__).parent
@@ -62,12 +63,17 @@ def build(run: RunDir, *, live: str = "") -> Report:
     config, metrics = run.config(), run.metrics()
     unreadable: list[str] = []
     changes: Mapping[str, Mapping[str, Any]] = {}
-    notes, lengths = _read_notes(run, unreadable)
+    lost = dict[str, Any]()
+    try:
+        lost = read_turns(run)
+    except RunDamagedError as error:
+        unreadable.append(str(error))
+    notes, lengths = _read_notes(run, unreadable, turn_lines(lost))
     data = _rollout_data(run, choose(notes), token_decoder(run))
     packed = gzip.compress(
         json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), 6, mtime=0
     )
-    drawn = charts(metrics, lengths)
+    drawn = [*charts(metrics, lengths), *turn_charts(lost)]
     with suppress(RunDirError):  # there is no validation yet, or the page's warnings name the file
         changes = paired_changes(run)
     environment = Environment(
@@ -135,8 +141,13 @@ class Note(NamedTuple):
         return str(self.rollout.task["id"])
 
 
-def _read_notes(run: RunDir, unreadable: list[str]) -> tuple[list[Note], dict[int, dict[str, float]]]:
-    """Read the whole run once: the notes, and for each step the mean tokens of its replies and prompts."""
+def _read_notes(
+    run: RunDir, unreadable: list[str], turns: Mapping[str, Sequence[str]]
+) -> tuple[list[Note], dict[int, dict[str, float]]]:
+    """Read the whole run once: the notes, and for each step the mean tokens of its replies and prompts.
+
+    ``turns`` are further lines of rollouts, by their ids.
+    """
     notes: list[Note] = []
     lengths: dict[int, dict[str, float]] = {}
     for batch_index, batch in enumerate(run.rollout_batches(None, unreadable)):
@@ -148,7 +159,8 @@ def _read_notes(run: RunDir, unreadable: list[str]) -> tuple[list[Note], dict[in
         for index, (rollout, reason) in enumerate(zip(batch, diagnose(batch, run.config(batch[0].step)), strict=True)):
             outcome = Outcome(failure=rollout.outcome.failure, reward=rollout.outcome.reward)
             short = replace(rollout, task={"id": rollout.task["id"]}, outcome=outcome, calls=[])
-            notes.append(Note((batch_index, index), short, reason, list(credit_lines(rollout))))
+            lines = [*credit_lines(rollout), *turns.get(rollout.rollout_id, ())]
+            notes.append(Note((batch_index, index), short, reason, lines))
     return notes, lengths
 
 

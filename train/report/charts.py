@@ -88,7 +88,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Several series over the steps: lines, or ``stacked`` bars.
+    """Several series over the steps, or another ``x``: lines, or ``stacked`` bars.
 
     ``top`` is a fixed upper end of the value axis; ``reading`` says what is good or bad.
     """
@@ -100,6 +100,7 @@ class Chart:
     stacked: bool = False
     top: float | None = None
     reading: str = ""
+    x: str = "step"
 
 
 def charts(metrics: Metrics, lengths: Mapping[int, Any]) -> list[Chart]:
@@ -269,7 +270,7 @@ def _save_png(chart: Chart, path: Path | BytesIO) -> None:
         figure, axes = _draw(chart, size=(7, 4))
         figure.subplots_adjust(left=0.14, right=0.97, bottom=0.12, top=0.92)
         axes.set_title(chart.title)
-        axes.set(xlabel="step", ylabel=chart.unit)
+        axes.set(xlabel=chart.x, ylabel=chart.unit)
         if chart.series:
             axes.legend(fontsize="small")
         figure.savefig(path, dpi=130)
@@ -335,4 +336,4 @@ def _add_tooltips(root: ElementTree.Element, chart: Chart) -> None:
             marks = list(elements[f"series-{number}"].iter(f"{{{_SVG}}}use"))
         for mark, (x, y) in zip(marks, series.points, strict=False):
             if mark is not None:
-                ElementTree.SubElement(mark, f"{{{_SVG}}}title").text = f"step {x:g}: {y:.4g}, {series.name}"
+                ElementTree.SubElement(mark, f"{{{_SVG}}}title").text = f"{chart.x} {x:g}: {y:.4g}, {series.name}"

@@ -159,7 +159,7 @@ async def test_a_replayed_call_gets_the_recorded_bytes_and_is_not_trained_on(
         again = await agent.calls()
     assert [(reply.status_code, reply.content) for reply in now] == [(200, reply.content) for reply in then]
     assert then[0].content != then[1].content or behind_http  # two replies have two ids
-    assert all(call.untrainable_reason == "answered from the record of rollout ro-recorded" for call in again)
+    assert all(call.untrainable_reason == "it is part of a replay of rollout ro-recorded" for call in again)
     assert [(c.prompt_ids, c.response_ids, c.logprobs) for c in again] == [
         (c.prompt_ids, c.response_ids, c.logprobs) for c in calls
     ]

@@ -107,7 +107,7 @@ def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: 
     for each in ended:
         assert len(each.again.calls) == len(each.recorded.calls) == 9
         assert each.again.trainable_calls == []
-        reason = f"answered from the record of rollout {each.recorded.rollout_id}"
+        reason = f"it is part of a replay of rollout {each.recorded.rollout_id}"
         assert {call.untrainable_reason for call in each.again.calls} == {reason}
 
 
