@@ -229,7 +229,7 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
     contexts, places = Contexts(), dict[bytes, int]()
     last, previous = b"", 0
     for index, call in enumerate(calls):
-        if call.untrainable_reason:
+        if call.failed or not call.prompt_ids or not call.response_ids:
             continue
         prompt, asked = call.prompt_ids, token_bytes(call.prompt_ids)
         if places and contexts.longest_prefix(asked) is None:

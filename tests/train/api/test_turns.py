@@ -1,4 +1,4 @@
-"""What follows from a call of a recorded rollout is sampled anew: the value of a turn, and the call that lost the chance.
+"""What follows from a recorded call is sampled anew: the value of a turn, and the call that lost the chance.
 
 The policy is a server that chooses its replies at random by the seed of each request, with chances that a test knows.
 """

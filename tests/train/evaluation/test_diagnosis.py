@@ -241,7 +241,7 @@ def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
     path = _run(tmp_path, *explained, agent_match="write")
     assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
         "call 1 (write_query): return 0.5, advantage 0.25, weight 1",
-        "call 2 (rewrite_query): return 0.5, advantage -1.41, weight 1",
+        "call 3 (rewrite_query): return 0.5, advantage -1.41, weight 1",
     ]
     assert "advantage" not in CliRunner().invoke(app, [path, "ro-2"]).stdout  # verl's own estimator computed it
 
