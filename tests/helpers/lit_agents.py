@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, TypedDict
 
 import agentlightning as agl
@@ -50,6 +51,13 @@ def emits(question: str) -> str:
         reply = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": question}])
     agl.emit_reward(0.25)
     return str(reply.choices[0].message.content)
+
+
+def emits_too_much(question: str) -> str:
+    """A function of the task that does not see why its reward was refused."""
+    with suppress(OverflowError):
+        agl.emit_reward(10**400)
+    return question
 
 
 class _State(TypedDict, total=False):

@@ -64,6 +64,15 @@ async def test_what_an_agent_emits_in_a_process_of_its_own_is_stored(agents: Any
     assert [[call["reward"] for call in calls] for calls in result.rollouts["calls"]] == [[0.25]] * 4
 
 
+async def test_a_refused_reward_of_a_process_fails_its_rollout_also_if_the_agent_catches_the_error(
+    agents: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match="failed of reward: a span has the reward 'primary' of inf; it must lie between"
+    ):
+        await _evaluated("lit_agents:emits_too_much", tmp_path, reward=lambda answer: 1.0)
+
+
 async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from decimal import Decimal
 from typing import Any
@@ -132,13 +132,20 @@ _RANGE = "it must lie between -1e+15 and 1e+15"
 @pytest.mark.parametrize(
     ("reward", "message"),
     [(1e308, _RANGE), (-1e200, _RANGE), (math.inf, _RANGE), (math.nan, _RANGE), (10**300, _RANGE),
-     ({"a": 0.5, "b": math.inf}, "it must lie between -1e+30 and 1e+30"), (10**400, "too large"),
-     (Decimal(1), "must be a number"), (np.float32(1), "must be a number"), ("0.5", "must be a number")],
+     ({"a": 0.5, "b": math.inf}, "it must lie between -1e+30 and 1e+30"), (10**400, _RANGE), (10**5000, _RANGE),
+     ({"a": 10**400}, _RANGE), ({"b": 1.0}, "Primary key 'a' not found"), (Decimal(1), "must be a number"),
+     (np.float32(1), "must be a number"), ("0.5", "must be a number"), ({"a": "much"}, "must be a number")],
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
-async def test_what_is_emitted_and_no_reward_fails_the_reward_and_scores_nothing(reward: Any, message: str) -> None:
+@pytest.mark.parametrize("caught", [True, False], ids=["caught", "raised"])
+async def test_what_is_emitted_and_no_reward_fails_the_reward_and_scores_nothing(
+    reward: Any, message: str, caught: bool
+) -> None:
     async def work(ask: Ask) -> None:
         await ask()
-        agl.emit_reward(reward, primary_key="a" if isinstance(reward, dict) else None)
+        with suppress(Exception if caught else ()):
+            agl.emit_reward(reward, primary_key="a" if isinstance(reward, dict) else None)
+        await asyncio.sleep(0)
 
     [ended] = await _outcomes(work, ours=False)
     assert (ended.outcome.status, ended.outcome.reward, len(ended.calls)) == ("reward", None, 1)

@@ -5,11 +5,14 @@ Only processes in which Agent Lightning is installed import this module.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from types import FunctionType
 from typing import Any
 
+from agentlightning.emitter.reward import emit_reward
 from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
@@ -21,6 +24,10 @@ from pydantic_core import to_json
 
 from groundwire.adapters import Endpoint, LitAgentBackend
 from groundwire.adapters.tracing.emitted_spans import current_emissions
+from groundwire.adapters.tracing.spans import REWARD_PREFIX
+from groundwire.tools import clock
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.numbers import MAX_METRIC
 from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM
 from groundwire.train.store.agent_lightning import rollout_json
@@ -32,6 +39,31 @@ from groundwire.train.store.rollout import Rollout
 
 _RESERVED = "groundwire."
 _lock = threading.Lock()
+_lightning_emit_reward = FunctionType(emit_reward.__code__, emit_reward.__globals__)
+_lightning_emit_reward.__kwdefaults__ = emit_reward.__kwdefaults__
+
+
+def _emit_reward(reward: Any, **options: Any) -> Any:
+    """As Agent Lightning's function. What it refuses becomes a span that fails the attempt, though the agent may catch
+    the error.
+    """
+    try:
+        return _lightning_emit_reward(reward, **options)
+    except Exception as error:
+        if options.get("propagate", True) and (emissions := current_emissions()) is not None:
+            numbers = reward.values() if isinstance(reward, dict) else [reward]
+            too_large = any(isinstance(number, int) and abs(number) > MAX_METRIC for number in numbers)
+            value = math.inf if too_large else f"{shorten_repr(reward)}: {error}"
+            attributes = {f"{REWARD_PREFIX}0.name": "primary", f"{REWARD_PREFIX}0.value": value}
+            now = clock.now()
+            emissions.add("agentlightning.annotation", attributes, start_time=now, end_time=now)
+        raise
+
+
+# In place: agents may have imported it before.
+emit_reward.__globals__["_emit_reward"] = _emit_reward
+emit_reward.__code__ = (lambda *values, **options: _emit_reward(*values, **options)).__code__  # noqa: PLW0108
+emit_reward.__kwdefaults__ = None
 
 
 class EmissionTracer(Tracer):
