@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Rational, Real
 from typing import Any
 
 MAX_REWARD, MAX_METRIC = 1e15, 1e30
@@ -48,7 +49,7 @@ def check_finite(value: Any) -> None:
 
 def _not_finite(value: Any) -> tuple[Any, ...]:
     """The names that lead to the first such number, then itself; empty if there is none."""
-    if isinstance(value, float):
+    if isinstance(value, Real) and not isinstance(value, Rational):  # of Python or NumPy
         return () if math.isfinite(value) else (value,)
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     return next(((name, *path) for name, child in pairs if (path := _not_finite(child))), ())

@@ -70,8 +70,9 @@ def prepare(
     _check_references(config, view, data)
     if data.folder is not None:  # which an environment variable may have named
         config = config.model_copy(update={"data_dir": data.folder})
-    if config.runner_processes or config.external_store_address is not None:
-        _check_json(tasks)
+    elsewhere = bool(config.runner_processes) or config.external_store_address is not None
+    _check_values(tasks, as_json=elsewhere)
+    if elsewhere:
         _check_databases(config, data, domain)
     possible, fewer = rollouts_at_once(config.max_batch) if trainer.in_process else (config.n_runners, "")
     if config.n_runners > possible:
@@ -183,12 +184,17 @@ def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData
         raise CommandError(f"{data.source}: {len(missing)} tasks have no answer, such as {missing[0]}; {NO_REFERENCE}")
 
 
-def _check_json(tasks: Sequence[domains.Task]) -> None:
-    """Runners in other processes get tasks as JSON: raise an error for one with a column that has no such form."""
+def _check_values(tasks: Sequence[domains.Task], *, as_json: bool) -> None:
+    """Raise an error for a task with a number that JSON has no form for. ``as_json``, as runners in other processes get
+    them: with any value that it has none for.
+    """
     for task in tasks:
-        for name, value in task.items():
+        try:
+            check_finite(task)
+        except ValueError as error:
+            raise domains.DataError(f"task {task['id']!r:.100}: {error}") from error
+        for name, value in task.items() if as_json else ():
             try:
-                check_finite({name: value})
                 pydantic_core.to_json(value)
             except ValueError as error:
                 raise domains.DataError(

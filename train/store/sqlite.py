@@ -60,7 +60,7 @@ _CACHED = 8 << 20  # bytes of JSON
 _SCAN_S = 2.0
 _PAGE_SIZE, _PAGE_ROWS = 512 << 10, 250
 """Characters and rows after which a page ends: others wait for it."""
-_LOG_BYTES, _FULL_LOG_PAGES = 8 << 20, 64 << 8
+_LOG_BYTES, _FULL_LOG_PAGES = 32 << 20, 128 << 8
 """About how much is written before the thread writes the log into the file, and in pages of 4 KiB where it is too slow,
 and a commit does it.
 """

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 from judges import verdict
@@ -361,9 +362,22 @@ def test_a_trainer_whose_runners_could_not_read_a_database_does_not_start(tmp_pa
 
 @pytest.mark.parametrize(
     ("value", "problem"),
-    [([{"price": math.nan}], "extra.0.price is nan, which is no number in JSON"), (math.inf, "extra is inf"),
-     (b"\xff", "invalid utf-8"), (object(), "Unable to serialize")],
+    [([{"price": math.nan}], "extra.0.price is nan, which is no number in JSON: use null, or leave it out"),
+     (math.inf, "extra is inf"), ((1, [-math.inf]), "extra.1.0 is -inf"), (np.float32("nan"), "extra is nan")],
 )  # fmt: skip
+@pytest.mark.parametrize("runners", [{}, {"runner_processes": 2}, {"external_store_address": STORE}], ids=str)
+def test_a_task_with_a_number_that_is_none_is_refused_wherever_it_runs(
+    value: Any, problem: str, runners: dict[str, Any]
+) -> None:
+    tasks = task_list([{"question": f"{n}?", "id": f"t{n}", "extra": value if n == 4 else n} for n in range(10)])
+    settings = {"backend": "command", "agent": "cat", "reward": "executes"}
+    with pytest.raises(domains.DataError, match=f"^task 't4': {problem}"):
+        prepare(resolve("fast", **settings, **runners), objects=Objects(domain=tasks, domain_is_named=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(b"\xff", "invalid utf-8"), (object(), "Unable to serialize")], ids=["bytes", "object"]
+)
 def test_tasks_that_json_cannot_hold_are_refused_where_other_processes_run_them(value: Any, problem: str) -> None:
     tasks = task_list([{"question": f"{n}?", "id": f"t{n}", "extra": value} for n in range(10)])
     objects = Objects(domain=tasks, domain_is_named=True)

@@ -125,12 +125,12 @@ async def test_a_commit_does_not_write_into_the_stores_file_and_wait_for_the_dis
     rollout = await _take(store)
     store._thread.submit(go_on.wait)
     size = file.stat().st_size
-    for span in _spans(rollout, 200, "x" * 100_000):
+    for span in _spans(rollout, 400, "x" * 100_000):
         await store.add_annotations([span])
     assert file.stat().st_size == size
     go_on.set()
     store._thread.shutdown()
-    assert file.stat().st_size > size + 8_000_000
+    assert file.stat().st_size > size + 30_000_000
     store.close()
     assert os.listdir(tmp_path) == ["store.db"]
 
