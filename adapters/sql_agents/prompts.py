@@ -1,4 +1,4 @@
-"""The messages of the SQL agents: texts with ``{fields}``, which a run can replace by their names.
+"""The messages of the SQL agents: texts with ``{fields}`` in ``prompts.toml``, which a run can replace by their names.
 
 The system message has everything that is the same in all turns of a rollout, so one cached prefix serves every turn:
 with several rollouts per question and several turns per rollout, most prompt tokens are computed once.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import parse_toml
 from groundwire.tools.sql.answers import fenced_sql
 
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
@@ -40,77 +42,11 @@ them with :data:`QUERY_TOOL`. A tool's reply is the rendered rows or ``Error: ..
 """
 _TITLES = {"table_info": "Tables", "question": "Question", "sql": "Query", "result": "Result", "feedback": "Check"}
 
-_FENCED = "```sql\n{sql}\n```"
-_TOOL_SYSTEM = (
-    "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer the "
-    "question, then"
-)
-SHORT: dict[str, str] = {
-    "system": (
-        "You answer questions about a SQLite database. Write one query in a ```sql block; "
-        "use only these tables:\n{table_info}"
-    ),
-    "write": "Question: {question}\nWrite the query.",
-    "check": f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\nIs the query {CORRECT} or {INCORRECT}?",
-    "rewrite": (
-        f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\nCheck: {{feedback}}\nWrite a better query."
-    ),
-    "answer": (
-        f"Question: {{question}}\nQuery:\n{_FENCED}\nResult: {{result}}\n"
-        "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
-    ),
-    "tool_system": (
-        f"{_TOOL_SYSTEM} reply {DONE}: the last query is the answer. Use only these tables:\n{{table_info}}"
-    ),
-    "prose_system": (
-        f"{_TOOL_SYSTEM} answer it in whole sentences, in its own language, with nothing that the rows do not say. "
-        "Use only these tables:\n{table_info}"
-    ),
-    "ask": "Question: {question}",
-}
+_PROFILES = parse_toml(Path(__file__).with_name("prompts.toml").read_text("utf-8"))
+_MISTAKES = "\n".join(f"- {mistake}" for mistake in _PROFILES["mistakes"])
+SHORT: dict[str, str] = _PROFILES["short"]
 """The short prompts of the starter and of pretraining."""
-
-MISTAKES = (
-    "NOT IN with a list or subquery that can contain NULL",
-    "UNION where equal rows must be kept (UNION ALL), or UNION ALL where they must not",
-    "BETWEEN, whose two bounds are included, for a range that excludes one of them",
-    "a comparison of values of different types, such as a number and a text",
-    "names and texts in the wrong quotes: identifiers take double quotes, texts single ones",
-    "a function with a wrong number of arguments",
-    "a missing cast, or a cast to the wrong type, also in a division of whole numbers",
-    "a join over columns that do not belong together, or a join that repeats rows",
-    "columns that the question does not ask for, or a missing DISTINCT, GROUP BY, ORDER BY or LIMIT",
-    "an error message in place of a result",
-    "an implausible result: no rows, only NULL, or values that cannot answer the question",
-)
-"""The mistakes that a check looks for."""
-_LIST = "\n".join(f"- {mistake}" for mistake in MISTAKES)
-_EXPERT = "You are an expert in SQL and answer questions about a database. Its dialect is SQLite."
-_EXACTLY = "Select exactly what the question asks for, in its order, and nothing else. Never change the data."
-
-FULL: dict[str, str] = {
-    **SHORT,
-    "system": (
-        f"{_EXPERT} Use only the tables and columns below, each column of the table that has it. {_EXACTLY}"
-        "\n\nThe tables:\n{table_info}"
-    ),
-    "write": "Question: {question}\n\nWrite one SQLite query that answers it, in a ```sql block.",
-    "check": (
-        f"Question: {{question}}\n\nSQLite query:\n{_FENCED}\n\nResult:\n{{result}}\n\n"
-        "Does the query answer the question? Look for these common mistakes:\n"
-        f"{_LIST}\n\nName each mistake in one sentence. Do not write a corrected query. State your verdict in the last "
-        f"line: VERDICT: {CORRECT}, or VERDICT: {INCORRECT}."
-    ),
-    "rewrite": (
-        f"Question: {{question}}\n\nSQLite query:\n{_FENCED}\n\nResult:\n{{result}}\n\nCheck:\n{{feedback}}\n\n"
-        "Write a better SQLite query, without the mistakes that the check names, in a ```sql block."
-    ),
-    "tool_system": (
-        f"{_EXPERT} Run queries with query_database_by_sql until the rows answer the question. {_EXACTLY} Before you "
-        f"finish, check the last query for these mistakes:\n{_LIST}\nThen reply {DONE}: the last query is the answer."
-        "\n\nThe tables:\n{table_info}"
-    ),
-}
+FULL = SHORT | {name: text.replace("{mistakes}", _MISTAKES) for name, text in _PROFILES["full"].items()}
 """The prompts for language models that read instructions, with rules and common mistakes."""
 PROFILES = {"short": SHORT, "full": FULL}
 
