@@ -112,6 +112,8 @@ class LLMCall:
     agent went on with is not known."""
     reward: float | None = None
     """The reward that the agent emitted for this call. Not part of the call's own span."""
+    teacher_logprobs: list[float] = field(default_factory=list)
+    """Those of a teacher for ``response_ids``; empty if none was asked. Not part of the call's own span."""
     credit: CallCredit | None = None
     """What the call was trained with; None if it was not."""
     prompt_tokens: int = 0

@@ -45,6 +45,7 @@ from itertools import accumulate
 import numpy as np
 
 from groundwire.adapters.tracing import CallCredit, LLMCall, Trajectory, same_request, trajectories
+from groundwire.train.algorithms.distillation import add_teacher
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 
@@ -91,6 +92,8 @@ class TrainingGroup:
     rollouts: list[TrainedRollout]
     differs: bool
     """Whether the rewards differ of its rollouts with trained calls."""
+    distilled: bool = False
+    """Whether a teacher judges its tokens: then equal rewards teach, too."""
 
     @property
     def is_equal(self) -> bool:
@@ -100,7 +103,7 @@ class TrainingGroup:
     @property
     def teaches(self) -> bool:
         """Whether the rewards differ, and a trained token has an advantage. Costs alone teach nothing."""
-        return self.differs and self.has_gradient
+        return self.distilled or (self.differs and self.has_gradient)
 
     @property
     def items(self) -> list[TrainingItem]:
@@ -145,7 +148,9 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float) -
         items = [TrainingItem(path, *token_credit(path, credits)) for path in trajectories(calls)]
         items = [item for item in items if any(item.mask)]
         members.append(TrainedRollout(rollout=rollout, reward=reward, credits=credits, items=items))
-    return TrainingGroup(rollouts=members, differs=_differ(scored, config))
+    if config.distill_from:
+        add_teacher([item for member in members for item in member.items], config)
+    return TrainingGroup(rollouts=members, differs=_differ(scored, config), distilled=bool(config.distill_from))
 
 
 def group_credit(first: Sequence[Scored], further: Sequence[Scored], config: RunConfig) -> list[list[CallCredit]]:

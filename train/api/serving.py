@@ -94,7 +94,7 @@ def serve(
     with spinner("starting"), fast_import():
         from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.chat.response import FORMATS
-    from groundwire.train.policy.model import check_device, fitting_length, load_policy
+    from groundwire.train.policy.model import PromptScores, check_device, fitting_length, load_policy
     from groundwire.train.policy.server import PolicyServer
     from groundwire.train.rollouts.event_loop import EventLoopThread
 
@@ -112,7 +112,8 @@ def serve(
     engine = LocalEngine(model.to(device), tokenizer, max_model_len=length)
     name, any_model = served_model_name or folder.name, served_model_name is None
     address: dict[str, Any] = {"host": host, "port": port, "token": token}
-    server = PolicyServer(engine, **address, model_name=name, any_model=any_model, tool_format=tool_format)
+    score = PromptScores(folder, device)
+    server = PolicyServer(engine, **address, model_name=name, any_model=any_model, tool_format=tool_format, score=score)
     loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
     loop.start()
     try:

@@ -20,6 +20,7 @@ import torch
 
 from groundwire.tools.secrets import say
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
+from groundwire.train.algorithms.distillation import Teacher, teacher_counts, teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
 from groundwire.train.artifacts.run_dir import RunDir
@@ -126,6 +127,7 @@ class LocalTrainer:
             limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
             bf16 = self.grpo.config.bf16
             self.engine = LocalEngine(self.model, self.tokenizer, **limits, bf16=bf16, timer=self.timer)
+        self._teacher = Teacher(config, self.tokenizer) if config.distill_from else None
         self._update_engine(self.first_step)
         self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 
@@ -154,6 +156,8 @@ class LocalTrainer:
         before = self.engine.generated_tokens
         results = self._sample(step)
         generated = self.engine.generated_tokens - before
+        if self._teacher is not None:
+            self._teacher.judge(results)
         groups = self._training_items(results)
         for group in groups:
             group.record()  # the run's files show what is trained
@@ -235,6 +239,7 @@ class LocalTrainer:
             "calls": sum(len(result.trainable_calls) for result in results),
             "tokens_generated": generated,
             **{name: round(value, 6) for name, value in metrics.items() if math.isfinite(value)},
+            **(teacher_means(teacher_counts(results, self.config.agent_match)) if self._teacher else {}),
             "tokens_per_s": round(generated / max(1e-9, sum(seconds.values())), 1),
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         }

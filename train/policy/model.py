@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,25 @@ def keep_freed_memory() -> None:
         return
     for option, value in options:
         mallopt(option, value)
+
+
+class PromptScores:
+    """The log-probabilities of token ids but the first, each after those before it, by the model of a folder.
+
+    The model is read at the first use, beside the engine's.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._folder, self._device = folder, device
+        self._model: Any = None
+
+    def __call__(self, ids: Sequence[int]) -> list[float]:
+        """Not for several threads at once."""
+        self._model = self._model or load_policy(self._folder)[0].to(self._device)
+        tokens = torch.tensor([ids], device=self._device)
+        with torch.inference_mode():
+            logits = self._model(input_ids=tokens).logits[0, :-1].float()
+            return list(logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].tolist())
 
 
 def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -35,7 +35,7 @@ from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.chat.template import is_trusted
 from groundwire.train.policy.chat.tool_formats import written_format
-from groundwire.train.policy.errors import EngineError
+from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.recorded import recorded_reply
 from groundwire.train.policy.types import Completion, Engine, OnToken
 
@@ -65,6 +65,7 @@ class PolicyServer(HttpServer):
             by default as its chat template does, which is ``hermes`` where it writes none. A warning names another one.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.
+        score: computes the log-probabilities of token ids but the first, for completions with ``prompt_logprobs``.
 
     Raises:
         OSError: from :meth:`start`, if the port is in use.
@@ -81,6 +82,7 @@ class PolicyServer(HttpServer):
         tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         token: str | None = None,
+        score: Callable[[Sequence[int]], list[float]] | None = None,
     ) -> None:
         super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name, self._any_model = engine, model_name, any_model
@@ -89,7 +91,7 @@ class PolicyServer(HttpServer):
         if tool_format and written and FORMATS[written].read is not self._tool_format.read:
             _log.warning("the chat template writes tool calls as %s, but they are read as %s", written, tool_format)
         self._prompts = Prompts(engine, template_options or {})
-        self._one_long_request = asyncio.Semaphore()
+        self._one_long_request, self._score, self._one_score = asyncio.Semaphore(), score, asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()
 
@@ -195,11 +197,33 @@ class PolicyServer(HttpServer):
             raise web.HTTPNotFound
         session = request.headers.get(SESSION_HEADER, "")
         body = {**called.fields, **await self._read_body(request)}
+        if body.get("prompt_logprobs") is not None:
+            return web.json_response(await self._prompt_logprobs(body))
         call = called.api(body, self._conversations.of(session, len(await request.read())))
         call.exchange = HttpExchange(rollout_id="", attempt_id=session, started=time.time())
         if called.counts:
             return web.json_response({called.api.count_field: await self.count_tokens(call.chat)})
         return await answer(request, call, self, session=session, on_sampled=_ignore)
+
+    async def _prompt_logprobs(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The log-probabilities of a prompt's tokens, in the form of vLLM. Nothing is sampled."""
+        ids, size = body.get("prompt"), len(self._engine.tokenizer)
+        if self._score is None or not isinstance(ids, list) or len(ids) < 2:
+            raise RefusedError(
+                400, "prompt_logprobs needs token ids as prompt of /v1/completions, and groundwire serve"
+            )
+        if not all(type(token) is int and 0 <= token < size for token in ids):
+            raise RefusedError(400, f"a token of the prompt is no number from 0 to {size - 1}")
+        if len(ids) > self._engine.max_model_len:
+            raise ContextLengthError(len(ids), self._engine.max_model_len)
+        async with self._one_score:
+            scores = await asyncio.to_thread(self._score, ids)
+        entries = [
+            {str(token): {"logprob": score, "decoded_token": self._engine.tokenizer.decode([token])}}
+            for token, score in zip(ids[1:], scores, strict=True)
+        ]
+        choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *entries]}
+        return {"object": "text_completion", "model": self.model_name, "choices": [choice]}
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
         try:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from groundwire.tools.startup import freeze_objects, silence_libraries
+from groundwire.train.algorithms.distillation import Teacher
 from groundwire.train.algorithms.losses import OldLogprobs
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
@@ -47,14 +48,16 @@ class RolloutManager:
         self.timer, self.workers = VerlStepTimer(), workers
         # Those that were written for verl's data set.
         tasks = pq.read_table(self.run.path / "tasks" / "train.parquet", columns=["task"])["task"].to_pylist()
+        tokenizer = load_tokenizer(config)
         self.service = RolloutService(
             runtime=workers,
             queue=TransferQueueRows(row_writers, self.config.domain),
             config=self.config,
             run=self.run,
-            pad_id=int(load_tokenizer(config).eos_token_id or 0),
+            pad_id=int(tokenizer.eos_token_id or 0),
             own_advantages=config.algorithm.adv_estimator == OWN_ESTIMATOR,
             schedule=TaskSchedule(list(map(json.loads, tasks)), self.config),
+            teacher=Teacher(self.config, tokenizer) if self.config.distill_from else None,
         )
 
     @classmethod
@@ -66,7 +69,7 @@ class RolloutManager:
         verl's reward workers are not used: rollouts already have rewards. Raises ``ValueError`` for a teacher.
         """
         if teacher_client is not None:
-            raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
+            raise ValueError("distillation.enabled is set, which cannot distill agents' rollouts: use distill_from")
         silence_libraries()
         own_engine = has_own_engine(config)
         attention = config.actor_rollout_ref.model.override_config.get("attn_implementation")

@@ -136,6 +136,11 @@ def _check(config: RunConfig, data: TaskData) -> None:
                 f"further_rollouts is {config.further_rollouts}, and algorithm.adv_estimator={estimator} has no weight "
                 "for them, and the rewards decide which tasks have them: leave one of them out"
             )
+        if config.distill_from:
+            raise ConfigError(
+                f"distill_from changes the advantages of tokens, and with algorithm.adv_estimator={estimator} verl "
+                "computes them itself: leave one of them out"
+            )
         say(
             f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
             "credit, credit_discount and call_cost have no effect",

@@ -21,6 +21,7 @@ from typing import Any
 
 from groundwire import domains
 from groundwire.tools.files import parse_json, read_bytes
+from groundwire.train.algorithms.distillation import teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
@@ -85,7 +86,7 @@ class _Metrics:
             metrics["reward_mean"] = mean(rewards)
         if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
             metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
-        return metrics
+        return metrics | teacher_means(self.counts)
 
     def line(self) -> dict[str, Any]:
         """What the rollouts of a training step say of its line of ``metrics.jsonl``."""
@@ -98,7 +99,7 @@ class _Metrics:
             "failures": {name.partition("_")[2]: count for name, count in failures.items()},
             **{name: counts[name] for name in ("dropped", "groups_skipped", "retried", "calls")},
             **{name: counts[name] for name in _COUNTS if name in counts},
-            **({"entropy": means["entropy"]} if "entropy" in means else {}),
+            **{name: means[name] for name in ("entropy", "teacher_kl", "teacher_share") if name in means},
             **step_figures(counts, counts),
             "tokens_generated": counts["tokens_sampled"],
             "seconds": {phase: round(float(self.seconds[phase]), 4) for phase in PHASES},

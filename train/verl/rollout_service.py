@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
+from groundwire.train.algorithms.distillation import Teacher, teacher_counts
 from groundwire.train.algorithms.task_schedule import TaskSchedule, run_group
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -86,6 +87,7 @@ class RolloutService:
     pad_id: int
     own_advantages: bool = True
     schedule: TaskSchedule | None = None
+    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         # A validation judges what the agent has sampled, whatever of it would be trained.
@@ -197,7 +199,11 @@ class RolloutService:
         self._scores.settle(ended)  # those of both calls together
         scored = {session: rollout for session, rollout in enumerate(ended) if rollout.outcome.reward is not None}
         if partition == "train":
+            if self.teacher is not None:
+                await asyncio.to_thread(self.teacher.judge, ended)
             rows, counts = self._train(prompt, ended, scored)
+            if self.teacher is not None:
+                counts.update(teacher_counts(ended, config.agent_match))
         else:
             rows = self._validate(prompt, scored)
             counts = Counter(groups_skipped=int(not rows))

@@ -1,0 +1,201 @@
+"""A teacher's log-probabilities of the policy's own tokens are trained on, beside the reward or in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from training_groups import Sampled, llm_call, training_groups
+
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.train import fit, serve
+from groundwire.train.algorithms.distillation import MAX_DIFFERENCE, Teacher, TeacherError
+from groundwire.train.api.serving import ServedModel
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
+from groundwire.train.store.rollout import Outcome, Rollout
+
+TEACHER = "teacher@http://127.0.0.1:1/v1"
+
+
+def _advantages(*rewards: float, **settings: Any) -> list[list[float]]:
+    rollouts = []
+    for number, reward in enumerate(rewards):
+        first = llm_call(1, [1], [7, 8], teacher_logprobs=[-0.5, -90.0])
+        constrained = llm_call(2, [1, 7, 8, 2], [9], grammar="{}")
+        rollouts.append(Sampled("a", reward, [first, constrained] if number else [first]))
+    [group] = training_groups(rollouts, credit="broadcast", **settings)
+    assert group.teaches is bool(settings or len(set(rewards)) > 1)
+    return [item.advantages for item in group.items]
+
+
+def test_the_difference_of_log_probabilities_is_added_to_the_advantage() -> None:
+    reward = 0.7071057
+    one, two = _advantages(1.0, 0.0)
+    assert one == pytest.approx([reward] * 2)
+    assert two == pytest.approx([-reward, -reward, 0.0, -reward])
+    # The tokens were sampled with -1.0, and the teacher's are -0.5 and -90: the mean of 0.5 and -10 is subtracted.
+    half = (0.5 + MAX_DIFFERENCE) / 2
+    one, two = _advantages(1.0, 0.0, distill_from=TEACHER, distill_coef=0.5)
+    assert one == pytest.approx([reward + 0.5 * half, reward - 0.5 * half])
+    assert two[2:] == pytest.approx([0.0, -reward])  # the agent's own token, and a reply to a grammar
+    one, two = _advantages(1.0, 0.0, distill_from=TEACHER, distill_only=True)
+    assert one == pytest.approx([half, -half])
+    assert two == pytest.approx([half, -half, 0.0, 0.0])
+    assert _advantages(1.0, 1.0, distill_from=TEACHER)[0] == pytest.approx([half, -half])
+
+
+def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 20, dtype=torch.float64)
+    logits = student.requires_grad_()
+    logprobs, of_teacher = logits.log_softmax(0), teacher.log_softmax(0)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - of_teacher)).sum(), logits, retain_graph=True)
+    tokens = [token for token, p in enumerate(logprobs.exp().tolist()) for _ in range(round(20_000 * p))]
+    calls = [
+        llm_call(1, [0], [token], logprobs=[float(logprobs[token])], teacher_logprobs=[float(of_teacher[token])])
+        for token in tokens
+    ]
+    sampled = [Sampled("a", 0.0, [call]) for call in calls]
+    [group] = training_groups(sampled, credit="broadcast", distill_from=TEACHER, distill_only=True)
+    advantages = torch.tensor([item.advantages[0] for item in group.items], dtype=torch.float64)
+    (estimate,) = torch.autograd.grad(-(advantages * logprobs[tokens]).mean(), logits)
+    assert torch.allclose(estimate, exact, atol=2e-3)
+    assert exact.abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distill_only": True}, "need a teacher: distill_from=NAME@URL"),
+        ({"distill_from": "gpt"}, "distill_from is 'gpt': give NAME@URL"),
+    ],
+)
+def test_settings_without_a_teacher_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(**settings)
+
+
+@pytest.fixture(scope="module")
+def models(tiny_policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student, and a teacher of other weights."""
+    folder = tmp_path_factory.mktemp("models")
+    model, tokenizer = tiny_policy
+    save_policy(model, tokenizer, folder / "student")
+    teacher = copy.deepcopy(model)
+    with torch.no_grad():
+        teacher.model.norm.weight.mul_(3)  # it is surer of what the student prefers
+    save_policy(teacher, tokenizer, folder / "teacher")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(models: Path) -> Iterator[ServedModel]:
+    with serve(models / "teacher", max_model_len=512) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def key(teacher: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", teacher.api_key)
+
+
+def test_the_teacher_scores_every_token_of_a_conversation(models: Path, teacher: ServedModel) -> None:
+    config = RunConfig(distill_from=f"any@{teacher.base_url}")
+    model, tokenizer = load_policy(models / "teacher")
+    calls = [
+        llm_call(1, [5, 6, 7], [8, 9]),
+        llm_call(2, [5, 6, 7, 8, 9, 10], [11]),
+        llm_call(3, [4], [3], grammar="{}"),
+    ]
+    Teacher(config, tokenizer).judge([Rollout(task={}, calls=calls, outcome=Outcome(reward=0.0))])
+    with torch.inference_mode():
+        scores = model(input_ids=torch.tensor([[5, 6, 7, 8, 9, 10, 11]])).logits[0].log_softmax(-1)
+    assert calls[0].teacher_logprobs == pytest.approx([float(scores[2, 8]), float(scores[3, 9])], abs=1e-4)
+    assert calls[1].teacher_logprobs == pytest.approx([float(scores[5, 11])], abs=1e-4)
+    assert calls[2].teacher_logprobs == []
+
+
+class _Reversed:
+    """A tokenizer of the same size with other words."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [len(self._tokenizer) - 1 - token for token in self._tokenizer.encode(text, **options)]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode([len(self._tokenizer) - 1 - token for token in ids]))
+
+
+async def test_a_server_that_cannot_teach_is_refused_in_a_sentence(models: Path, teacher: ServedModel) -> None:
+    _, tokenizer = load_policy(models / "teacher")
+    with pytest.raises(TeacherError, match="the teacher any has another tokenizer than the model"):
+        Teacher(RunConfig(distill_from=f"any@{teacher.base_url}"), _Reversed(tokenizer))
+    with pytest.raises(
+        TeacherError, match=r"the teacher any at http://127\.0\.0\.1:1/v1 gives no answer: ConnectError"
+    ):
+        Teacher(RunConfig(distill_from="any@http://127.0.0.1:1/v1"), tokenizer)
+
+
+async def test_a_server_without_prompt_logprobs_is_refused(models: Path) -> None:
+    _, tokenizer = load_policy(models / "teacher")
+    async with ScriptedPolicyServer(["SELECT 1"], model="any") as server:
+        config = RunConfig(distill_from=f"any@{server.base_url}")
+        with pytest.raises(
+            TeacherError, match=r"\(prompt_logprobs\): serve it with vLLM or groundwire serve|answers 4"
+        ):
+            await asyncio.to_thread(Teacher, config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [({"prompt": "text"}, "token ids"), ({"prompt": [1, 10**6]}, "from 0 to"), ({"prompt": [1] * 600}, "600")],
+)
+def test_a_prompt_that_cannot_be_scored_is_refused(teacher: ServedModel, body: Any, message: str) -> None:
+    client = openai.OpenAI(base_url=teacher.base_url, api_key=teacher.api_key, max_retries=0)
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.completions.create(model="x", **body, extra_body={"prompt_logprobs": 0})
+
+
+async def _ask(task: Any) -> str:
+    client = openai.AsyncOpenAI()
+    reply = await client.chat.completions.create(model="x", messages=[{"role": "user", "content": task.question}])
+    return str(reply.choices[0].message.content)
+
+
+def test_the_policy_comes_closer_to_its_teacher_without_a_reward(
+    models: Path, teacher: ServedModel, tmp_path: Path
+) -> None:
+    result = fit(
+        _ask,
+        [{"id": str(number), "question": f"list {number}"} for number in range(4)],
+        lambda task, answer: 0.0,
+        validation=[{"id": "v", "question": "list"}],
+        quiet=True,
+        model=str(models / "student"),
+        output_dir=str(tmp_path),
+        distill_from=f"any@{teacher.base_url}",
+        distill_only=True,
+        steps=5,
+        tasks_per_step=4,
+        group_size=48,
+        max_tokens=16,
+        max_model_len=256,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        val_every=0,
+    )
+    lines = result.metrics[1:]
+    assert [line["teacher_share"] for line in lines] == [1.0] * 5
+    # The first updates of Adam are as large for noise as for the gradient.
+    assert lines[-1]["teacher_kl"] < 0.85 * max(line["teacher_kl"] for line in lines)
