@@ -148,9 +148,9 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float) -
         items = [TrainingItem(path, *token_credit(path, credits)) for path in trajectories(calls)]
         items = [item for item in items if any(item.mask)]
         members.append(TrainedRollout(rollout=rollout, reward=reward, credits=credits, items=items))
-    if config.distill_from:
+    if config.teacher:
         add_teacher([item for member in members for item in member.items], config)
-    return TrainingGroup(rollouts=members, differs=_differ(scored, config), distilled=bool(config.distill_from))
+    return TrainingGroup(rollouts=members, differs=_differ(scored, config), distilled=bool(config.teacher))
 
 
 def group_credit(first: Sequence[Scored], further: Sequence[Scored], config: RunConfig) -> list[list[CallCredit]]:

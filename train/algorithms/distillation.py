@@ -1,11 +1,11 @@
 """On-policy distillation: a teacher says how probable it finds each token that the policy has sampled.
 
-The advantage of a token gets ``distill_coef * (d - mean)`` with ``d = teacher - sampled``, the difference of their
-log-probabilities, and its mean over the group's tokens, which only makes the gradient less noisy. The expectation of
-``d`` over the policy's own tokens is the negative reverse KL divergence to the teacher (Agarwal et al. 2024,
-"On-Policy Distillation of Language Models", arXiv:2306.13649, with the policy gradient of Gu et al. 2024, "MiniLLM",
-arXiv:2306.08543, for one token at a time). A difference is cut at -10 and 10. With ``distill_only`` it takes the place
-of the reward's advantage. Replies to a grammar have no such term: the policy's log-probabilities are those of the
+The advantage of a token is ``(1 - w) * A + w * (d - mean)`` with the advantage ``A`` of the reward, ``w`` for
+``teacher_weight``, the difference ``d = teacher - sampled`` of the log-probabilities, and its mean over the group's
+tokens, which only makes the gradient less noisy. The expectation of ``d`` over the policy's own tokens is the negative
+reverse KL divergence to the teacher (Agarwal et al. 2024, "On-Policy Distillation of Language Models",
+arXiv:2306.13649, with the policy gradient of Gu et al. 2024, "MiniLLM", arXiv:2306.08543, for one token at a time). A
+difference is cut at -10 and 10. Replies to a grammar have no such term: the policy's log-probabilities are those of the
 constrained distribution, and the teacher's are not.
 
 The teacher is an OpenAI-compatible server whose ``/completions`` takes token ids and answers ``prompt_logprobs``: vLLM,
@@ -19,7 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -38,20 +38,11 @@ class TeacherError(ConfigError):
     """The teacher cannot be asked, or gives no log-probabilities of the policy's tokens."""
 
 
-class DistilledItem(Protocol):
-    """A trajectory with the mask and the advantages of its tokens."""
-
-    trajectory: Trajectory
-    mask: list[int]
-    advantages: list[float]
-
-
-def add_teacher(items: Sequence[DistilledItem], config: RunConfig) -> None:
-    """Change the advantages of a group's trained tokens that the teacher has judged, in place."""
+def add_teacher(items: Sequence[Any], config: RunConfig) -> None:
+    """Change the advantages of a group's trained tokens, in place; ``items`` are :class:`.credit.TrainingItem`."""
     differences: list[tuple[list[float], int, float]] = []
     for item in items:
-        if config.distill_only:
-            item.advantages[:] = [0.0] * len(item.advantages)
+        item.advantages[:] = [(1 - config.teacher_weight) * advantage for advantage in item.advantages]
         for call in item.trajectory.calls:
             start = len(call.prompt_ids) - len(item.trajectory.prompt_ids)
             pairs = zip(call.teacher_logprobs, call.logprobs, strict=True) if call.teacher_logprobs else ()
@@ -62,7 +53,7 @@ def add_teacher(items: Sequence[DistilledItem], config: RunConfig) -> None:
             ]
     mean = sum(difference for _, _, difference in differences) / max(1, len(differences))
     for advantages, place, difference in differences:
-        advantages[place] += config.distill_coef * (difference - mean)
+        advantages[place] += config.teacher_weight * (difference - mean)
 
 
 def teacher_counts(rollouts: Sequence[Rollout], agent_match: str | None) -> Counter[str]:
@@ -85,12 +76,11 @@ def teacher_means(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 class Teacher:
-    """The model of ``distill_from``. Raises :class:`TeacherError`, also if its tokenizer is another."""
+    """The ``teacher_model`` at the URL ``teacher``. Raises :class:`TeacherError`, also if its tokenizer is another."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
         self._agent_match = config.agent_match
-        self._model, _, address = str(config.distill_from).partition("@http")
-        self._url = f"http{address.rstrip('/')}"
+        self._model, self._url = config.teacher_model, str(config.teacher).rstrip("/")
         key = os.environ.get("OPENAI_API_KEY") or "none"
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"},

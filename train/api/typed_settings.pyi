@@ -50,6 +50,9 @@ class Settings(TypedDict, total=False):
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] | None
     clip_high: float | None
     kl_coef: float | None
+    teacher: str | None
+    teacher_model: str | None
+    teacher_weight: float | None
     entropy_coef: float | None
     learning_rate: float | None
     lr_schedule: Literal["constant", "linear", "cosine"] | None

@@ -87,7 +87,7 @@ class MetricsLine(BaseModel):
     probability_difference: Number | None = _key("mean absolute difference of their token probabilities")
     kl: Number | None = _key("mean of old minus new log-probabilities at the last update")
     kl_reference: Number | None = _key("KL divergence to the model at the start of the run, with `kl_coef`")
-    teacher_kl: Number | None = _key("reverse KL divergence to the teacher of `distill_from`, per token")
+    teacher_kl: Number | None = _key("reverse KL divergence to the `teacher`, per token")
     teacher_share: Number | None = _key("part of the trained calls that the teacher has judged")
     clip_fraction: Number | None = _key("share of tokens whose ratio was clipped at the last update")
     ratio_min: Number | None = _key("smallest probability ratio of a token at the last update")

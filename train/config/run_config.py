@@ -275,13 +275,13 @@ class RunConfig(AgentSettings):
     )
     clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio; the lower is 0.2", ge=0)
     kl_coef: float = _loss(0.0, "Weight of the KL divergence to the model at the start", ge=0)
-    distill_from: str | None = _loss(
+    teacher: str | None = _loss(
         None,
-        "Teacher for on-policy distillation, NAME@URL of a server with prompt_logprobs: vLLM or groundwire serve (key: "
-        "OPENAI_API_KEY)",
+        "On-policy distillation: a server with prompt_logprobs, vLLM or groundwire serve (key: OPENAI_API_KEY)",
+        metavar="URL",
     )
-    distill_coef: float = _loss(1.0, "Weight of the teacher's log-probability ratio in a token's advantage", gt=0)
-    distill_only: bool = _loss(False, "The teacher in place of the reward")
+    teacher_model: str | None = _loss(None, "Name of the teacher's model", metavar="NAME")
+    teacher_weight: float = _loss(0.5, "The teacher's part in an advantage; 1: in place of the reward", gt=0, le=1)
     entropy_coef: float = _loss(0.0, "Weight of the entropy that is subtracted from the loss", ge=0)
     learning_rate: float | None = _loss(2e-4, "Learning rate", gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = _loss(
@@ -374,11 +374,12 @@ class RunConfig(AgentSettings):
                 "credit is discount with a credit_discount of 1: all calls would weigh the same, as with "
                 "credit=broadcast; give a credit_discount below 1, such as 0.9"
             )
-        if self.distill_from is None and (self.distill_only or self.distill_coef != 1):
-            raise ConfigError("distill_only and distill_coef need a teacher: distill_from=NAME@URL")
-        if self.distill_from is not None and "@http" not in self.distill_from:
+        if self.teacher is None and self.teacher_model:
+            raise ConfigError(f"teacher_model is {self.teacher_model}: give its server, too: teacher=URL")
+        if self.teacher is not None and not (self.teacher.startswith("http") and self.teacher_model):
             raise ConfigError(
-                f"distill_from is {self.distill_from!r}: give NAME@URL, such as my-model@http://127.0.0.1:8000/v1"
+                f"teacher is {self.teacher!r}, and teacher_model {self.teacher_model!r}: give a server's base URL, "
+                "such as http://127.0.0.1:8000/v1, and the name of its model"
             )
         if self.runner_processes and external:
             name = "runner_python" if self.runner_python else "runner_processes"

@@ -127,7 +127,7 @@ class LocalTrainer:
             limits = {"max_model_len": max_model_len, "max_batch": config.max_batch}
             bf16 = self.grpo.config.bf16
             self.engine = LocalEngine(self.model, self.tokenizer, **limits, bf16=bf16, timer=self.timer)
-        self._teacher = Teacher(config, self.tokenizer) if config.distill_from else None
+        self._teacher = Teacher(config, self.tokenizer) if config.teacher else None
         self._update_engine(self.first_step)
         self.runtime = job.runtime(self.engine, run=run, timer=self.timer)
 

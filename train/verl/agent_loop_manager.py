@@ -57,7 +57,7 @@ class RolloutManager:
             pad_id=int(tokenizer.eos_token_id or 0),
             own_advantages=config.algorithm.adv_estimator == OWN_ESTIMATOR,
             schedule=TaskSchedule(list(map(json.loads, tasks)), self.config),
-            teacher=Teacher(self.config, tokenizer) if self.config.distill_from else None,
+            teacher=Teacher(self.config, tokenizer) if self.config.teacher else None,
         )
 
     @classmethod
@@ -69,7 +69,7 @@ class RolloutManager:
         verl's reward workers are not used: rollouts already have rewards. Raises ``ValueError`` for a teacher.
         """
         if teacher_client is not None:
-            raise ValueError("distillation.enabled is set, which cannot distill agents' rollouts: use distill_from")
+            raise ValueError("distillation.enabled is set, which cannot distill agents' rollouts: use teacher")
         silence_libraries()
         own_engine = has_own_engine(config)
         attention = config.actor_rollout_ref.model.override_config.get("attn_implementation")

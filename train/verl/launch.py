@@ -136,9 +136,9 @@ def _check(config: RunConfig, data: TaskData) -> None:
                 f"further_rollouts is {config.further_rollouts}, and algorithm.adv_estimator={estimator} has no weight "
                 "for them, and the rewards decide which tasks have them: leave one of them out"
             )
-        if config.distill_from:
+        if config.teacher:
             raise ConfigError(
-                f"distill_from changes the advantages of tokens, and with algorithm.adv_estimator={estimator} verl "
+                f"teacher changes the advantages of tokens, and with algorithm.adv_estimator={estimator} verl "
                 "computes them itself: leave one of them out"
             )
         say(

@@ -23,7 +23,7 @@ from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.store.rollout import Outcome, Rollout
 
-TEACHER = "teacher@http://127.0.0.1:1/v1"
+TEACHER: dict[str, Any] = {"teacher": "http://127.0.0.1:1/v1", "teacher_model": "any"}
 
 
 def _advantages(*rewards: float, **settings: Any) -> list[list[float]]:
@@ -44,13 +44,13 @@ def test_the_difference_of_log_probabilities_is_added_to_the_advantage() -> None
     assert two == pytest.approx([-reward, -reward, 0.0, -reward])
     # The tokens were sampled with -1.0, and the teacher's are -0.5 and -90: the mean of 0.5 and -10 is subtracted.
     half = (0.5 + MAX_DIFFERENCE) / 2
-    one, two = _advantages(1.0, 0.0, distill_from=TEACHER, distill_coef=0.5)
-    assert one == pytest.approx([reward + 0.5 * half, reward - 0.5 * half])
-    assert two[2:] == pytest.approx([0.0, -reward])  # the agent's own token, and a reply to a grammar
-    one, two = _advantages(1.0, 0.0, distill_from=TEACHER, distill_only=True)
+    one, two = _advantages(1.0, 0.0, **TEACHER)
+    assert one == pytest.approx([0.5 * (reward + half), 0.5 * (reward - half)])
+    assert two[2:] == pytest.approx([0.0, -0.5 * reward])  # the agent's own token, and a reply to a grammar
+    one, two = _advantages(1.0, 0.0, **TEACHER, teacher_weight=1)
     assert one == pytest.approx([half, -half])
     assert two == pytest.approx([half, -half, 0.0, 0.0])
-    assert _advantages(1.0, 1.0, distill_from=TEACHER)[0] == pytest.approx([half, -half])
+    assert _advantages(1.0, 1.0, **TEACHER)[0] == pytest.approx([0.5 * half, -0.5 * half])
 
 
 def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
@@ -61,11 +61,11 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
     (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - of_teacher)).sum(), logits, retain_graph=True)
     tokens = [token for token, p in enumerate(logprobs.exp().tolist()) for _ in range(round(20_000 * p))]
     calls = [
-        llm_call(1, [0], [token], logprobs=[float(logprobs[token])], teacher_logprobs=[float(of_teacher[token])])
+        llm_call(1, [0], [token], logprobs=[logprobs[token].item()], teacher_logprobs=[float(of_teacher[token])])
         for token in tokens
     ]
     sampled = [Sampled("a", 0.0, [call]) for call in calls]
-    [group] = training_groups(sampled, credit="broadcast", distill_from=TEACHER, distill_only=True)
+    [group] = training_groups(sampled, credit="broadcast", **TEACHER, teacher_weight=1)
     advantages = torch.tensor([item.advantages[0] for item in group.items], dtype=torch.float64)
     (estimate,) = torch.autograd.grad(-(advantages * logprobs[tokens]).mean(), logits)
     assert torch.allclose(estimate, exact, atol=2e-3)
@@ -75,8 +75,8 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"distill_only": True}, "need a teacher: distill_from=NAME@URL"),
-        ({"distill_from": "gpt"}, "distill_from is 'gpt': give NAME@URL"),
+        ({"teacher_model": "x"}, "teacher_model is x: give its server, too: teacher=URL"),
+        ({"teacher": "gpt"}, "teacher is 'gpt', and teacher_model None: give a server's base URL"),
     ],
 )
 def test_settings_without_a_teacher_are_refused(settings: Any, message: str) -> None:
@@ -109,7 +109,7 @@ def key(teacher: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_teacher_scores_every_token_of_a_conversation(models: Path, teacher: ServedModel) -> None:
-    config = RunConfig(distill_from=f"any@{teacher.base_url}")
+    config = RunConfig(teacher=teacher.base_url, teacher_model="any")
     model, tokenizer = load_policy(models / "teacher")
     calls = [
         llm_call(1, [5, 6, 7], [8, 9]),
@@ -140,17 +140,17 @@ class _Reversed:
 async def test_a_server_that_cannot_teach_is_refused_in_a_sentence(models: Path, teacher: ServedModel) -> None:
     _, tokenizer = load_policy(models / "teacher")
     with pytest.raises(TeacherError, match="the teacher any has another tokenizer than the model"):
-        Teacher(RunConfig(distill_from=f"any@{teacher.base_url}"), _Reversed(tokenizer))
+        Teacher(RunConfig(teacher=teacher.base_url, teacher_model="any"), _Reversed(tokenizer))
     with pytest.raises(
         TeacherError, match=r"the teacher any at http://127\.0\.0\.1:1/v1 gives no answer: ConnectError"
     ):
-        Teacher(RunConfig(distill_from="any@http://127.0.0.1:1/v1"), tokenizer)
+        Teacher(RunConfig(**TEACHER), tokenizer)
 
 
 async def test_a_server_without_prompt_logprobs_is_refused(models: Path) -> None:
     _, tokenizer = load_policy(models / "teacher")
     async with ScriptedPolicyServer(["SELECT 1"], model="any") as server:
-        config = RunConfig(distill_from=f"any@{server.base_url}")
+        config = RunConfig(teacher=server.base_url, teacher_model="any")
         with pytest.raises(
             TeacherError, match=r"\(prompt_logprobs\): serve it with vLLM or groundwire serve|answers 4"
         ):
@@ -184,8 +184,9 @@ def test_the_policy_comes_closer_to_its_teacher_without_a_reward(
         quiet=True,
         model=str(models / "student"),
         output_dir=str(tmp_path),
-        distill_from=f"any@{teacher.base_url}",
-        distill_only=True,
+        teacher=teacher.base_url,
+        teacher_model="any",
+        teacher_weight=1,
         steps=5,
         tasks_per_step=4,
         group_size=48,

@@ -148,6 +148,10 @@ async def _right(task: Any, answer: str, steps: Any) -> float:
     return float(answer == "right")
 
 
+async def _never(task: Any, answer: str, steps: Any) -> float:
+    return 0.0
+
+
 async def _raises_if_wrong(task: Any, answer: str, steps: Any) -> float:
     if answer != "right":
         importlib.import_module("a_package_that_is_missing")
@@ -174,6 +178,7 @@ def _service(
     backend: Any,
     schedule: TaskSchedule | None = None,
     reward: Reward = _right,
+    judge: Any = None,
     **settings: Any,
 ) -> Iterator[_Setup]:
     config: RunConfig = resolve(
@@ -193,6 +198,7 @@ def _service(
             run=run,
             pad_id=END,
             schedule=schedule,
+            teacher=judge,
         )
         yield _Setup(service, queue, servers, run)
 
@@ -224,6 +230,26 @@ def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path
             "has_gradient": True,
             "prefix_hashes": "",
         }
+
+
+class _Teacher:
+    """Likes the first token of a reply, and dislikes the others."""
+
+    def judge(self, rollouts: Sequence[Rollout]) -> None:
+        for call in (call for rollout in rollouts for call in rollout.trainable_calls):
+            call.teacher_logprobs = [0.0, *[-1.0] * (len(call.response_ids) - 1)]
+
+
+def test_a_teacher_judges_the_tokens_of_a_group_with_equal_rewards(tmp_path: Path) -> None:
+    address = {"teacher": "http://127.0.0.1:1/v1", "teacher_model": "x", "teacher_weight": 1}
+    with _service(tmp_path, _Backend(), reward=_never, judge=_Teacher(), **address) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        metrics = made.service.finish_sampling("train", 4, {})
+    for row in made.queue.rows.values():  # sampled with -0.5: differences of 0.5 and five of -0.5 with mean -1 / 3
+        assert row.advantages == pytest.approx([5 / 6, *[-1 / 6] * 5])
+    assert len(made.queue.rows) == 4
+    assert (metrics["teacher_kl"], metrics["teacher_share"]) == (pytest.approx(1 / 3, abs=1e-6), 1.0)
 
 
 @pytest.mark.parametrize(
