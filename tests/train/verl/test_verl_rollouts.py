@@ -249,7 +249,7 @@ def test_a_teacher_judges_the_tokens_of_a_group_with_equal_rewards(tmp_path: Pat
     for row in made.queue.rows.values():  # sampled with -0.5: differences of 0.5 and five of -0.5 with mean -1 / 3
         assert row.advantages == pytest.approx([5 / 6, *[-1 / 6] * 5])
     assert len(made.queue.rows) == 4
-    assert (metrics["teacher_kl"], metrics["teacher_share"]) == (pytest.approx(1 / 3, abs=1e-6), 1.0)
+    assert (metrics["rollouts/teacher_kl"], metrics["rollouts/teacher_share"]) == (pytest.approx(1 / 3, abs=1e-6), 1.0)
 
 
 @pytest.mark.parametrize(
