@@ -31,21 +31,24 @@ from groundwire.train.store.rollout import Attempt, AttemptStatus, Outcome, Prox
 
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
-_METADATA: Mapping[str, Any] = {"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None}
+_METADATA: Mapping[str, Any] = {
+    **{"group": "", "step": 0, "sampling": {}, "settings": {}, "prompts": None},
+    "trace_limit": TraceLimit(),
+}
 """Fields of a rollout that Agent Lightning has no name for, with their defaults."""
 _CONFIG: Mapping[str, str] = {
     "timeout_s": "timeout_seconds",
     "unresponsive_s": "unresponsive_seconds",
     "max_attempts": "max_attempts",
     "retry_on": "retry_condition",
-    "trace_limit": "trace_limit",
 }
-"""Agent Lightning's names of the fields that say how a rollout is tried, and ours of one that it does not know."""
+"""Agent Lightning's names of the fields that say how a rollout is tried."""
 REQUESTED = ("task", "mode", "resources_id", "metadata", *_METADATA, *_CONFIG)
 """The fields of a rollout that a client sets."""
 _OUTCOME = "groundwire.outcome"
 """The attribute with an attempt's outcome as JSON text, on the last span of our runners."""
 _OUTCOMES = TypeAdapter(Outcome)
+_LIMITS = TypeAdapter(dict[str, TraceLimit])
 _SPAN = ("name", "rollout_id", "attempt_id", "sequence_id", "span_id", "parent_id", "attributes")
 """The fields that spans have here and there."""
 ATTEMPT_FIELDS: Mapping[str, str] = {
@@ -67,7 +70,6 @@ class Config(BaseModel):
     unresponsive_seconds: Seconds | None = None
     max_attempts: Annotated[Count, Field(ge=1)] = 1
     retry_condition: Items[AttemptStatus] = []
-    trace_limit: TraceLimit = TraceLimit()
 
 
 class Request(BaseModel):
@@ -141,9 +143,10 @@ def request_json(rollout: Rollout) -> dict[str, Any]:
 
 
 def read_request(request: Request) -> Rollout:
-    """The rollout that a client enqueues."""
+    """The rollout that a client enqueues. Raises ``ValueError``."""
     config, metadata = request.config or Config(), dict(request.metadata or {})
     own = {name: metadata.pop(name) for name in _METADATA if name in metadata}
+    own |= _LIMITS.validate_python({name: own[name] for name in own if name == "trace_limit"})
     return Rollout(
         task=request.input,
         mode=request.mode,

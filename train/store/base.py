@@ -213,13 +213,9 @@ class StateMachine(RolloutStore):
 
     def _has_room(self, rollout: Rollout, attempt: Attempt, size: int) -> bool:
         """Count a new call or annotation of an attempt. The first one without room fails the attempt."""
-        if attempt.is_full:
-            return False
-        problem = rollout.trace_limit.exceeded_by(attempt.spans + 1, attempt.size + size)
+        problem = attempt.refuses(size, rollout.trace_limit)
         if not problem:
-            attempt.spans, attempt.size = attempt.spans + 1, attempt.size + size
-            return True
-        attempt.is_full = True
+            return problem is None
         _log.warning("rollout %.100r: %s", rollout.rollout_id, problem)
         if attempt.status not in ENDED:
             self._set_outcome(rollout, attempt, Outcome(failure="trace_limit", message=problem))

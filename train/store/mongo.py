@@ -1,4 +1,4 @@
-"""Agent Lightning's MongoDB store, kept across restarts. It follows Agent Lightning's rules, not ours.
+"""Agent Lightning's MongoDB store, kept across restarts. Only its limit of spans is our rule.
 
 ``agl store`` uses a new partition at each start, so a restarted store is empty. Here the partition is constant, and the
 URI names the database. MongoDB is checked at once: Agent Lightning would report a problem only after 30 seconds.
@@ -6,18 +6,32 @@ URI names the database. MongoDB is checked at once: Agent Lightning would report
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.store.mongo import MongoLightningStore
 from agentlightning.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, Span
+from cachetools import LRUCache
 from pydantic import TypeAdapter
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
+from groundwire.adapters.tracing.spans import TraceLimit
+from groundwire.train.store.agent_lightning import (
+    outcome_span,
+    outcome_span_id,
+    read_request,
+    read_rollout,
+    span_json,
+)
 from groundwire.train.store.errors import MongoStoreError
+from groundwire.train.store.rollout import Attempt, Outcome
 
+_log = logging.getLogger(__name__)
 _TIMEOUT_MS = 2000
+_ATTEMPTS = 10_000
+"""Attempts whose spans are counted in memory; of others they are counted again."""
 _DATABASE, _PARTITION = "agentlightning", "groundwire"
 
 
@@ -29,11 +43,14 @@ class MongoStore:
     def __init__(self, uri: str) -> None:
         name = _database_name(uri)
         self._store = MongoLightningStore(mongo_uri=uri, database_name=name, partition_id=_PARTITION)
+        self._counted: LRUCache[tuple[str, str], tuple[TraceLimit, Attempt]] = LRUCache(maxsize=_ATTEMPTS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
+        for request in rollouts:
+            read_request(request)
         requests = [EnqueueRolloutRequest.model_validate(request.model_dump()) for request in rollouts]
         return await self._store.enqueue_many_rollouts(requests)
 
@@ -45,8 +62,39 @@ class MongoStore:
         return await self._store.update_rollout(rollout_id, **{**fields, **config})
 
     async def add_many_spans(self, spans: Sequence[Any]) -> list[str]:
-        new = await self._store.add_many_spans([Span.model_validate(span) for span in spans])
-        return [span.span_id for span in new]
+        """Store spans of one attempt. Those beyond its limit are taken out again."""
+        ids = (spans[0]["rollout_id"], spans[0]["attempt_id"])
+        limit, attempt = self._counted.get(ids) or await self._attempt(*ids)
+        by_id = {span["span_id"]: span for span in spans}  # one that is there twice would hide that it is new
+        wanted = [span for name, span in by_id.items() if not attempt.is_full or name == outcome_span_id(*ids)]
+        if not wanted:
+            return []
+        kept, lost, reason = list[str](), list[Span](), ""
+        for span in await self._store.add_many_spans([Span.model_validate(span) for span in wanted]):
+            limited = span.span_id != outcome_span_id(*ids)
+            problem = attempt.refuses(len(span.model_dump_json()), limit) if limited else None
+            if problem is None:
+                kept.append(span.span_id)
+            else:
+                lost.append(span)
+                reason = reason or problem
+        await self._store.collections.spans.delete(lost)
+        if reason:
+            _log.warning("rollout %.100r: %s", ids[0], reason)
+            [number] = await self._store.get_many_span_sequence_ids([ids])
+            outcome = outcome_span(Outcome(failure="trace_limit", message=reason), *ids, number)
+            await self._store.add_many_spans([Span.model_validate(span_json(outcome))])
+            await self._store.update_attempt(*ids, status="failed" if limit.retry else "succeeded")
+        return kept
+
+    async def _attempt(self, rollout_id: str, attempt_id: str) -> tuple[TraceLimit, Attempt]:
+        """The limit of an attempt, and how many spans it has; their bytes since this store was opened."""
+        rollout = await self._store.get_rollout_by_id(rollout_id)
+        limit = read_rollout(rollout.model_dump()).trace_limit if rollout is not None else TraceLimit()
+        spans = await self._store.query_spans(rollout_id, attempt_id, limit=1)
+        attempt = Attempt(attempt_id=attempt_id, number=1, started=0.0, spans=spans.total)
+        attempt.is_full = bool(limit.exceeded_by(attempt.spans, 0))
+        return self._counted.setdefault((rollout_id, attempt_id), (limit, attempt))
 
     async def query_spans(self, rollout_id: str, **query: Any) -> Any:
         return await self._page(self._store.query_spans, rollout_id, **query)

@@ -58,6 +58,18 @@ class Attempt:
     is_full: bool = False
     """Whether it had more than the rollout's limit: those are lost, and it has failed."""
 
+    def refuses(self, size: int, limit: TraceLimit) -> str | None:
+        """Count a new call or annotation of so many bytes: None, or why it is lost and the attempt has failed. Of
+        further ones the reason is empty.
+        """
+        if self.is_full:
+            return ""
+        if problem := limit.exceeded_by(self.spans + 1, self.size + size):
+            self.is_full = True
+            return problem
+        self.spans, self.size = self.spans + 1, self.size + size
+        return None
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from lightning import mongo_store
+from mongo_wire import FakeMongo
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.call_writer import CallWriter
@@ -36,12 +38,17 @@ async def _store(kind: str) -> AsyncIterator[RolloutStore]:
     if kind == "remote":
         async with _remote(LightningStore(MEMORY)) as client:
             yield client
+    elif kind == "MongoDB":
+        pytest.importorskip("agentlightning")
+        pytest.importorskip("pymongo")
+        async with mongo_store(FakeMongo()) as mongo, _remote(mongo) as client:
+            yield client
     else:
         yield MemoryStore() if kind == "memory" else LightningStore(MEMORY)
 
 
 @asynccontextmanager
-async def _remote(store: LightningStore) -> AsyncIterator[RemoteStore]:
+async def _remote(store: Any) -> AsyncIterator[RemoteStore]:
     """A client of ``store`` behind HTTP."""
     runner = Runner(application(store, access_token()))
     await runner.setup()
@@ -220,7 +227,7 @@ async def test_calls_that_wait_for_numbers_get_them_together() -> None:
     assert store.reservations < 20
 
 
-_KINDS = pytest.mark.parametrize("kind", ["memory", "sqlite", "remote"])
+_KINDS = pytest.mark.parametrize("kind", ["memory", "sqlite", "remote", "MongoDB"])
 
 
 @_KINDS

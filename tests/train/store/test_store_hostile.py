@@ -187,8 +187,8 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
         ("/workers/w", {"heartbeat_stats": {"load": math.nan}}, "heartbeat_stats: load is nan, which is no number"),
         (
             "/rollouts",
-            {"input": {}, "config": {"trace_limit": {"spans": "many"}}},
-            "config.trace_limit.spans: Input should be a valid integer",
+            {"input": {}, "metadata": {"trace_limit": {"spans": "many"}}},
+            "trace_limit.spans: Input should be a valid integer",
         ),
         ("/rollouts", {"input": {}, "metadata": {"a": _DEEP}}, "nested more than 64 levels deep"),
         ("/queues/rollouts/enqueue", {"rollouts": [{"input": _DEEP}]}, "nested more than 64 levels deep"),
