@@ -101,23 +101,25 @@ def _sampled(
 ) -> list[str]:
     """What follows from a call, in lines. ``model`` are arguments of :func:`.branches.branch_job`."""
     with spinner("starting"):
-        from groundwire.train.api.branches import Branch, Brancher, branch_job, find_call, find_rollout, in_words
+        from groundwire.train.api.branches import Branch, Brancher, branch_job, find_call, in_words
+        from groundwire.train.evaluation.diagnosis import trained_calls
         from groundwire.train.evaluation.metrics import RIGHT
         from groundwire.train.evaluation.turn_values import by_text, message_text
 
         run = RunDir.open(run_dir)
-        recorded = find_rollout(run, rollout_id)
-        call = find_call(recorded, number)
+        recorded, call = find_call(run, rollout_id, number)
         brancher = Brancher(branch_job(run, **model), run)
-    if edit:
-        reply = _edited(brancher.written_reply(call))
-    with brancher, progress("Sampling", samples + 1) as on_end:
-        [whole] = brancher.run([Branch(recorded, None)], on_end=on_end)
-        ended = brancher.run([Branch(recorded, call, n) for n in range(samples)], reply=reply, on_end=on_end)
+    with brancher:
+        [whole] = brancher.run([Branch(recorded, None)])
+        message = whole.replies.get(call.reply_key, {})
+        if edit:
+            reply = _edited(brancher.written(call, message))
+        with progress("Sampling", samples) as on_end:
+            ended = brancher.run([Branch(recorded, call, n) for n in range(samples)], reply=reply, on_end=on_end)
     head = f"call {number}{f' ({call.agent})' if call.agent else ''} of {recorded.rollout_id}"
-    by = f"{brancher.model} at temperature {brancher.temperature(recorded):g}, seed {brancher.seed}"
+    by = f"{brancher.model} at temperature {brancher.temperature(recorded):g}, seed {brancher.job.config.seed}"
     then = "succeeded" if (recorded.outcome.reward or 0.0) > RIGHT else "did not succeed"
-    was = message_text(whole.replies.get(call.reply_key, {}))
+    was = message_text(message)
     lines = [f"{head}: {samples} continuations by {by}", f"recorded reply, which {then}: {_cut(was)}"]
     judged = [(each, each.is_success) for each in ended if each.is_success is not None]
     left_out = in_words(Counter(each.problem for each in ended if each.is_success is None))
@@ -134,6 +136,8 @@ def _sampled(
         lines.append(f"    {of_text}: {_cut(text)}{' (as recorded)' if reply is None and text == was else ''}")
     if left_out:
         lines.append(f"left out: {left_out}")
+    if not any(call is trained for trained in trained_calls(recorded, run.config().get("agent_match"))):
+        lines.append(f"the run did not train call {number}")
     if whole.difference is not None:
         lines.append(f"the agent does not go as recorded: {whole.difference.sentence}")
     return lines

@@ -31,7 +31,7 @@ from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
-from groundwire.train.report.turns import loss_lines, turn_line
+from groundwire.train.report.turns import loss_lines, read_turns
 from groundwire.train.store.rollout import Rollout
 
 CAUSES = {
@@ -112,7 +112,7 @@ def _lost_chances(run_dir: str, given: Mapping[str, Any], base_url: str | None, 
         f"chance of success before their first trained call: {lost['chance']:.2f}",
         *loss_lines(lost),
         "largest drops:",
-        *(f"    {turn['rollout']}: {turn_line(turn)}" for turn in lost["turns"][:_DROPS]),
+        *(f"    {turn['rollout']}: {turn['text']}" for turn in lost["turns"][:_DROPS]),
     ]
     if lost["left_out"]:
         lines.append(f"left out: {in_words(lost['left_out'])}")
@@ -124,7 +124,8 @@ def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list
     damaged: list[str] = []
     batches, decoder = run.rollout_batches(_COLUMNS, damaged), token_decoder(run)
     if rollout_id is not None:
-        return list(_explain(batches, rollout_id, run.config, decoder)), damaged
+        lines = list(_explain(batches, rollout_id, run.config, decoder))
+        return [*lines, *(line for name, of in read_turns(run)[1].items() if name in lines[0] for line in of)], damaged
     lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
     try:
         lines += warnings_by_step(run.metrics())

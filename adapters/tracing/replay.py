@@ -31,10 +31,10 @@ class _Record(NamedTuple):
     rollout_id: str
     requests: list[list[LLMCall]]
     """The choices of each, by arrival."""
-    start: str | None
-    """The ``reply_key`` of the request from which on calls are sampled anew; None for a whole replay."""
-    reply: LLMCall | None
-    """What answers that request; None to sample it."""
+    start: int
+    """The first request that is sampled anew."""
+    answer: LLMCall | None
+    """The reply to it; None to sample it."""
 
 
 @dataclass(eq=False)
@@ -42,8 +42,6 @@ class RecordedRequest:
     """A request of the record and its replies; ``calls`` are its choices."""
 
     calls: list[LLMCall]
-    is_sampled: bool = False
-    """Whether it is sampled anew."""
     replay_key: str = ""
     """The ``reply_key`` of the same request in the replay; "" until it has arrived."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,8 +62,8 @@ class ReplayedAttempt:
     """How far an attempt has come in its record."""
 
     requests: list[RecordedRequest]
-    start: RecordedRequest | None = None
-    """The first request that is sampled anew."""
+    sampled: list[RecordedRequest]
+    """Those that are sampled anew."""
     unrecorded: list[tuple[HttpExchange, Mapping[str, Any]]] = field(default_factory=list)
     """The calls that the record does not have, with their chat requests."""
 
@@ -77,7 +75,7 @@ class ReplayedAttempt:
     @property
     def has_left_record(self) -> bool:
         """Whether calls are sampled by now."""
-        return self.start is not None and self.start.arrived
+        return bool(self.sampled) and self.sampled[0].arrived
 
 
 class Replay:
@@ -98,18 +96,17 @@ class Replay:
         calls: Iterable[LLMCall],
         *,
         start: LLMCall | None = None,
-        reply: LLMCall | None = None,
+        answer: LLMCall | None = None,
     ) -> None:
         """Answer the calls of a rollout with those of the recorded one.
 
-        The request of ``start`` and those that arrived later are sampled, ``start`` unless ``reply`` is the answer.
+        The request of ``start`` and those that arrived later are sampled, ``start`` unless ``answer`` is its reply.
         """
         requests: dict[str, list[LLMCall]] = {}
         for call in sorted(calls, key=lambda call: call.sequence):
             requests.setdefault(call.reply_key, []).append(call)
-        self._records[rollout_id] = _Record(
-            recorded_id, list(requests.values()), start.reply_key if start else None, reply
-        )
+        place = len(requests) if start is None else list(requests).index(start.reply_key)
+        self._records[rollout_id] = _Record(recorded_id, list(requests.values()), place, answer)
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that has ended."""
@@ -127,7 +124,8 @@ class Replay:
         exchange.replayed = record.rollout_id
         if self._attempt_ids.get(exchange.rollout_id) != exchange.attempt_id:
             self._attempt_ids[exchange.rollout_id] = exchange.attempt_id
-            self.attempts[exchange.rollout_id] = _attempt(record)
+            requests = [RecordedRequest(choices) for choices in record.requests]
+            self.attempts[exchange.rollout_id] = ReplayedAttempt(requests, requests[record.start :])
         attempt = self.attempts[exchange.rollout_id]
         request = next((request for request in attempt.missing if _is_same(request.call, exchange)), None)
         if request is None and not attempt.has_left_record:
@@ -138,15 +136,15 @@ class Replay:
         if request is None:
             return
         request.replay_key = exchange.reply_key
-        if request.is_sampled:
-            exchange.recorded = [record.reply] if request is attempt.start and record.reply is not None else ()
+        if request in attempt.sampled:
+            exchange.recorded = [record.answer] if request is attempt.sampled[0] and record.answer else ()
             return
         exchange.recorded = request.calls
         self._running[id(exchange)] = request
         earlier = [
             other.answered.wait()
             for other in attempt.requests
-            if not (other.is_sampled or other.answered.is_set())
+            if not (other in attempt.sampled or other.answered.is_set())
             and request.call.started < other.call.ended < request.call.ended
         ]
         if earlier:
@@ -157,15 +155,6 @@ class Replay:
         """The agent has the reply of an exchange."""
         if (request := self._running.pop(id(exchange), None)) is not None:
             request.answered.set()
-
-
-def _attempt(record: _Record) -> ReplayedAttempt:
-    start = next((i for i, calls in enumerate(record.requests) if calls[0].reply_key == record.start), None)
-    requests = [
-        RecordedRequest(calls, is_sampled=start is not None and index >= start)
-        for index, calls in enumerate(record.requests)
-    ]
-    return ReplayedAttempt(requests, None if start is None else requests[start])
 
 
 def _is_same(call: LLMCall, exchange: HttpExchange) -> bool:

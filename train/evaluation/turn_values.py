@@ -8,9 +8,9 @@ first call, so those of all rollouts can be summed by agent and tool.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.train.algorithms.statistics import wilson
@@ -40,22 +40,14 @@ class Value:
         return self.successes / self.samples if self.samples else 0.0
 
     @property
-    def interval(self) -> list[float]:
-        """Its 95 % interval (Wilson)."""
-        return wilson(self.successes, self.samples)
-
-    @property
     def variance(self) -> float:
         """Of one sample, by Laplace's estimate, which is not 0 where all are alike."""
         share = (self.successes + 1) / (self.samples + 2)
         return share * (1 - share)
 
-    def as_row(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"share": self.share, "interval": self.interval, "successes": self.successes, "samples": self.samples}
-
     def __str__(self) -> str:
-        low, high = self.interval
+        """With the 95 % interval (Wilson)."""
+        low, high = wilson(self.successes, self.samples)
         return f"{self.share:.2f} [{low:.2f}, {high:.2f}] ({self.successes} of {self.samples})"
 
 
@@ -79,20 +71,11 @@ class Turn:
         """What the call lost of the chance; negative if it gained."""
         return self.value.share - (self.after.share if self.after else 0.0)
 
-    @property
-    def name(self) -> str:
-        """The call in words."""
+    def __str__(self) -> str:
         agent = f" ({self.call.agent})" if self.call.agent else ""
-        return f"call {self.number}{agent}{f', which calls {self.tools}' if self.tools else ''}"
-
-
-class Loss(NamedTuple):
-    """The chance that the calls of one agent, or with one tool, lost, in failed rollouts."""
-
-    name: str
-    amount: float
-    share: float
-    """Of the amounts above 0."""
+        tools = f", which calls {self.tools}" if self.tools else ""
+        after = str(self.after) if self.after else "0, as it failed"
+        return f"call {self.number}{agent}{tools}: chance {self.value}, after it {after}"
 
 
 def next_values(turns: Sequence[Turn], count: int) -> list[Turn]:
@@ -120,14 +103,14 @@ def next_values(turns: Sequence[Turn], count: int) -> list[Turn]:
     return chosen
 
 
-def losses(turns: Iterable[Turn], name_of: Callable[[Turn], str]) -> list[Loss]:
-    """The drops, summed by the names of the turns, the largest first."""
+def losses(turns: Iterable[Turn], name_of: Callable[[Turn], str]) -> list[tuple[str, float]]:
+    """The shares of the loss, by the names of the turns, the largest first: of the summed drops that are above 0."""
     amounts = defaultdict[str, float](float)
     for turn in turns:
         amounts[name_of(turn)] += turn.drop
-    total = sum(amount for amount in amounts.values() if amount > 0)
-    rows = [Loss(name, amount, max(0.0, amount) / total if total else 0.0) for name, amount in amounts.items()]
-    return sorted(rows, key=lambda loss: -loss.amount)
+    lost = {name: max(0.0, amount) for name, amount in amounts.items()}
+    total = sum(lost.values()) or 1.0
+    return sorted(((name, amount / total) for name, amount in lost.items()), key=lambda loss: -loss[1])
 
 
 def by_text(samples: Iterable[tuple[str, bool]]) -> list[tuple[str, Value]]:
@@ -138,16 +121,13 @@ def by_text(samples: Iterable[tuple[str, bool]]) -> list[tuple[str, Value]]:
     return sorted(values.items(), key=lambda item: -item[1].samples)
 
 
-def message_text(message: Any) -> str:
+def tool_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The names and arguments of the tool calls in an assistant's message."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(function["name"], function["arguments"]) for function in functions]
+
+
+def message_text(message: Mapping[str, Any]) -> str:
     """The text of an assistant's message, and its tool calls."""
-    content = message.get("content") or ""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [str(part.get("text") or "").strip() for part in parts]
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return " ".join(filter(None, [*texts, *(f"{each.get('name')}({each.get('arguments')})" for each in functions)]))
-
-
-def tool_names(message: Any) -> str:
-    """The names of the tools that an assistant's message calls."""
-    names = [(call.get("function") or {}).get("name") for call in message.get("tool_calls") or ()]
-    return ", ".join(dict.fromkeys(str(name) for name in names if name))
+    calls = [f"{name}({arguments})" for name, arguments in tool_calls(message)]
+    return " ".join(filter(None, [message.get("content"), *calls]))

@@ -33,7 +33,7 @@ from groundwire.train.evaluation.run_reader import paired_changes, settings_chan
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
-from groundwire.train.report.turns import read_turns, turn_charts, turn_lines
+from groundwire.train.report.turns import read_turns
 from groundwire.train.store.rollout import Outcome, Rollout
 
 _FOLDER = Path(__file__).parent
@@ -63,17 +63,17 @@ def build(run: RunDir, *, live: str = "") -> Report:
     config, metrics = run.config(), run.metrics()
     unreadable: list[str] = []
     changes: Mapping[str, Mapping[str, Any]] = {}
-    lost = dict[str, Any]()
     try:
-        lost = read_turns(run)
+        turn_charts, turn_lines = read_turns(run)
     except RunDamagedError as error:
         unreadable.append(str(error))
-    notes, lengths = _read_notes(run, unreadable, turn_lines(lost))
+        turn_charts, turn_lines = [], {}
+    notes, lengths = _read_notes(run, unreadable, turn_lines)
     data = _rollout_data(run, choose(notes), token_decoder(run))
     packed = gzip.compress(
         json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), 6, mtime=0
     )
-    drawn = [*charts(metrics, lengths), *turn_charts(lost)]
+    drawn = [*charts(metrics, lengths), *turn_charts]
     with suppress(RunDirError):  # there is no validation yet, or the page's warnings name the file
         changes = paired_changes(run)
     environment = Environment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from groundwire.tools.files import read_json
@@ -15,63 +15,54 @@ FILE = "turns.json"
 _LINES, _LEAST_SHARE = 6, 0.005
 
 
-def read_turns(run: RunDir) -> dict[str, Any]:
-    """The contents of :data:`FILE`; empty without it. Raises :class:`RunDamagedError`."""
-    file = run.path / FILE
+def read_turns(run: RunDir) -> tuple[list[Chart], dict[str, list[str]]]:
+    """The charts of :data:`FILE`, and the chance before and after the calls of each rollout, in words; empty without
+    the file.
+
+    Raises :class:`RunDamagedError`.
+    """
+    file, lines = run.path / FILE, defaultdict[str, list[str]](list)
+    if not file.exists():
+        return [], lines
     try:
         lost = read_json(file)
-        lost["turns"][0]["before"]["interval"]
-    except FileNotFoundError:
-        return {}
+        for turn in sorted(lost["turns"], key=lambda turn: turn["call"]):
+            lines[turn["rollout"]].append(turn["text"])
+        return turn_charts(lost), lines
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunDamagedError(f"{file} is damaged ({error!r}): delete it, or write it again") from error
-    return dict(lost)
-
-
-def turn_lines(lost: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The chance before and after the calls of each rollout, in words."""
-    lines = defaultdict[str, list[str]](list)
-    for turn in sorted(lost.get("turns", ()), key=lambda turn: turn["call"]):
-        lines[turn["rollout"]].append(turn_line(turn))
-    return lines
-
-
-def turn_line(turn: Mapping[str, Any]) -> str:
-    """A call with the chance of success before and after it."""
-    after = value_text(turn["after"]) if turn["after"] else "0, as it failed"
-    return f"{turn['name']}: chance {value_text(turn['before'])}, after it {after}"
-
-
-def value_text(value: Mapping[str, Any]) -> str:
-    """A share of successes with its interval."""
-    low, high = value["interval"]
-    return f"{value['share']:.2f} [{low:.2f}, {high:.2f}] of {value['samples']}"
 
 
 def loss_lines(lost: Mapping[str, Any]) -> list[str]:
     """How much of the loss is in each agent, and in calls of each tool."""
     lines = []
     for key, words in (("agents", "in"), ("tools", "in replies that call")):
-        rows = [row for row in lost[key] if row["share"] >= _LEAST_SHARE]
-        if rows and (key == "agents" or len(lost[key]) > 1):
-            lines.append(", ".join(f"{row['share']:.0%} of the loss is {words} {row['name']}" for row in rows))
+        if len(lost[key]) > 1 or key == "agents":
+            shares = [
+                f"{share:.0%} of the loss is {words} {name}" for name, share in lost[key] if share >= _LEAST_SHARE
+            ]
+            lines.append(", ".join(shares) or "no call has lost a chance")
     return lines
 
 
 def turn_charts(lost: Mapping[str, Any]) -> list[Chart]:
     """What each agent lost at each call, and the value before each call of the rollouts that lost most at one."""
-    if not lost:
-        return []
     by_agent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    by_rollout: dict[str, list[Any]] = defaultdict(list)
+    by_rollout: dict[str, dict[int, Any]] = defaultdict(dict)
     for turn in lost["turns"]:  # the largest drop first
-        by_agent[turn["agent"] or "the agent"][turn["call"]] += turn["drop"] / lost["rollouts"]
-        by_rollout[turn["rollout"]].append(turn)
-    places = sorted({place for amounts in by_agent.values() for place in amounts})
+        by_agent[turn["agent"]][turn["call"]] += turn["drop"] / lost["rollouts"]
+        by_rollout[turn["rollout"]][turn["call"]] = turn
+    places = sorted({turn["call"] for turn in lost["turns"]})
     bars = [
-        Series(name=agent, points=[(place, max(0.0, amounts.get(place, 0.0))) for place in places])
+        Series(name=agent, points=[(place, max(0.0, amounts[place])) for place in places])
         for agent, amounts in sorted(by_agent.items())
     ]
+    curves = []
+    for name, turns in list(by_rollout.items())[:_LINES]:
+        points = [(place, turns[place]["share"]) for place in sorted(turns)]
+        bands = [turns[place]["interval"] for place in sorted(turns)]
+        end = max(turns) + 1
+        curves.append(Series(name=name[:9], points=[*points, (end, 0.0)], bands=[*bands, (0.0, 0.0)]))
     return [
         Chart(
             key="loss",
@@ -80,7 +71,7 @@ def turn_charts(lost: Mapping[str, Any]) -> list[Chart]:
             x="call",
             stacked=True,
             series=bars,
-            reading=". ".join([*loss_lines(lost), f"{lost['samples']} samples of {lost['rollouts']} rollouts."]),
+            reading="; ".join([*loss_lines(lost), f"{lost['samples']} samples of {lost['rollouts']} rollouts"]),
         ),
         Chart(
             key="turn_values",
@@ -88,17 +79,7 @@ def turn_charts(lost: Mapping[str, Any]) -> list[Chart]:
             unit="share of successes of continuations",
             x="call",
             top=1.0,
-            series=[_curve(name, turns) for name, turns in list(by_rollout.items())[:_LINES]],
+            series=curves,
             reading="The rollouts with the largest drops. A line falls at the call that lost the chance.",
         ),
     ]
-
-
-def _curve(name: str, turns: Sequence[Mapping[str, Any]]) -> Series:
-    turns = sorted(turns, key=lambda turn: turn["call"])
-    end = turns[-1]["call"] + 1
-    return Series(
-        name=name[:9],
-        points=[*((turn["call"], turn["before"]["share"]) for turn in turns), (end, 0.0)],
-        bands=[*(turn["before"]["interval"] for turn in turns), (0.0, 0.0)],
-    )

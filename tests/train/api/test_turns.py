@@ -69,7 +69,9 @@ TOOL = (
     + """
 async def agent(task):
     plan = (await ask("helper", f"Plan: {task['question']}")).content
-    call = (await ask("helper", f"Do: {plan}: {task['question']}")).tool_calls[0].function
+    function = {"name": "lookup", "parameters": {"type": "object", "properties": {"city": {}, "unit": {}}}}
+    tools = [{"type": "function", "function": function}]
+    call = (await ask("helper", f"Do: {plan}: {task['question']}", tools=tools)).tool_calls[0].function
     found = "right" if "unit" in json.loads(call.arguments) else "wrong"
     return (await ask("helper", f"Say: {found} {task['question']}")).content
 """
@@ -99,7 +101,32 @@ def with_tool(text: str, chance: random.Random) -> str | Reply:
     return text.split()[1] if text.startswith("Say: ") else chance.choice(("look it up", "ask the tool"))
 
 
-AGENTS = {"check": (CHECK, checked), "router": (ROUTER, routed), "tool": (TOOL, with_tool)}
+# Three calls at once, then one with their sorted answers; with a streamed reply to it.
+AT_ONCE = (
+    CLIENT
+    + """
+import asyncio
+
+async def agent(task):
+    parts = await asyncio.gather(*(ask("part", f"{task['question']} Part {n}.") for n in range(3)))
+    client, text = openai.AsyncOpenAI(max_retries=0), " ".join(sorted(part.content or "" for part in parts))
+    message = {"role": "user", "content": f"Say: {text}"}
+    chunks = await client.chat.completions.create(model="gpt-5-mini", messages=[message], stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+"""
+)
+
+
+def at_once(text: str, chance: random.Random) -> str | Reply:
+    return text.removeprefix("Say: ") if text.startswith("Say: ") else chance.choice(("a", "b", "c"))
+
+
+AGENTS = {
+    "at_once": (AT_ONCE, at_once),
+    "check": (CHECK, checked),
+    "router": (ROUTER, routed),
+    "tool": (TOOL, with_tool),
+}
 
 
 @contextmanager
@@ -124,8 +151,8 @@ def policy(choose: Callable[[str, random.Random], str | Reply]) -> Iterator[str]
 
 
 @contextmanager
-def recorded(folder: Path, name: str, tasks: int = 24) -> Iterator[RunDir]:
-    """An evaluation of an agent, whose policy still answers."""
+def recorded(folder: Path, name: str, tasks: int = 24, **given: Any) -> Iterator[RunDir]:
+    """An evaluation of an agent, whose policy still answers; with a ``model`` in this process, if one is given."""
     code, choose = AGENTS[name]
     (folder / "agent.py").write_text(code)
     rows = [{"id": f"t{n}", "question": f"Where is city {n}?"} for n in range(tasks)]
@@ -133,8 +160,10 @@ def recorded(folder: Path, name: str, tasks: int = 24) -> Iterator[RunDir]:
     names = {"agent": "agent.py:agent", "domain": "tasks.jsonl", "reward": "agent.py:reward"}
     settings: dict[str, Any] = {key: str(folder / value) for key, value in names.items()}
     settings |= {"model": "random", "val_temperature": 1.0, "output_dir": str(folder / "runs")}
+    settings |= {"rollout_process": "off", "max_tokens": 8, **given}
     with policy(choose) as url:
-        job = make_evaluation_job({**settings, "rollout_process": "off"}, ModelEndpoint(url), split="train")
+        endpoint = None if "model" in given else ModelEndpoint(url)
+        job = make_evaluation_job(settings, endpoint, split="train")
         yield run_evaluation(job, samples=1, output=console(quiet=True))[0]
 
 
@@ -151,8 +180,8 @@ def test_the_planted_weak_call_has_the_loss(name: str, key: str, weak: str, tmp_
         done = CliRunner().invoke(groundwire, ["why", str(run.path), "--turns", "--budget", "160"])
         assert done.exit_code == 0, done.output
         lost = json.loads((run.path / FILE).read_text())
-        assert lost[key][0]["name"] == weak
-        assert lost[key][0]["share"] > 0.6
+        assert lost[key][0][0] == weak
+        assert lost[key][0][1] > 0.6
         assert f"of the loss is {'in' if key == 'agents' else 'in replies that call'} {weak}" in done.output
         assert lost["samples"] <= 160
         assert lost["turns"][0]["drop"] == max(turn["drop"] for turn in lost["turns"])
@@ -181,6 +210,56 @@ def test_continuations_are_marked_and_never_trained(tmp_path: Path) -> None:
             assert continuation.rollout.trainable_calls == []
             assert calls[0].response_ids == rollout.calls[0].response_ids
         assert given[0].rollout.outcome.answer == "what I say"
+
+
+@pytest.mark.parametrize("given", [{}, {"model": "starter"}], ids=["at an endpoint", "in this process"])
+def test_calls_at_once_are_left_at_any_call(given: dict[str, Any], tmp_path: Path) -> None:
+    with recorded(tmp_path, "at_once", 2, **given) as run:
+        [rollout, *_] = run.rollouts()[0]
+        with Brancher(branch_job(run, {}), run) as brancher:
+            for place, call in enumerate(rollout.calls):
+                for ended in brancher.run([Branch(rollout, call, number) for number in range(4)]):
+                    assert ended.difference is None
+                    assert {earlier.reply_key for earlier in rollout.calls[:place]} <= ended.replies.keys()
+                    kept = {tuple(earlier.response_ids) for earlier in rollout.calls[:place]}
+                    assert kept <= {tuple(again.response_ids) for again in ended.rollout.calls}
+                    assert len(ended.rollout.calls) == 4
+            [given_last] = brancher.run([Branch(rollout, rollout.calls[3])], reply="über <b>\n all")
+        assert given_last.rollout.outcome.answer == "über <b>\n all"
+
+
+def test_a_record_goes_on_with_another_policy(tmp_path: Path) -> None:
+    """In this process or at an endpoint, wherever the record comes from."""
+    with recorded(tmp_path, "at_once", 2) as run:
+        at_endpoint = run.rollouts()[0][0]
+        with Brancher(branch_job(run, {"model": "starter"}), run) as brancher:
+            [ended] = brancher.run([Branch(at_endpoint, at_endpoint.calls[3])])
+        assert ended.difference is None
+        assert [call.reply["content"] for call in ended.rollout.calls[:3]] != [""] * 3
+        assert brancher.model == "starter"
+        own = tmp_path / "own"
+        own.mkdir()
+        with recorded(own, "at_once", 2, model="starter") as here:
+            [rollout, *_] = here.rollouts()[0]
+            url = run.config()["evaluation"]["base_url"]
+            with Brancher(branch_job(here, {"model": "random"}, base_url=url), here) as brancher:
+                [ended] = brancher.run([Branch(rollout, rollout.calls[3])])
+            assert ended.difference is None
+            texts = sorted(call.reply["content"] or "" for call in ended.rollout.calls[:3])
+            assert ended.rollout.outcome.answer == " ".join(texts).strip()
+            assert brancher.model == f"random at {url}"
+
+
+def test_a_reply_of_ones_own_may_call_a_tool(tmp_path: Path) -> None:
+    with recorded(tmp_path, "tool", 12) as run:
+        rollout = next(rollout for rollout in run.rollouts()[0] if rollout.outcome.reward == 0)
+        with Brancher(branch_job(run, {}), run) as brancher:
+            [whole] = brancher.run([Branch(rollout, None)])
+            call = rollout.calls[1]
+            written = brancher.written(call, whole.replies[call.reply_key])
+            assert written.strip() == '<tool_call>{"name": "lookup", "arguments": {"city": "Bern"}}</tool_call>'
+            [ended] = brancher.run([Branch(rollout, call)], reply=written.replace('"Bern"', '"Bern", "unit": "m"'))
+        assert ended.is_success
 
 
 def test_a_seed_repeats_the_samples_and_another_has_others(tmp_path: Path) -> None:
@@ -228,6 +307,32 @@ def test_the_value_of_a_turn_is_printed_with_its_alternatives(tmp_path: Path) ->
             assert message in printed
 
 
+def test_what_cannot_be_sampled_is_one_sentence(tmp_path: Path) -> None:
+    def command(*options: str) -> str:
+        done = CliRunner().invoke(groundwire, [*options])
+        assert (done.exit_code, len(done.output.splitlines())) == (2, 1), done.output
+        return done.output
+
+    with recorded(tmp_path, "router", 12) as run:
+        path, rollouts = str(run.path), run.rollouts()[0]
+        name = rollouts[0].rollout_id
+        assert "takes at least 12 samples" in command("why", path, "--turns", "--budget", "5")
+        assert "leave out the rollout's id" in command("why", path, name, "--turns")
+        (tmp_path / "agent.py").write_text(CLIENT + "async def agent(task):\n    return 'wrong'\n")
+        assert "no failed rollout of" in (said := command("why", path, "--turns"))
+        assert "not as recorded: the agent makes 0 of its 3 recorded calls" in said
+        said = command("replay", path, "--rollout", name, "--from", "2")
+        assert "no continuation has a reward: 16 the agent makes 0 of its 3 recorded calls" in said
+        for rollout in rollouts:
+            rollout.calls = []
+        run.write_rollouts(0, rollouts, kind="val-1-001")
+        said = command("replay", path, "--rollout", name, "--from", "1")
+        assert f"rollout {name} has no LLM call in its record, so none can be sampled anew" in said
+        said = command("why", path, "--turns")
+        assert "failed after a call that was trained: " in said
+        assert "made no call that was or could be trained" in said
+
+
 def test_samples_go_where_the_sum_of_the_drops_is_least_certain() -> None:
     certain, uncertain, shared = Value(0, 4), Value(2, 4), Value(2, 4)
     call: Any = None
@@ -238,5 +343,11 @@ def test_samples_go_where_the_sum_of_the_drops_is_least_certain() -> None:
     assert chosen[:FIRST_SAMPLES] == [turns[0].value] * FIRST_SAMPLES
     assert chosen[FIRST_SAMPLES:] == [shared] * 3
     assert next_values([Turn(Rollout(task={"id": "t"}), call, 1, "", Value(0, 1000))], 5) == []
-    turns[1].after = uncertain
-    assert [loss.amount for loss in losses(turns[1:3], lambda _: "all")] == [0.0]
+
+
+def test_a_gain_is_no_loss_and_takes_from_the_losses_of_the_same_name() -> None:
+    half, none, all_right = Value(2, 4), Value(0, 4), Value(4, 4)
+    task: Any = {"id": "t"}
+    chances = [(1, all_right, half), (2, half, all_right), (3, all_right, None), (4, none, half)]
+    turns = [Turn(Rollout(task=task), call=task, number=n, tools="", value=v, after=after) for n, v, after in chances]
+    assert losses(turns, lambda turn: "ab"[turn.number % 2]) == [("b", 1.0), ("a", 0.0)]
