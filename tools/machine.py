@@ -81,8 +81,9 @@ def too_small() -> str:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many processors this process may use; a container's share of their time counts as so many whole ones."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min([there, *map(_processor_limit, _groups("cpu"))])))
 
 
 def rollouts_at_once(wanted: int) -> tuple[int, str]:
@@ -149,6 +150,14 @@ class AcceptFilter(logging.Filter):
 
 def _memory_limit(folder: Path) -> float:
     return min(_number(math.inf, folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes"))
+
+
+def _processor_limit(folder: Path) -> float:
+    """Of one control group: its time in each period, in processors."""
+    quota, period = (_read(folder / "cpu.max").split() or ["max", ""])[:2]
+    if quota == "max":  # or version 1, where -1 is no limit
+        quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() or "-1" for name in ("quota", "period"))
+    return int(quota) / int(period) if int(quota) > 0 else math.inf
 
 
 def _groups(controller: str) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,30 @@ def test_groups_of_version_1_and_of_a_container_are_read(groups: Path) -> None:
     # In a container with another view of its path, the top of what is mounted is its own group.
     _place(groups, "4:memory:/elsewhere\n", V1, root="/docker/abc")
     assert machine.free_memory() == GIB
+
+
+def test_a_groups_share_of_the_processors_time_is_read(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    _place(groups, "0::/slice/job\n", V2)
+    job = groups / "slice" / "job"
+    _write(job, cpu__max="max 100000")
+    assert machine.processors() == 64
+    _write(job.parent, cpu__max="350000 100000")
+    assert machine.processors() == 4
+    _write(job, cpu__max="10000 100000")
+    assert machine.processors() == 1
+    _place(groups, "4:cpu,cpuacct:/job\n0::/\n", V2, V1.replace("{name}", "cpu"))
+    _write(groups / "cpu" / "job", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    assert machine.processors() == 64
+    _write(groups / "cpu", cpu__cfs_quota_us=200000, cpu__cfs_period_us=100000)
+    assert machine.processors() == 2
+
+
+def test_only_one_function_counts_processors() -> None:
+    packages = ("adapters", "domains", "rewards", "tools", "train")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    counting = [str(file.relative_to(ROOT)) for file in files if re.search("cpu_count|getaffinity", file.read_text())]
+    assert counting == ["tools/machine.py"]
 
 
 def test_the_limit_of_a_real_group_is_read(tmp_path: Path) -> None:

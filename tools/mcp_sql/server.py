@@ -11,7 +11,6 @@ protocol error. ``_meta`` has the kind, so that callers can separate a model's m
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools import Tool, ToolResult
 from mcp_types import ToolAnnotations
 
+from groundwire.tools.machine import processors
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
 from groundwire.tools.schema import describe_table, table_info
 from groundwire.tools.sql import (
@@ -48,7 +48,7 @@ _MIN_VALUE_CHARS = 20
 _QUICK_S = 0.25
 _QUICK_THREADS = 64
 _MAX_WAITING_QUICK = 2000
-_SLOW_THREADS = max(4, (os.cpu_count() or 1) // 2)
+_SLOW_THREADS = max(4, processors() // 2)
 _MAX_WAITING_SLOW = 8 * _SLOW_THREADS
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from typing import Any
 
 from groundwire.tools.daemon_threads import fulfil
 from groundwire.tools.infrastructure import is_sqlite_failure
+from groundwire.tools.machine import processors
 from groundwire.tools.sql import connections
 from groundwire.tools.sql.catalog import Catalog, is_damage, limit_heap, read_catalog
 from groundwire.tools.sql.errors import (
@@ -40,7 +41,7 @@ _QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
 _SIGNAL_CHECK_S = 0.1
 _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
-workers = WorkerPool("groundwire.tools.sql.query", size=max(8, os.cpu_count() or 1), max_idle=2)
+workers = WorkerPool("groundwire.tools.sql.query", size=max(8, processors()), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 _ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}

@@ -53,7 +53,7 @@ from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
-from groundwire.train.policy.model import fitting_length, load_initial_state, load_start
+from groundwire.train.policy.model import all_threads, fitting_length, load_initial_state, load_start
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.policy.types import TrainedEngine
 from groundwire.train.policy.vllm.engine import VLLMEngine
@@ -86,7 +86,7 @@ class LocalTrainer:
         self._job, self.config, self.run, self.callback = job, config, run, callback
         self.shutdown = shutdown or GracefulShutdown()
         self.started = time.monotonic()
-        self.threads = torch.get_num_threads()
+        self.threads = all_threads()
         self.timer = StepTimer()
         initial = load_initial_state(config, run, check_state)
         if initial.note:

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from groundwire.tools.files import shorten_repr
-from groundwire.tools.machine import address_space
+from groundwire.tools.machine import address_space, processors
 from groundwire.tools.secrets import say
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
@@ -162,7 +162,12 @@ def bf16_is_faster(model: Any) -> bool:
 
 def sampling_threads(model: Any) -> int:
     """All of torch's threads for a large model on a CPU, else one: a second one would wait for the agents' core."""
-    return torch.get_num_threads() if _is_large_on_cpu(model) else 1
+    return all_threads() if _is_large_on_cpu(model) else 1
+
+
+def all_threads() -> int:
+    """Of torch, which counts the machine's cores, whatever share of them a container has."""
+    return min(torch.get_num_threads(), processors())
 
 
 def _is_large_on_cpu(model: Any) -> bool:
