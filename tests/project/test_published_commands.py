@@ -343,16 +343,3 @@ def test_every_command_of_an_accuracy_is_a_preset_with_its_model() -> None:
     assert len(rows) == 4
     for model, preset in rows:
         assert VERL_PRESETS[preset]["model"].endswith(f"/{model}")
-
-
-def test_the_experiments_with_3b_are_options_which_their_former_names_name() -> None:
-    command = PAGE[PAGE.index("    python -m train.run qwen3b --trainer verl") :]
-    command = command[: command.index("\n\n")].replace("\\\n", "")
-    options = set(shlex.split(command)[8:])  # after --data-dir ~/spider
-    for preset in ("qwen3b-turns1-chars4096-check", "qwen3b-turns1-chars4096"):
-        for arguments in ((preset,), ("--trainer", "verl", preset), ("--config", preset)):
-            message = refused(*arguments)
-            _, found, given = message.partition(f"the preset {preset} is now qwen3b ")
-            assert found
-            without_check = set() if "check" in preset else {"--agent-match", "write|check"}
-            assert set(shlex.split(given)) == options - without_check

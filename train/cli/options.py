@@ -22,7 +22,7 @@ from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.complete import values_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import TABLES, WITHOUT_EFFECT, flag, merge_overrides, not_a_pair, parse_overrides
-from groundwire.train.config.presets import PRESETS, VERL_PRESETS, removed_preset
+from groundwire.train.config.presets import GONE, PRESETS, VERL_PRESETS
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 
 _COMPLETES = "_GROUNDWIRE_COMPLETE" in os.environ  # the shell asks for completions, which leave out what is hidden
@@ -203,7 +203,7 @@ def with_preset(settings: Mapping[str, Any], arguments: Iterable[str]) -> tuple[
     if not arguments or arguments[0] not in presets:
         if arguments and "=" not in arguments[0]:
             not_known = f"{not_a_pair(arguments[0])}, and not a preset: {', '.join(sorted(presets))}"
-            raise ConfigError(removed_preset(arguments[0]) or not_known)
+            raise ConfigError(GONE.get(arguments[0], not_known))
         return dict(settings), arguments
     if settings.get("config") not in (None, arguments[0]):
         raise ConfigError(f"{arguments[0]} but --config {settings['config']}: give one preset")

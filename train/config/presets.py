@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,5 @@ RECIPE: dict[str, Any] = {
 }
 """The published recipe of the SQL agent, settings of the run and of verl's own."""
 
-_VARIANT = re.compile(r"qwen3b-turns(\d)-chars(\d+)(-check)?")
-
-
-def removed_preset(name: str) -> str:
-    """What to do without a preset of this name, which earlier versions had; "" for other names."""
-    if name == "npu":
-        return "the preset npu is gone, as it never ran on an Ascend device; docs/published.md has its settings"
-    if not (variant := _VARIANT.fullmatch(name)):
-        return ""
-    turns, characters, check = variant.groups()
-    options = {"max_turns": turns, "table_info_truncate": characters, "execution_truncate": characters}
-    pairs = " ".join(f"--agent-option {option}={value}" for option, value in options.items())
-    return f"the preset {name} is now qwen3b {pairs}{' --agent-match ' + repr('write|check') if check else ''}"
+GONE = {"npu": "the preset npu is gone, as it never ran on an Ascend device; docs/published.md has its settings"}
+"""What to do without a preset of 0.1.0."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import SUFFIXES, read_settings, with_changes
-from groundwire.train.config.presets import PRESETS, RECIPE, VERL_PRESETS, removed_preset
+from groundwire.train.config.presets import GONE, PRESETS, RECIPE, VERL_PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 
@@ -40,8 +40,8 @@ def resolve_again(stored: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
 def preset_settings(preset: str, trainer: str) -> dict[str, Any]:
     """The settings that a preset changes, without verl's own. Raises :class:`ConfigError` for an unknown preset."""
     presets = VERL_PRESETS if trainer == "verl" else PRESETS
-    if instead := removed_preset(preset):
-        raise ConfigError(instead)
+    if preset in GONE:
+        raise ConfigError(GONE[preset])
     if preset not in presets:
         other = f"; {preset!r} is one of --trainer verl" if preset in VERL_PRESETS else ""
         known = f"{', '.join(sorted(presets))}, or a file ({', '.join(SUFFIXES)})"

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.gone import OF_SFT, OF_SQL_AGENTS
+from groundwire.train.config.gone import OF_SQL_AGENTS
 from groundwire.train.config.run_config import split_names
 
 _Format = Literal["langgraph", "openai-agents"]
@@ -28,7 +28,7 @@ class SFTSettings(Settings):
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
-    gone = OF_SQL_AGENTS | OF_SFT
+    gone = OF_SQL_AGENTS
 
     model: str = _data("smollm2", "starter, smollm2, a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
     chats: str | None = _data(

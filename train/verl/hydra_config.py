@@ -21,7 +21,7 @@ from groundwire.tools.settings import suggestion_for
 from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
-from groundwire.train.config.presets import BASE, VERL_PRESETS, removed_preset
+from groundwire.train.config.presets import BASE, VERL_PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import (
     ENGINE_VENDOR,
@@ -308,8 +308,6 @@ def why_unconstrained(verl: Any) -> str:
 
 def _verl_overrides(config: RunConfig) -> dict[str, Any]:
     """verl's own settings, the preset's and then the user's, without those that are also settings of the run."""
-    if instead := removed_preset(config.config):  # of a run that an earlier version began
-        raise ConfigError(instead)
     preset = {key: value for key, value in VERL_PRESETS[config.config].items() if "." in key}
     return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in RUN_NAMES}
 

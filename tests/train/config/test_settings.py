@@ -17,7 +17,7 @@ from groundwire.train import fit
 from groundwire.train.algorithms.model_size import rl_learning_rate, sft_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.gone import OF_RUN, OF_SFT
+from groundwire.train.config.gone import OF_RUN
 from groundwire.train.config.overrides import merge_overrides, parse_overrides, read_settings
 from groundwire.train.config.presets import PRESETS, VERL_PRESETS
 from groundwire.train.config.resolve import resolve
@@ -25,7 +25,6 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_names import SHARED
 from groundwire.train.run import app
-from groundwire.train.sft.__main__ import app as sft_app
 from groundwire.train.verl.hydra_config import flat_config
 
 JUDGED = ("--reward", "rule_judge_hybrid", "--judge-model", "m")
@@ -122,17 +121,6 @@ def test_a_name_that_is_gone_gives_one_sentence_wherever_it_is_given(name: str, 
         )
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         fit(len, [{"question": "a"}, {"question": "b"}], lambda task, answer: 1.0, **{name: 1})
-
-
-def test_names_of_supervised_fine_tuning_that_are_gone_give_one_sentence() -> None:
-    for name, sentence in OF_SFT.items():
-        with pytest.raises(ConfigError, match=re.escape(f"{name} is no setting any more: {sentence}")):
-            SFTSettings(**{name: 1})
-    result = CliRunner().invoke(sft_app, ["--warmup-steps", "3"])
-    assert result.exit_code == 2
-    assert "--warmup-steps is no setting any more: the learning rate rises in 40 steps" in " ".join(
-        re.sub("[│╭╰─╮╯]", "", result.output).split()
-    )
 
 
 def test_both_trainers_replace_as_many_groups_as_the_budget_says() -> None:
