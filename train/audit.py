@@ -47,8 +47,7 @@ def main(
         float, typer.Option(min=0.0, max=1.0, help="Share of tasks that may have a finding before the exit is 1")
     ] = ALLOWED,
     suspects_file: Annotated[
-        Path | None,
-        typer.Option("--suspects", help="Write probably wrong golds to this file", metavar="FILE"),
+        Path | None, typer.Option("--suspects", help="Write probably wrong golds to this file", metavar="FILE")
     ] = None,
     rollouts: Annotated[
         str | None,

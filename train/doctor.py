@@ -52,8 +52,7 @@ def main(
         ),
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option(help="With --plan: preset or file of settings", show_default="hf", metavar="CONFIG"),
+        str | None, typer.Option(help="With --plan: preset or file of settings", show_default="hf", metavar="CONFIG")
     ] = None,
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model: check its chat template")] = None,

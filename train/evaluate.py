@@ -66,10 +66,7 @@ def main(
     settings: dict[str, Any],
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Runs to show as a table, or settings of an evaluation",
-            metavar="[RUN_DIR|KEY=VALUE]...",
-        ),
+        typer.Argument(help="Runs to show as a table, or settings of an evaluation", metavar="[RUN_DIR|KEY=VALUE]..."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="With two runs: question by question, with McNemar's exact test")
@@ -80,10 +77,7 @@ def main(
     api_key_env: Annotated[
         str, typer.Option(help="With --base-url: the environment variable with its key", metavar="NAME")
     ] = "OPENAI_API_KEY",
-    split: Annotated[
-        str | None,
-        typer.Option(help="Part of the data: train, or a domain's own, e.g. test"),
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Part of the data: train, or a domain's own, e.g. test")] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", help="Rollouts per question", min=1)] = 1,
     form: Annotated[
         Literal["text", "markdown", "json"], typer.Option("--format", help="Format of the output")

@@ -45,8 +45,7 @@ def main(
     ],
     output: Annotated[Path, typer.Option(help="The file to write: JSON lines", metavar="FILE")],
     form: Annotated[
-        Literal["atif", "openai", "otlp"],
-        typer.Option("--format", help="Trajectories, chats, or spans"),
+        Literal["atif", "openai", "otlp"], typer.Option("--format", help="Trajectories, chats, or spans")
     ] = "atif",
     mask: Annotated[
         bool, typer.Option("--mask/--no-mask", help="Whether keys and personal data in traces are replaced")

@@ -70,10 +70,7 @@ def main(
     agent: Annotated[
         str | None, typer.Option(help="The agent, module:name or file.py:name; default: the one that is found")
     ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(help="Your app's interpreter; default: that of .venv or venv"),
-    ] = None,
+    python: Annotated[str | None, typer.Option(help="Your app's interpreter; default: that of .venv or venv")] = None,
     model: Annotated[str | None, typer.Option(help="The model to train; default: SmolLM2-135M")] = None,
     install: Annotated[
         bool | None,

@@ -37,15 +37,11 @@ BaseUrl = Annotated[
     typer.Option(help="OpenAI-compatible endpoint with --model, for look or --trainer gepa; key: OPENAI_API_KEY"),
 ]
 ResumedRun = Annotated[
-    str | None,
-    typer.Option(help="Continue this run, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs),
+    str | None, typer.Option(help="Continue this run, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs)
 ]
 WarmStart = Annotated[
     str | None,
-    typer.Option(
-        help="Fine-tune first, on this file's chats or this run's best rollouts",
-        metavar="FILE|RUN_DIR",
-    ),
+    typer.Option(help="Fine-tune first, on this file's chats or this run's best rollouts", metavar="FILE|RUN_DIR"),
 ]
 Watch = Annotated[bool, typer.Option("--watch", help="Serve the report while it trains")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")]
@@ -61,10 +57,7 @@ def main(
     overrides: Overrides = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
-    dev: Annotated[
-        bool,
-        typer.Option("--dev", help="As look: ten tasks, every call, a verdict"),
-    ] = False,
+    dev: Annotated[bool, typer.Option("--dev", help="As look: ten tasks, every call, a verdict")] = False,
     base_url: BaseUrl = None,
     resume: ResumedRun = None,
     show_config: PrintConfig = False,

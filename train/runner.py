@@ -57,14 +57,12 @@ def main(
     settings: dict[str, Any],
     external_store_address: Annotated[str, typer.Option(help="Address of the store, http://HOST:PORT", metavar="URL")],
     data_dir: Annotated[
-        str | None,
-        typer.Option(help="Folder with the domain's data: agents read no other databases", metavar="DIR"),
+        str | None, typer.Option(help="Folder with the domain's data: agents read no other databases", metavar="DIR")
     ] = None,
     policy_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another host that LLM calls may go to: the trainer's --proxy-host; may be repeated",
-            metavar="HOST",
+            help="Another host that LLM calls may go to: the trainer's --proxy-host; may be repeated", metavar="HOST"
         ),
     ] = None,
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
@@ -73,11 +71,7 @@ def main(
     ] = STORE_WAIT_S,
     token_file: TokenFile = None,
     until_eof: Annotated[
-        bool,
-        typer.Option(
-            "--until-eof",
-            help="Look for rollouts at each line of standard input; stop at its end",
-        ),
+        bool, typer.Option("--until-eof", help="Look for rollouts at each line of standard input; stop at its end")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
     version: Version = False,

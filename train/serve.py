@@ -30,12 +30,10 @@ def main(
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address; any but this machine's own needs a token")] = ("127.0.0.1"),
     served_model_name: Annotated[
-        str | None,
-        typer.Option(help="Accept requests for this model only; default: for any", metavar="NAME"),
+        str | None, typer.Option(help="Accept requests for this model only; default: for any", metavar="NAME")
     ] = None,
     max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Tokens of prompt and reply together; default: the run's, else 4096", min=1),
+        int | None, typer.Option(help="Tokens of prompt and reply together; default: the run's, else 4096", min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps or xpu")] = "cpu",
     tool_format: Annotated[

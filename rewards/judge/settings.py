@@ -44,8 +44,7 @@ class JudgeSettings(Settings):
     base_url: str | None = setting(None, "OpenAI-compatible endpoint, up to and including /v1")
 
     weights: str = setting(
-        "0.4,0.3,0.15,0.15",
-        "Of accuracy, completeness, clarity and professionalism; divided by their sum",
+        "0.4,0.3,0.15,0.15", "Of accuracy, completeness, clarity and professionalism; divided by their sum"
     )
 
     teacher: str | None = setting(None, "Model that writes missing reference answers, named as model")

@@ -117,14 +117,10 @@ class AgentSettings(Settings):
     agent_input: str | None = _agent(None, "Makes the agent's input from the task", metavar="MODULE:NAME")
     agent_output: str | None = _agent(None, "Makes the answer from the agent's result", metavar="MODULE:NAME")
     agent_context: str | None = _agent(
-        None,
-        "Makes the context (dependencies) of the agent's run, from the task or nothing",
-        metavar="MODULE:NAME",
+        None, "Makes the context (dependencies) of the agent's run, from the task or nothing", metavar="MODULE:NAME"
     )
     agent_config: str | None = _agent(
-        None,
-        "Makes more arguments of the agent's run, as a dict, from the task or nothing",
-        metavar="MODULE:NAME",
+        None, "Makes more arguments of the agent's run, as a dict, from the task or nothing", metavar="MODULE:NAME"
     )
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
         None, "Train only the agent's models whose names match; others keep their provider", metavar="REGEX"
@@ -135,8 +131,7 @@ class AgentSettings(Settings):
         flags=("--tasks",),
     )
     reward: str | None = _agent(
-        None,
-        "Its name, a function of yours, or a sum such as 0.9*a+0.1*b; default: the domain's",
+        None, "Its name, a function of yours, or a sum such as 0.9*a+0.1*b; default: the domain's"
     )
     judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
     agent_columns: Annotated[str, BeforeValidator(_join_names)] = _agent(
@@ -221,9 +216,7 @@ class RunConfig(AgentSettings):
     )
 
     otlp: str | None = _data(
-        None,
-        "Also send rollouts as traces to this OpenTelemetry collector (OTLP over HTTP)",
-        metavar="URL",
+        None, "Also send rollouts as traces to this OpenTelemetry collector (OTLP over HTTP)", metavar="URL"
     )
 
     steps: int = _training(36, "Training steps. 0, with verl: those of its epochs", ge=0)
@@ -236,9 +229,7 @@ class RunConfig(AgentSettings):
         ge=1,
     )
     further_rollouts: int = _sampling(
-        0,
-        "Rollouts that a group with equal rewards gets before another task replaces it. 0: none",
-        ge=0,
+        0, "Rollouts that a group with equal rewards gets before another task replaces it. 0: none", ge=0
     )
     temperature: float = _sampling(1.0, "Sampling temperature in training", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
@@ -248,16 +239,9 @@ class RunConfig(AgentSettings):
         " its own return",
     )
     credit_discount: float = _training(
-        1.0,
-        "Factor from a call to the one before, of its return (turns) or weight (discount: 0.9)",
-        gt=0,
-        le=1,
+        1.0, "Factor from a call to the one before, of its return (turns) or weight (discount: 0.9)", gt=0, le=1
     )
-    call_cost: float = _training(
-        0.0,
-        "Subtracted from the reward for each trained LLM call, in the update alone",
-        ge=0,
-    )
+    call_cost: float = _training(0.0, "Subtracted from the reward for each trained LLM call, in the update alone", ge=0)
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only agents whose names match", flags=("--active-agent",), metavar="REGEX"
     )
@@ -310,20 +294,14 @@ class RunConfig(AgentSettings):
         panel="Memory of the local trainer",
     )
 
-    val_temperature: float = _validation(
-        0.0,
-        "0: greedy, before and after training also sampled",
-        ge=0,
-    )
+    val_temperature: float = _validation(0.0, "0: greedy, before and after training also sampled", ge=0)
     val_tasks: int = _validation(200, "Validation questions, before and after training; 0: all", ge=0)
     val_every: int = _validation(
         9, "Steps between the shorter validations, of 64 questions. 0, with verl also -1: never", ge=-1
     )
 
     max_calls: int = _rollouts(
-        0,
-        "Most LLM calls of a rollout, which a further one fails (turn_limit). 0: no limit",
-        ge=0,
+        0, "Most LLM calls of a rollout, which a further one fails (turn_limit). 0: no limit", ge=0
     )
     max_spans: int = _rollouts(
         100_000,

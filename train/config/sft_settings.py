@@ -32,15 +32,9 @@ class SFTSettings(Settings):
 
     model: str = _data("smollm2", "starter, smollm2, a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
     chats: str | None = _data(
-        None,
-        "Learn chats of this file, not gold queries: JSON lines with messages and tools",
-        metavar="FILE",
+        None, "Learn chats of this file, not gold queries: JSON lines with messages and tools", metavar="FILE"
     )
-    rollouts: str | None = _data(
-        None,
-        "Learn accepted rollouts of this run, not gold queries",
-        metavar="RUN_DIR",
-    )
+    rollouts: str | None = _data(None, "Learn accepted rollouts of this run, not gold queries", metavar="RUN_DIR")
     min_reward: float = _data(1.0, "Least reward of an accepted rollout")
     max_per_task: int = _data(4, "Most accepted rollouts of a task, the best; 0: all", ge=0)
     domain: str = _data("spider", "Domain whose gold queries are learned")

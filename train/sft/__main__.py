@@ -23,8 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     settings: dict[str, Any],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]..."),
+        list[str] | None, typer.Argument(help="Settings, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]...")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run of this folder", metavar="DIR")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,

@@ -36,8 +36,7 @@ def main(
     path: Annotated[Path | None, typer.Option(help="Keep it in this SQLite file")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep it in memory; lost at the end")] = False,
     mongo: Annotated[
-        str | None,
-        typer.Option(envvar=_MONGO, help="Agent Lightning's MongoDB store at this URI of a replica set"),
+        str | None, typer.Option(envvar=_MONGO, help="Agent Lightning's MongoDB store at this URI of a replica set")
     ] = None,
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one")] = 4747,
     host: Annotated[str, typer.Option(help="Address; any but this machine's own needs a token")] = ("127.0.0.1"),
