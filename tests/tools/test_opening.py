@@ -129,6 +129,28 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> N
     _assert_refused(f"{tmp_path}/{name}", "no file can have this name")
 
 
+@pytest.mark.parametrize("end", ["", "-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("read", READERS)
+def test_a_pipe_that_takes_a_files_place_after_the_check_does_not_hold_up_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, end: str
+) -> None:
+    path, connect = tmp_path / "t.sqlite", sqlite3.connect
+    make_database(path, SCRIPT)
+    if end in ("-wal", "-shm"):
+        with closing(connect(path)) as writer:
+            writer.execute("PRAGMA journal_mode=WAL")
+
+    def connect_late(name: Any, *values: Any, **options: Any) -> Any:
+        if "t.sqlite" in str(name):
+            Path(f"{path}{end}").unlink(missing_ok=True)
+            os.mkfifo(f"{path}{end}")
+        return connect(name, *values, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_late)
+    outcome = _outcome(READERS[read], path)
+    assert isinstance(outcome, DatabaseError | RewardError) or end in ("-wal", "-shm"), outcome
+
+
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
 def test_a_pipe_or_the_like_in_place_of_a_log_is_refused(tmp_path: Path, kind: str, end: str) -> None:

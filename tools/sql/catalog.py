@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from groundwire.tools.infrastructure import is_sqlite_failure
 from groundwire.tools.sql.errors import DatabaseError, readable
-from groundwire.tools.sql.opening import DAMAGED_ENTRY, ReadOnly, open_readonly, signature
+from groundwire.tools.sql.opening import DAMAGED_ENTRY, ReadOnly, open_readonly, signature, without_waiting
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
 Kind = Literal["table", "virtual table", "view"]
@@ -139,7 +139,7 @@ def entries(raw: ReadOnly) -> list[Entry]:
 @lru_cache(maxsize=256)
 def _read(path: str, _signature: tuple[int, ...]) -> Catalog:
     tables, skipped, limit = dict[str, TableDefinition](), dict[str, str](), _Limit()
-    with contextlib.closing(open_readonly(path)) as raw:
+    with without_waiting(path), contextlib.closing(open_readonly(path)) as raw:
         raw.set_authorizer(limit.authorize)
         listed = entries(raw)
         if views_may_fill_memory(raw, listed):

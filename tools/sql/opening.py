@@ -1,7 +1,8 @@
 """The one way in to the file of a database: to open it never waits, writes nothing and leaves nothing behind.
 
 What is no regular file, or has a pipe or the like in the place of one of its logs, is refused before SQLite, which
-would wait for a writer, sees it. How a database is opened depends on what is beside it:
+would wait for a writer, sees it. A pipe that takes such a place after the check gets one (:func:`without_waiting`). How
+a database is opened depends on what is beside it:
 
 - a write-ahead log and its index (``-shm``): a program may be using it, so with SQLite's locks;
 - a log without an index: with an index of the connection's own, in memory, because SQLite would write one;
@@ -19,8 +20,12 @@ import functools
 import os
 import re
 import sqlite3
+import stat
 import struct
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
@@ -32,7 +37,7 @@ SUFFIXES = (".sqlite", ".sqlite3", ".db")
 _MAGIC = b"SQLite format 3\0"
 TO_BE_REPAIRED = "a program was ended while it wrote to it; open it once with one that may write, which repairs it"
 DAMAGED_ENTRY = "its entry in sqlite_master is damaged"
-_LOCK_WAIT_S = 1.0
+_LOCK_WAIT_S, _PIPE_CHECK_S = 1.0, 0.25
 # Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
 OPCODES_PER_CHECK = 100
 _HEADER_SIZE = 100  # of a database file, in bytes
@@ -169,6 +174,45 @@ def _checksum(content: bytes, order: str, sums: tuple[int, int]) -> tuple[int, i
         first = (first + even + second) & 0xFFFFFFFF
         second = (second + odd + first) & 0xFFFFFFFF
     return first, second
+
+
+class _Reading:
+    """What SQLite reads now. A thread gives pipes among it a writer for a moment, and they are read no more."""
+
+    def __init__(self) -> None:
+        self._paths: dict[object, str] = {}
+        self._begun, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
+
+    @contextmanager
+    def path(self, path: str) -> Iterator[None]:
+        key = object()
+        self._paths[key] = path
+        self._begun.set()
+        with suppress(RuntimeError):  # it runs already
+            if self._thread.ident is None:
+                self._thread.start()
+        try:
+            yield
+        finally:
+            del self._paths[key]
+
+    def _watch(self) -> None:
+        while True:
+            self._begun.wait()
+            self._begun.clear()
+            while before := dict(self._paths):
+                time.sleep(_PIPE_CHECK_S)
+                for path in {path for key, path in before.items() if key in self._paths}:
+                    for file in (path, *(_target(path) + end for end in (*LOGS, _INDEX))):
+                        with suppress(OSError):  # it is not there, or nobody waits
+                            if stat.S_ISFIFO(os.stat(file).st_mode):
+                                os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+
+
+_reading = _Reading()
+os.register_at_fork(after_in_child=_reading.__init__)  # type: ignore[misc]
+without_waiting = _reading.path
+"""A context in which SQLite reads the database at a path, and does not wait if a pipe has taken the place of a file."""
 
 
 class ReadOnly(sqlite3.Connection):

@@ -30,6 +30,7 @@ from groundwire.tools.sql.errors import (
     timeout_error,
     unreadable,
 )
+from groundwire.tools.sql.opening import without_waiting
 from groundwire.tools.text import with_reasons
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
@@ -140,6 +141,13 @@ def run_here(
     if inline:
         connections.check_inline(sql)
     started = time.perf_counter()
+    with without_waiting(path):
+        return _run(path, sql, started, timeout_s, (max_rows, max_bytes), stops, inline=inline)
+
+
+def _run(
+    path: str, sql: str, started: float, timeout_s: float, most: tuple[int, int], stops: Any, *, inline: bool
+) -> QueryResult:
     try:
         conn = connections.acquire(path, started + timeout_s, stops, inline=inline)
     except connections.StoppedError as error:
@@ -154,7 +162,7 @@ def run_here(
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
-        rows, truncated = _fetch(cursor, max_rows, max_bytes)
+        rows, truncated = _fetch(cursor, *most)
         names = [column[0] for column in cursor.description]
         conn.raw.check_unchanged()
         return QueryResult(names, rows, truncated, time.perf_counter() - started, conn.vm_steps)
