@@ -1,4 +1,4 @@
-"""``python -m dev.settings_page``: writes what the settings' declarations make: the tables of ``docs/settings.md``, and
+"""``python -m dev.settings_page``: writes what the settings' declarations make: the lists of ``docs/settings.md``, and
 the types of the functions' settings, from which editors complete.
 """
 
@@ -18,17 +18,17 @@ from groundwire.train.config.sft_settings import SFTSettings
 _KINDS = {str: "text", bool: "boolean", int: "integer", float: "number"}
 
 
-def tables() -> str:
-    """One table for each panel of ``--help``, one for ``groundwire sft`` and one for the judge, as Markdown."""
-    rows: dict[str, list[str]] = {}
+def lists() -> str:
+    """One list for each panel of ``--help``, one for ``groundwire sft`` and one for the judge, as Markdown."""
+    lines: dict[str, list[str]] = {}
     for name in RunConfig.model_fields:
         if name not in TABLES[1:]:
-            rows.setdefault(RunConfig.option(name)["panel"], []).append(_row(RunConfig, name, _presets(name)))
-    sft = [_row(SFTSettings, name, "") for name in SFTSettings.model_fields]
-    rows["Supervised fine-tuning: groundwire sft"] = sft
-    rows["Judge"] = [_row(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
-    head = "| name | values: default (of presets) | meaning |\n|---|---|---|\n"
-    return "\n\n".join(f"## {panel}\n\n{head}" + "\n".join(lines) for panel, lines in rows.items()) + "\n"
+            lines.setdefault(RunConfig.option(name)["panel"], []).append(_line(RunConfig, name, _presets(name)))
+    lines["Supervised fine-tuning: groundwire sft"] = [
+        _line(SFTSettings, name, "") for name in SFTSettings.model_fields
+    ]
+    lines["Judge"] = [_line(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
+    return "\n\n".join(f"## {panel}\n\n" + "\n".join(of_panel) for panel, of_panel in lines.items()) + "\n"
 
 
 TYPES = Path("train/api/typed_settings.pyi")
@@ -63,23 +63,22 @@ def _type(record: type[Settings], name: str) -> str:
     return f"{text.removesuffix(' | None')}{more} | None"
 
 
-def _row(settings: type[Settings], name: str, presets: str) -> str:
+def _line(settings: type[Settings], name: str, presets: str) -> str:
     field, old = settings.model_fields[name], {new: old for old, new in settings.renamed.items()}.get(name)
     default = field.get_default(call_default_factory=True)
     shown = [] if default in (None, [], {}, "") else [f"`{_text(default)}`"]
-    shown += [f"({presets})"] if presets else []
     named = f"`{name}`" + (f" (was `{old}`)" if old else "")
-    values = _values(field, settings.option(name)["metavar"]) + ": " * bool(shown) + " ".join(shown)
-    return f"| {named} | {values} | {field.description} |"
+    values, defaults = _values(field, settings.option(name)["metavar"]), "; ".join([*shown, *[presets] * bool(presets)])
+    return f"- {named}, {values}: {field.description}" + (f" ({defaults})" if defaults else "")
 
 
 def _values(field: Any, metavar: str | None) -> str:
     """The allowed values, e.g. ``integer ≥ 1``."""
     kinds = get_args(field.annotation) or (field.annotation,)
     if choices := get_args(kinds[0]) or [kind for kind in kinds if isinstance(kind, str)]:
-        return ", ".join(f"`{choice}`" for choice in choices)
+        return f"`{'|'.join(choices)}`"
     if metavar:
-        return "`{}`".format(metavar.replace("|", "\\|"))
+        return f"`{metavar}`"
     signs = {"ge": "≥", "gt": ">", "le": "≤"}
     bounds = [f"{signs[key]} {getattr(bound, key)}" for bound in field.metadata for key in signs if hasattr(bound, key)]
     return " ".join([_KINDS[kinds[0]], *bounds])
@@ -104,6 +103,8 @@ def _presets(name: str) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "by the model's size"
+    if isinstance(value, list):
+        return ",".join(value)
     if isinstance(value, dict):
         return ", ".join(f"{name}={_text(inner)}" for name, inner in value.items())
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
@@ -112,5 +113,5 @@ def _text(value: object) -> str:
 if __name__ == "__main__":
     page = Path("docs/settings.md")
     introduction = page.read_text(encoding="utf-8").partition("## ")[0]
-    page.write_text(introduction + tables(), encoding="utf-8")
+    page.write_text(introduction + lists(), encoding="utf-8")
     TYPES.write_text(types(), encoding="utf-8")

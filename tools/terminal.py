@@ -71,6 +71,9 @@ Version = Annotated[
 ]
 """The option ``--version`` of a command."""
 
+Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")]
+Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Whether keys and personal data in traces are replaced")]
+
 TokenFile = Annotated[
     Path | None,
     typer.Option(

@@ -17,7 +17,7 @@ import typer
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
-from groundwire.tools.terminal import Version, counted
+from groundwire.tools.terminal import Mask, Version, counted
 from groundwire.train.artifacts.run_dir import RunDir, run_dirs
 from groundwire.train.policy.chat.tool_formats import FORMATS
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
@@ -47,9 +47,7 @@ def main(
     form: Annotated[
         Literal["atif", "openai", "otlp"], typer.Option("--format", help="Trajectories, chats, or spans")
     ] = "atif",
-    mask: Annotated[
-        bool, typer.Option("--mask/--no-mask", help="Whether keys and personal data in traces are replaced")
-    ] = True,
+    mask: Mask = True,
     version: Version = False,
 ) -> None:
     """Write the rollouts of a run, or traces of another format, for other tools.

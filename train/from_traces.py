@@ -9,7 +9,7 @@ import typer
 
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.secrets import say
-from groundwire.tools.terminal import Version, spinner
+from groundwire.tools.terminal import Mask, Version, spinner
 from groundwire.train.traces.read import read_traces
 from groundwire.train.traces.summary import Summary
 
@@ -23,7 +23,7 @@ def main(
         Path | None,
         typer.Option(help="Write tasks.jsonl and reward.py into this folder, and audit them", metavar="DIR"),
     ] = None,
-    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Whether keys and personal data are replaced")] = True,
+    mask: Mask = True,
     version: Version = False,
 ) -> None:
     """Show what agents have done, from the traces of any tracer; make tasks and a reward of it."""

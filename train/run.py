@@ -13,7 +13,7 @@ import typer
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
-from groundwire.tools.terminal import Version, console, show_line
+from groundwire.tools.terminal import Debug, Version, console, show_line
 from groundwire.train.api.evaluation import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.training import format_config, make_job, train
 from groundwire.train.artifacts.run_dir import RunDir, run_dirs
@@ -46,7 +46,6 @@ WarmStart = Annotated[
 Watch = Annotated[bool, typer.Option("--watch", help="Serve the report while it trains")]
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")]
 Diff = Annotated[bool, typer.Option("--diff", help="With --print-config: differences from the published recipe")]
-Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")]
 _TRAINER = "verl where CUDA and verl are, else local"
 
 

@@ -32,7 +32,7 @@ from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.machine import rollouts_at_once
 from groundwire.tools.secrets import mask_secrets, say
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
-from groundwire.tools.terminal import TokenFile, Version
+from groundwire.tools.terminal import Debug, TokenFile, Version
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AGENT_FUNCTIONS, OF_PROCESSES, AgentSettings
 from groundwire.train.store.health import STORE_WAIT_S, check_store
@@ -73,7 +73,7 @@ def main(
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Look for rollouts at each line of standard input; stop at its end")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
+    debug: Debug = False,
     version: Version = False,
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""

@@ -12,7 +12,7 @@ from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.http.access_token import token_place
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file, setup_logging
-from groundwire.tools.terminal import TokenFile, Version
+from groundwire.tools.terminal import Debug, TokenFile, Version
 from groundwire.train.api.serving import serve
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -41,7 +41,7 @@ def main(
         typer.Option(help="How the model writes tool calls. Default: as its chat template does", metavar="NAME"),
     ] = None,
     token_file: TokenFile = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
+    debug: Debug = False,
     version: Version = False,
 ) -> None:
     """Serve a model until stopped."""

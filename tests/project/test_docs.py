@@ -13,7 +13,7 @@ import pytest
 from benchmarks.frameworks._agents import Agent
 from benchmarks.frameworks.conformance import check
 from dev.commands_page import commands
-from dev.settings_page import TYPES, tables, types
+from dev.settings_page import TYPES, lists, types
 from programs import ROOT
 
 from groundwire.adapters import agent_backend
@@ -109,9 +109,9 @@ def test_the_commands_are_described_as_their_help_does() -> None:
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").endswith(commands())
 
 
-def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
+def test_the_lists_of_settings_are_made_from_their_declarations() -> None:
     """After a change: ``python -m dev.settings_page``."""
-    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{lists()}")
     assert (ROOT / TYPES).read_text(encoding="utf-8") == types()
 
 

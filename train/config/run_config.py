@@ -146,15 +146,14 @@ class AgentSettings(Settings):
     )
     rollout_process: Literal["fork", "spawn", "off"] = _rollouts(
         "fork" if sys.platform == "linux" else "spawn",
-        "Own process for each rollout of an agent given by name: forked after its import, or fresh (spawn); "
-        "off is for agents without state",
+        "Process for each rollout: forked after the agent's import, or fresh (spawn); off: for agents without state",
     )
     agent_folder: Literal["copy", "empty", "shared"] = _rollouts(
         "copy", "Working folder of a rollout's process: a copy of this one (on write), empty, or shared"
     )
     agent_env: Annotated[str, BeforeValidator(_join_names)] = _rollouts(
         "",
-        "Variables of this environment that agents' processes get, beside those that any program needs: a tool's key",
+        "Further variables of this environment for agents' processes, such as a tool's key",
         metavar="NAME,NAME",
     )
     sealed: bool = _rollouts(False, "Leave rollouts in forked processes no network but the model")
@@ -162,8 +161,8 @@ class AgentSettings(Settings):
     reward_timeout_s: float = _rollouts(120.0, "Seconds for the reward of a rollout, which fails after them", gt=0)
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
-        "Scores of failed rollouts that differ from the default: zero (the run's least reward), a number, or "
-        "drop (none), e.g. agent=drop,timeout=zero",
+        "Other scores of failed rollouts: zero (the run's least reward), a number, or drop (none), e.g. "
+        "agent=drop,timeout=zero",
         metavar="TYPE=drop",
     )
 
@@ -195,14 +194,13 @@ class RunConfig(AgentSettings):
     data_dir: str | None = _data(None, "Folder with the domain's data; default: bundled", metavar="DIR")
     group_column: str | None = _data(
         None,
-        "Column whose values are held out whole, with the question; default: those named like db_id, document, group",
+        "Column whose values are held out whole; default: those named like db_id, document, group",
         metavar="NAME",
     )
     allow_shared: bool = _data(False, "Accept validation tasks that have questions of training tasks")
     gold_trust: str | None = _data(
         None,
-        "File such as suspects.json: training tasks stay with their gold's trust as probability, and "
-        "corrected_query as gold",
+        "File such as suspects.json: a training task stays with its gold's trust as probability",
         metavar="FILE",
     )
     output_dir: str = _data("runs", "Folder for run directories", metavar="DIR")
@@ -224,8 +222,7 @@ class RunConfig(AgentSettings):
     group_size: int = _sampling(8, "Rollouts per task and step, whose rewards are compared", ge=2)
     sampling_budget: float = _sampling(
         1.0,
-        "Above 1: replace groups with equal rewards (dynamic sampling) until tasks_per_step groups differ or "
-        "a step has this many times its groups",
+        "Above 1: replace groups with equal rewards, up to this many times a step's groups (dynamic sampling)",
         ge=1,
     )
     further_rollouts: int = _sampling(
@@ -254,8 +251,8 @@ class RunConfig(AgentSettings):
 
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(
         "token-mean",
-        "Clipped loss, mean over tokens or sequences; dr-grpo: constant divisor, advantages not divided by "
-        "the group's standard deviation; gspo: ratio of sequences",
+        "Clipped loss, mean over tokens or sequences; dr-grpo: constant divisor, advantages without deviation; gspo: "
+        "ratio of sequences",
     )
     clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio; the lower is 0.2", ge=0)
     kl_coef: float = _loss(0.0, "Weight of the KL divergence to the model at the start", ge=0)
@@ -283,8 +280,7 @@ class RunConfig(AgentSettings):
 
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto",
-        "Of matrix products; weights and optimizer are fp32. auto: bf16 on CUDA, and on CPUs with "
-        "instructions for it from 20 M parameters",
+        "Of matrix products. auto: bf16 on CUDA, and on CPUs that have it from 20 M parameters",
         panel="Memory of the local trainer",
     )
 

@@ -12,7 +12,7 @@ import typer
 
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
-from groundwire.tools.terminal import Version, console, spinner
+from groundwire.tools.terminal import Debug, Mask, Version, console, spinner
 from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.overrides import parse_overrides
 
@@ -36,9 +36,9 @@ def main(
         str, typer.Option(help="Regular expression: learn only calls of these models of the traces", metavar="REGEX")
     ] = "",
     rl: Annotated[bool, typer.Option("--rl/--no-rl", help="Whether GRPO follows")] = True,
-    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Whether keys and personal data are replaced")] = True,
+    mask: Mask = True,
     resume: Annotated[Path | None, typer.Option(help="Continue in this folder", metavar="DIR")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+    debug: Debug = False,
     version: Version = False,
 ) -> None:
     """Fine-tune a model on accepted traces, train it with the agent, and test it on held-out tasks.

@@ -10,7 +10,7 @@ import typer
 
 from groundwire.tools.errors import check_layer, exit_on_user_error
 from groundwire.tools.startup import fast_import, read_env_file, setup_logging
-from groundwire.tools.terminal import Version, spinner
+from groundwire.tools.terminal import Debug, Version, spinner
 from groundwire.train.cli.options import SettingsCommand, takes_settings
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.sft_settings import SFTSettings
@@ -26,7 +26,7 @@ def main(
         list[str] | None, typer.Argument(help="Settings, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]...")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run of this folder", metavar="DIR")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+    debug: Debug = False,
     version: Version = False,
 ) -> None:
     """Fine-tune a model on gold queries in the prompts that the agent sends, on chats, or on accepted rollouts.
