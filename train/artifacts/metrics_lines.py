@@ -45,6 +45,13 @@ class _Validation(_Part):
 _BREAKDOWN = TypeAdapter(dict[str, _Part])
 
 
+def add_lost_runners(lines: list[dict[str, Any]], lost: int) -> list[dict[str, Any]]:
+    """``lines`` with more lost runners in the last one: those of a step that has no line, or is done again."""
+    if lines and lost:
+        lines[-1]["runners_lost"] = lines[-1].get("runners_lost", 0) + lost
+    return lines
+
+
 def _key(meaning: str, default: Any = None) -> Any:
     return Field(default=default, description=meaning)
 

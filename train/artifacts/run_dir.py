@@ -32,7 +32,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_repr
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.checkpoints import Checkpoints, append_line, atomic_write, step_number
-from groundwire.train.artifacts.metrics_lines import check_names, line_error
+from groundwire.train.artifacts.metrics_lines import add_lost_runners, check_names, line_error
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.store.rows import COLUMNS, from_row, missing_column, row_error, to_row
@@ -258,9 +258,11 @@ class RunDir:
         append_line(self.path / "rollouts.jsonl", _json_line(line))
 
     def rewind(self) -> int:
-        """Delete what was written after the newest checkpoint; returns its step, 0 without one."""
-        step = self.checkpoints.last_step()
-        self.write_json_lines("metrics.jsonl", [line for line in self.metrics() if line["step"] <= step])
+        """Delete what was written after the newest checkpoint; returns its step, 0 without one. Lost runners count."""
+        step, lines = self.checkpoints.last_step(), self.metrics()
+        lost = sum(line.get("runners_lost", 0) for line in lines if line["step"] > step)
+        kept = add_lost_runners([line for line in lines if line["step"] <= step], lost)
+        self.write_json_lines("metrics.jsonl", kept)
         for file in self._rollout_files():
             if (step_number(file) or 0) > step:
                 file.unlink()

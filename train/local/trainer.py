@@ -23,6 +23,7 @@ from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.distillation import Teacher, teacher_counts, teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
+from groundwire.train.artifacts.metrics_lines import add_lost_runners
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.evaluation import ProgressCallback
@@ -343,9 +344,8 @@ class LocalTrainer:
 
     def _count_lost_runners(self) -> None:
         """Add those of a step that does not end to the last line."""
-        if (lost := self.runtime.runners_lost()) and (lines := self.run.metrics()):
-            lines[-1]["runners_lost"] = lines[-1].get("runners_lost", 0) + lost
-            self.run.write_metrics(lines)
+        if lost := self.runtime.runners_lost():
+            self.run.write_metrics(add_lost_runners(self.run.metrics(), lost))
 
     def _write_checkpoint(self, step: int) -> None:
         with self.run.checkpoints.write(step) as folder:

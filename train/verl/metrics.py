@@ -23,7 +23,7 @@ from groundwire import domains
 from groundwire.tools.files import parse_json, read_bytes
 from groundwire.train.algorithms.distillation import teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
-from groundwire.train.artifacts.metrics_lines import MetricsLine
+from groundwire.train.artifacts.metrics_lines import MetricsLine, add_lost_runners
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -49,10 +49,7 @@ from groundwire.train.store.rows import to_row
 
 _log = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 30
-_COUNTS = (
-    *("groups", "groups_used", "groups_replaced", "without_calls", "runners_lost", "rollouts_trained"),
-    "tokens_trained",
-)
+_COUNTS = ("groups", "groups_used", "groups_replaced", "without_calls", "rollouts_trained", "tokens_trained")
 _FIGURES = {
     "entropy": "actor/entropy",
     "probability_difference": "training/rollout_probs_diff_mean",
@@ -124,7 +121,8 @@ class SampledSteps:
     def add(
         self, partition: str, step: int, rollouts: Sequence[Rollout], counts: Counter[str], seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Metrics of ``rollouts``, for verl's log. A line in ``rollouts.jsonl`` is about the whole step so far.
+        """Metrics of ``rollouts``, for verl's log. A line in ``rollouts.jsonl`` is about the whole step so far, but for
+        the runners lost, of which each counts, also in a step that is done again.
 
         ``counts`` are those of their groups. verl adds up the metrics with ``total`` in their names. Raises
         :class:`RolloutsFailedError` if the run shall end.
@@ -154,6 +152,8 @@ class SampledSteps:
         else:
             domain = domains.get(self._config.domain)
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rollouts, domain.breakdowns)
+        if lost := latest.counts["runners_lost"]:
+            line["runners_lost"] = lost
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in latest.counts.items()} | latest.means()
@@ -208,8 +208,9 @@ def write_metrics(run: RunDir) -> None:
     earlier = {line["step"]: line for line in run.metrics() if line["step"] < first}
     for line in log:
         logged[line["step"]].update(line["data"])
-    sampled = defaultdict[str, dict[int, Any]](dict)
+    sampled, lost = defaultdict[str, dict[int, Any]](dict), Counter[int]()
     for line in _read_lines(run.path / "rollouts.jsonl", "partition", str):
+        lost[line["step"]] += line.get("runners_lost", 0)
         sampled[line["partition"]][line["step"]] = {
             name: line[name] for name in line if name in MetricsLine.model_fields
         }
@@ -224,9 +225,9 @@ def write_metrics(run: RunDir) -> None:
             line |= {name: data[key] for name, key in _FIGURES.items() if _is_finite(data.get(key))}
             line |= {} if _is_finite(data.get(_FIGURES["grad_norm"], 0.0)) else {"updates_skipped": 1}
             line["tokens_per_s"] = round(line["tokens_generated"] / step_s, 1) if step_s else 0.0
-        line |= sampled["val"].get(step, {})
+        line |= sampled["val"].get(step, {}) | ({"runners_lost": count} if (count := lost.pop(step, 0)) else {})
         lines.append({**line, "wall_time_s": round(wall_time_s, 2), "verl": data})
-    run.write_metrics(lines)
+    run.write_metrics(add_lost_runners(lines, lost.total()))
 
 
 @contextmanager

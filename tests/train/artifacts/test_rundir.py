@@ -191,6 +191,17 @@ def test_rewinding_deletes_everything_after_the_newest_checkpoint(run: RunDir) -
     ]
 
 
+def test_runners_that_were_lost_in_steps_that_are_done_again_still_count(run: RunDir) -> None:
+    _step(run, 1)
+    for step in (2, 3):
+        run.append_metrics({"step": step, "runners_lost": step})
+    assert run.rewind() == 1
+    assert [(line["step"], line["runners_lost"]) for line in run.metrics()] == [(1, 5)]
+    run.append_metrics({"step": 2, "runners_lost": 1})
+    assert run.rewind() == 1
+    assert [line["runners_lost"] for line in run.metrics()] == [6]
+
+
 def test_a_failed_checkpoint_leaves_the_last_one(run: RunDir) -> None:
     _step(run, 1)
 

@@ -127,6 +127,19 @@ def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> 
     ]
 
 
+def test_each_lost_runner_counts_whichever_rollouts_ran_and_however_often_the_step(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    parts = [(0, "val", 1), (1, "train", 2), (1, "train", 0), (2, "train", 4), (2, "train", 0), (1, "val", 8)]
+    parts.append((3, "train", 16))  # a step that did not end
+    (run.path / "rollouts.jsonl").write_text(
+        "".join(json.dumps({"step": step, "partition": part, "runners_lost": n}) + "\n" for step, part, n in parts)
+    )
+    (run.path / "verl.jsonl").write_text(_step(1, 2.0) + _step(2, 2.0))
+    VerlTraining().collect(run)
+    VerlTraining().collect(run)
+    assert [(line["step"], line["runners_lost"]) for line in run.metrics()] == [(1, 10), (2, 21)]
+
+
 _JOBS = """
 import os, ray
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK, ray_job
