@@ -1,12 +1,11 @@
 """Traces of the example agents with a policy that is mostly right, exported as a production system does it.
 
-The agents of examples/frameworks run as their users run them, without groundwire: their calls go to a server that
+The reference agents, and two of examples/frameworks, run without a trainer: their calls go to a server that
 answers with the gold query, in one of ten tasks with another one. OpenInference's instrumentation and OpenTelemetry's
 exporter write what a collector gets. ``groundwire learn`` begins with that file::
 
-    python -m benchmarks.traced_agents langgraph --output langgraph.jsonl
-    groundwire learn langgraph.jsonl --agent examples/frameworks/langgraph/agent.py:graph --model starter \\
-        --reward benchmarks/traced_agents.py:reward
+    python -m benchmarks.traced_agents langgraph --output traces.jsonl
+    groundwire learn traces.jsonl --backend langgraph --model starter --reward benchmarks/traced_agents.py:reward
 
 It needs openinference-instrumentation-langchain and openinference-instrumentation-openai-agents.
 """
@@ -21,16 +20,21 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from groundwire import domains, rewards
-from groundwire.adapters.sql_agents.prompts import extract_sql
-from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.rewards.spider.execution_match import execution_match
+from aiohttp import web
 
-_TOOL_RESULTS = 2
-"""Of the handoff and of the query, before the answer."""
+from groundwire import adapters, domains, rewards
+from groundwire.adapters import Endpoint, Question
+from groundwire.adapters.sql_agents.prompts import CORRECT, INCORRECT, extract_sql
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer, text_of
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
+from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.tools.sql.answers import SQL
+from groundwire.train.config.resolve import resolve
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples/frameworks"
 
 
@@ -54,13 +58,31 @@ def policy(tasks: list[Any], known: list[Any], right: float) -> Callable[[dict[s
         question = max((one for one in by_question if json.dumps(one)[1:-1] in text), key=len)
         offered = [tool["function"]["name"] for tool in body.get("tools") or ()]
         called = [message for message in body["messages"] if message["role"] == "tool"]
-        for name, arguments in (("transfer_to_sql_analyst", {}), ("run_sql", {"query": queries[question]})):
-            if name in offered and (name != "run_sql" or len(called) < _TOOL_RESULTS):
+        query = {"query": queries[question]}
+        for name, arguments in (("transfer_to_sql_analyst", {}), ("run_sql", query), ("run_query", query)):
+            if name in offered and (name == "transfer_to_sql_analyst" or not _was_called(name, body)):
                 function = {"name": name, "arguments": json.dumps(arguments)}
                 return Reply(tool_calls=[{"id": f"call_{len(called)}", "type": "function", "function": function}])
+        if text_of(body["messages"][-1]).endswith(f"{CORRECT} or {INCORRECT}?"):
+            return Reply(text=CORRECT)
         return Reply(text=f"```sql\n{queries[question]}\n```")
 
     return reply
+
+
+def _was_called(name: str, body: dict[str, Any]) -> bool:
+    calls = (call for message in body["messages"] for call in message.get("tool_calls") or ())
+    return any(call["function"]["name"] == name for call in calls)
+
+
+class PolicyServer(ScriptedPolicyServer):
+    """Also serves the API that the Agents SDK uses by default."""
+
+    def application(self) -> web.Application:
+        """The routes of the server."""
+        app = super().application()
+        app.router.add_post("/v1/responses", partial(self._answer, ResponsesCall))
+        return app
 
 
 def load(folder: str) -> Any:
@@ -73,11 +95,8 @@ def load(folder: str) -> Any:
     return module
 
 
-def langgraph(provider: Any) -> Callable[[Any], Awaitable[str]]:
-    """The graph, instrumented."""
-    from openinference.instrumentation.langchain import LangChainInstrumentor
-
-    LangChainInstrumentor().instrument(tracer_provider=provider)
+def example_graph(server: PolicyServer) -> Callable[[Any], Awaitable[str]]:
+    """The graph of examples/frameworks/langgraph."""
     graph = load("langgraph").graph
 
     async def run(task: Any) -> str:
@@ -87,13 +106,10 @@ def langgraph(provider: Any) -> Callable[[Any], Awaitable[str]]:
     return run
 
 
-def openai_agents(provider: Any) -> Callable[[Any], Awaitable[str]]:
-    """The agents, instrumented."""
-    from agents import Runner, set_default_openai_api
-    from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
+def example_agents(server: PolicyServer) -> Callable[[Any], Awaitable[str]]:
+    """The agents of examples/frameworks/openai_agents."""
+    from agents import Runner
 
-    OpenAIAgentsInstrumentor().instrument(tracer_provider=provider)
-    set_default_openai_api("chat_completions")
     triage = load("openai_agents").triage_agent
 
     async def run(task: Any) -> str:
@@ -101,6 +117,38 @@ def openai_agents(provider: Any) -> Callable[[Any], Awaitable[str]]:
         return extract_sql(str(result.final_output))
 
     return run
+
+
+def reference_graph(server: PolicyServer) -> Callable[[Any], Awaitable[str]]:
+    """The reference LangGraph agent with the options of ``groundwire run``."""
+    backend = adapters.get("langgraph")(**resolve("fast").agent_options)
+
+    async def run(task: Any) -> str:
+        question = Question(id=task["id"], text=task["question"], database=task["db_path"], answers=SQL)
+        answer = await backend.run(question, Endpoint(base_url=server.base_url, model=server.model))
+        return answer.text
+
+    return run
+
+
+def create_agent(server: PolicyServer) -> Callable[[Any], Awaitable[str]]:
+    """The tool-calling graph of examples/frameworks/langchain."""
+    module = load("langchain")
+
+    async def run(task: Any) -> str:
+        asked = {"messages": [{"role": "user", "content": task["question"]}]}
+        state = await module.agent.ainvoke(asked, context=module.Context(db_path=task["db_path"]))
+        return extract_sql(str(state["messages"][-1].text))
+
+    return run
+
+
+AGENTS: dict[str, Callable[[PolicyServer], Callable[[Any], Awaitable[str]]]] = {
+    "langgraph": reference_graph,
+    "example-graph": example_graph,
+    "create-agent": create_agent,
+    "openai-agents": example_agents,
+}
 
 
 def writer(output: Path) -> Any:
@@ -126,11 +174,13 @@ def writer(output: Path) -> Any:
 async def main() -> None:
     """Run an agent on tasks, and write its traces."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("agent", choices=["langgraph", "openai_agents"])
+    parser.add_argument("agent", choices=AGENTS)
     parser.add_argument("--tasks", type=int, default=300)
     parser.add_argument("--right", type=float, default=0.9, help="share of tasks with the gold query")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    from openinference.instrumentation.langchain import LangChainInstrumentor
+    from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -139,9 +189,11 @@ async def main() -> None:
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(writer(arguments.output)))
     tracer = provider.get_tracer("application")
-    async with ScriptedPolicyServer(policy(tasks, known, arguments.right), model="strong") as server:
+    LangChainInstrumentor().instrument(tracer_provider=provider)
+    OpenAIAgentsInstrumentor().instrument(tracer_provider=provider)
+    async with PolicyServer(policy(tasks, known, arguments.right), model="strong") as server:
         os.environ.update(OPENAI_BASE_URL=server.base_url, OPENAI_API_KEY="none")
-        run = {"langgraph": langgraph, "openai_agents": openai_agents}[arguments.agent](provider)
+        run = AGENTS[arguments.agent](server)
         for task in tasks:
             inputs = {"question": task["question"], "db_path": task["db_path"]}
             kind = {"openinference.span.kind": "AGENT", "input.value": json.dumps(inputs)}

@@ -1,8 +1,9 @@
-"""``sft``, ``why``, ``report`` and ``read_traces``: the commands of these names for a script or a notebook."""
+"""``sft``, ``why``, ``report``, ``learn``, ``read_traces``: the commands of these names for a script or a notebook."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,7 +15,8 @@ from groundwire.train.api.functions import complete_settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from groundwire.train.api.typed_settings import SFT
+    from groundwire.train.api.typed_settings import SFT, Settings
+    from groundwire.train.learn.pipeline import LearnResult
     from groundwire.train.traces.read import Traces
 
 
@@ -75,6 +77,50 @@ def report(run_dir: str | Path | None = None) -> Page:
 
 
 @named_layer("train")
+def learn(
+    *files: str | Path,
+    agent: Any = None,
+    tasks: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    sft: Mapping[str, Any] | None = None,
+    trained_agent: str = "",
+    trained_model: str = "",
+    rl: bool = True,
+    mask: bool = True,
+    resume: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Unpack[Settings],
+) -> LearnResult:
+    """Train on exported traces and test what came of it, as ``groundwire learn`` does.
+
+    Args:
+        files: files or folders of traces.
+        agent: as in :func:`.fit`; without it replies are compared.
+        tasks: as in :func:`.fit`; by default those of the traces.
+        reward: as in :func:`.fit`; by default one that is made of the traces.
+        sft: settings of the fine-tuning, as of :func:`sft`.
+        trained_agent: a regular expression; only calls of agents of this name are learned.
+        trained_model: the same for models.
+        rl: whether GRPO follows the fine-tuning.
+        mask: whether keys and personal data are replaced.
+        resume: the folder that is continued, with the same agent, tasks and reward, and without files.
+        quiet: print nothing.
+        **settings: those of :func:`.fit`; ``model`` is the one that learns.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    from groundwire.tools.terminal import console
+    from groundwire.train.job.job import parse_arguments
+    from groundwire.train.learn.pipeline import Request, learn_from
+
+    given, objects = parse_arguments(agent, tasks, reward, settings)
+    own: dict[str, Any] = {"sft": dict(sft or {}), "rl": rl, "mask": mask}
+    own |= {"trained_agent": trained_agent, "trained_model": trained_model}
+    request = None if resume and not files else Request(files=list(map(str, files)), given=given, **own)
+    return learn_from(request, resume=Path(resume) if resume else None, output=console(quiet=quiet), objects=objects)
+
+
+@named_layer("train")
 def read_traces(*files: str | Path, mask: bool = True) -> Traces:
     """The rollouts in exported traces, as ``groundwire traces`` reads them (:func:`.traces.read.read_traces`)."""
     from groundwire.train.traces import read
@@ -83,6 +129,8 @@ def read_traces(*files: str | Path, mask: bool = True) -> Traces:
 
 
 if "IPython" in sys.modules:
+    from groundwire.train.config.run_config import RunConfig
     from groundwire.train.config.sft_settings import SFTSettings
 
     complete_settings([sft], SFTSettings)
+    complete_settings([learn], RunConfig)

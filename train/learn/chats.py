@@ -48,11 +48,14 @@ class Written:
     traces: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     """By reason."""
+    sources: Counter[str] = field(default_factory=Counter)
+    """The formats of the traces."""
     names: Counter[str] = field(default_factory=Counter)
     """The agents and models of the calls that are learned."""
 
     def lines(self) -> Iterator[str]:
         """For the user."""
+        yield f"traces: {', '.join(f'{name} {count:,}' for name, count in self.sources.most_common())}"
         for split, what in (("train", "to learn"), ("validation", "held out")):
             yield f"{what}: {counted(self.replies[split], 'call')} of {counted(self.traces[split], 'accepted trace')}"
         yield f"calls of: {', '.join(f'{name} {count:,}' for name, count in self.names.most_common(8))}"
@@ -72,6 +75,7 @@ def write_chats(
     try:
         with open(file, "w", encoding="utf-8") as output:
             for rollout in traces:
+                written.sources[rollout.metadata["source"]] += 1
                 reason, split = _refusal(rollout, choice)
                 calls = [call for call in rollout.calls if isinstance(call, TracedCall)]
                 whole = [call for call in calls if not call.untrainable_reason]

@@ -149,15 +149,9 @@ class Learning:
             written = write_tasks(tasks, traces)
         own = bool(given.get("domain") or self.objects.domain)
         judged = bool(given.get("reward") or self.objects.reward or own) or not written.is_draft
-        lines = [*written.lines, *(f"unread: {count:,} {reason}" for reason, count in traces.unread.most_common())]
-        masked = sum(traces.masked.values())
-        lines += (
-            [f"masked: {masked:,} keys and personal data; what is learned has the marks in their place"]
-            if masked
-            else []
-        )
-        sources = "the accepted ones are learned" if written.rule else "nothing tells answers apart, so all are learned"
-        lines.append(f"rule: {written.rule or 'none'}; {sources}")
+        lines = [] if own else list(written.lines)
+        learned = "the accepted ones are learned" if written.rule else "nothing tells answers apart, so all are learned"
+        lines.append(f"rule: {written.rule or 'none'}; {learned}")
         self.state["data"] = {"judged": judged}
         splits = self._own_splits() if own and with_agent else written.splits
         with spinner("rendering the traces"):
@@ -173,7 +167,9 @@ class Learning:
                 read_tokenizer(self.base),
                 max_model_len=self._settings()["max_model_len"],
             )
-        lines += made.lines()
+        lines += [*made.lines(), *(f"unread: {count:,} {reason}" for reason, count in traces.unread.most_common())]
+        if masked := sum(traces.masked.values()):
+            lines.append(f"masked: {masked:,} keys and personal data; what is learned has marks in their place")
         held_out = sum(split == "validation" for split in splits.values())
         lines += filter(None, [few_questions(held_out) if with_agent else ""])
         if with_agent and not judged:
@@ -252,12 +248,15 @@ class Learning:
             for done in sorted(self.folder.glob(f"evaluations/{name}/*/evaluation.json"))[:1]
         }
         names = list(scores)
-        comparisons, pairs = {}, dict.fromkeys([*pairwise(names), (names[0], names[-1])])
+        if len(names) > 2 and verdict(compare(scores["sft"], scores["grpo"]), "")[0] == "worse":
+            self._say("reinforcement learning made the model worse, so the fine-tuned one is kept and judged")
+            names, model = names[:2], self.folder / self.state["fine_tuned"]
+        comparisons, pairs = {}, dict.fromkeys([*pairwise(scores), (names[0], names[-1])])
         for first, second in pairs:
             change = compare(scores[first], scores[second])
             comparisons[f"{second} - {first}"] = change
             self._say(f"{second} - {first}: {format_change(change)} on {change['questions']} held-out tasks")
-        word, line = verdict(change, "held-out tasks")
+        word, line = verdict(comparisons[f"{names[-1]} - {names[0]}"], "held-out tasks")
         accuracies = ", ".join(f"{self.state[name]['accuracy']:.3f} {_STAGES[name]}" for name in names)
         return self._result(word, f"{line} ({accuracies})", model, comparisons)
 

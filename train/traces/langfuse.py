@@ -9,7 +9,7 @@ from typing import Any
 
 from groundwire.train.traces.messages import count_of, first, text_of
 from groundwire.train.traces.record import seconds
-from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, agent_in, each, llm_fields, rollout_of
 
 name, build = "Langfuse", rollout_of
 _KINDS = {"GENERATION": "llm", "TOOL": "tool", "AGENT": "agent", "EVALUATOR": "agent", "GUARDRAIL": "agent"}
@@ -62,6 +62,7 @@ def _observation(fields: Mapping[str, Any]) -> Item:
     if kind == "llm":
         known = llm_fields(fields.get("input"), fields.get("output"), unread)
         known |= {"model": text_of(first(fields, "model", "providedModelName")), "unread": unread}
+        known["agent"] = agent_in(fields.get("metadata"))
         known |= {"prompt_tokens": count_of(usage.get("input")), "response_tokens": count_of(usage.get("output"))}
     elif kind:
         known["agent"] = text_of(fields.get("name"))

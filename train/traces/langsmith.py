@@ -8,7 +8,7 @@ from typing import Any
 
 from groundwire.train.traces.messages import count_of, first, text_of, value_of
 from groundwire.train.traces.record import seconds
-from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, agent_in, each, llm_fields, rollout_of
 
 name, build = "LangSmith", rollout_of
 _KINDS = {"llm": "llm", "chat_model": "llm", "tool": "tool"}
@@ -54,7 +54,7 @@ def _span(run: Mapping[str, Any]) -> Item:
         known = llm_fields(asked, given, unread, tools=tools)
         request = asked if isinstance(asked, Mapping) else {}
         model = metadata.get("ls_model_name") or first(parameters, "model", "model_name") or request.get("model")
-        known |= {"model": text_of(model), "agent": text_of(metadata.get("langgraph_node")), "unread": unread}
+        known |= {"model": text_of(model), "agent": agent_in(metadata), "unread": unread}
         known["prompt_tokens"] = count_of(run.get("prompt_tokens"))
         known["response_tokens"] = count_of(run.get("completion_tokens"))
     elif kind == "tool":

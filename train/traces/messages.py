@@ -131,11 +131,12 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
         if inner := tool.get("functionDeclarations") or tool.get("function_declarations"):
             functions += read_tools(inner)
         elif tool.get("name"):
-            schema = value_of(first(tool, *_SCHEMAS))
-            function = {"name": tool["name"], "description": tool.get("description"), "parameters": schema}
-            functions.append(
-                {"type": "function", "function": {key: item for key, item in function.items() if item is not None}}
-            )
+            function = {  # in the order of the request, as chat templates write them
+                "parameters" if key in _SCHEMAS else key: value_of(item) if key in _SCHEMAS else item
+                for key, item in tool.items()
+                if key in (*_SCHEMAS, "name", "description", "strict") and item is not None
+            }
+            functions.append({"type": "function", "function": function})
     return functions
 
 

@@ -18,7 +18,7 @@ from groundwire.train.traces.messages import (
     value_of,
 )
 from groundwire.train.traces.record import plain, seconds
-from groundwire.train.traces.spans import Item, TracerSpan, each, llm_fields, rollout_of
+from groundwire.train.traces.spans import Item, TracerSpan, agent_in, each, llm_fields, rollout_of
 
 name, build = "OpenTelemetry", rollout_of
 
@@ -211,7 +211,7 @@ def _read(span: Any) -> tuple[str, Item]:
             "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
             "prompt_tokens": count_of(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
             "response_tokens": count_of(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
-            "agent": text_of(attributes.get("gen_ai.agent.name")),
+            "agent": text_of(attributes.get("gen_ai.agent.name")) or agent_in(attributes.get("metadata")),
             "unread": unread_parts,
         }
     elif kind == "tool":

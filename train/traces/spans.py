@@ -75,6 +75,13 @@ def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, 
     }
 
 
+def agent_in(metadata: Any) -> str:
+    """The agent, or the node of a graph, that LangChain names in the metadata of a call."""
+    metadata = value_of(metadata)
+    named = isinstance(metadata, Mapping) and (metadata.get("lc_agent_name") or metadata.get("langgraph_node"))
+    return text_of(named or "")
+
+
 def each(
     read: Callable[[Any], tuple[str, Item]], parts: Iterable[Any], name: str, unread: Counter[str]
 ) -> Iterator[tuple[str, Item]]:

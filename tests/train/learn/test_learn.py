@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.trajectories import trajectories
-from groundwire.train import evaluate, read_traces
+from groundwire.train import evaluate, learn, read_traces
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app
 from groundwire.train.evaluation.run_reader import final_rollouts
@@ -158,3 +159,24 @@ def test_calls_of_no_trained_agent_are_an_error_that_says_why(tmp_path: Path, mo
     assert result.exit_code == 2
     assert "no call of the traces is left to learn" in result.output
     assert "3 other agents or models than the trained ones" in result.output
+
+
+def test_objects_of_a_script_and_tasks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_traces(tmp_path / "t.jsonl", [chat(number, score=float(number != 3)) for number in range(12)])
+
+    def answer(question: str) -> str:
+        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        reply = openai.OpenAI().chat.completions.create(model="any", messages=messages, max_tokens=8)
+        return str(reply.choices[0].message.content)
+
+    questions = [chat(number)["messages"][1]["content"] for number in range(8)]
+    tasks = [{"question": text, "split": "validation" if text in questions[4:] else "train"} for text in questions]
+    result = learn(
+        tmp_path / "t.jsonl", agent=answer, tasks=tasks, reward=lambda answer: float("SELECT" in answer), rl=False,
+        model="starter", max_model_len=512, sft={"epochs": 1.0}, quiet=True,
+    )  # fmt: skip
+    assert result.verdict in ("better", "worse", "equal", "not enough data")
+    assert result.figures["comparisons"]["sft - before"]["questions"] == 4
+    splits = [line["split"] for line in read_lines(result.folder / "chats.jsonl")]
+    assert splits == ["train"] * 3 + ["validation"] * 4 + ["train"] * 4  # the fourth was not accepted

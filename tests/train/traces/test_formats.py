@@ -404,3 +404,10 @@ def test_the_result_of_a_tool_may_be_any_value(tmp_path: Path) -> None:
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": chat}]))
     assert json.loads(rollout.calls[-1].messages[-1]["content"]) == blob["response"]
     assert RESULT["tool_call_id"] == rollout.calls[-1].messages[-1]["tool_call_id"]
+
+
+def test_a_tool_has_all_that_a_request_says_of_it_in_its_order(tmp_path: Path) -> None:
+    function = {"description": "Looks.", "name": "look", "strict": True, "parameters": {"type": "object"}}
+    line = {"messages": CHAT, "tools": [{"type": "function", "function": function}]}
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [line]))
+    assert json.dumps(rollout.calls[0].tools) == json.dumps([{"type": "function", "function": function}])
