@@ -111,12 +111,12 @@ def learn(
     """
     from groundwire.tools.terminal import console
     from groundwire.train.job.job import parse_arguments
-    from groundwire.train.learn.pipeline import Request, learn_from
+    from groundwire.train.learn.pipeline import LearnRequest, learn_from
 
     given, objects = parse_arguments(agent, tasks, reward, settings)
     own: dict[str, Any] = {"sft": dict(sft or {}), "rl": rl, "mask": mask}
     own |= {"trained_agent": trained_agent, "trained_model": trained_model}
-    request = None if resume and not files else Request(files=list(map(str, files)), given=given, **own)
+    request = None if resume and not files else LearnRequest(files=list(map(str, files)), given=given, **own)
     return learn_from(request, resume=Path(resume) if resume else None, output=console(quiet=quiet), objects=objects)
 
 

@@ -53,10 +53,10 @@ def main(
         given = given_settings(settings, [text for text in pairs if not text.startswith("sft.")])
         setup_logging(debug)
         with spinner("starting"), fast_import():
-            from groundwire.train.learn.pipeline import Request, learn_from
+            from groundwire.train.learn.pipeline import LearnRequest, learn_from
         request = None
         if traces or given or not resume:
-            request = Request(
+            request = LearnRequest(
                 files=traces,
                 given=given,
                 sft=parse_overrides(sft),

@@ -47,7 +47,7 @@ _STAGES = {"before": "before", "sft": "after fine-tuning", "grpo": "after reinfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LearnRequest:
     """What is asked for, as it is stored."""
 
     files: Sequence[str]
@@ -98,7 +98,7 @@ def verdict(change: Mapping[str, Any], unit: str) -> tuple[str, str]:
 class Learning:
     """A result's folder on its way to the verdict."""
 
-    def __init__(self, folder: Path, request: Request, output: Console, objects: Objects = NO_OBJECTS) -> None:
+    def __init__(self, folder: Path, request: LearnRequest, output: Console, objects: Objects = NO_OBJECTS) -> None:
         self.folder, self.request, self.output, self.objects = folder, request, output, objects
         self.state = read_json(folder / STATE)
         self.base = find_model(request.given["model"])
@@ -284,7 +284,7 @@ class Learning:
 
 
 def learn_from(
-    request: Request | None, *, resume: Path | None = None, output: Console, objects: Objects = NO_OBJECTS
+    request: LearnRequest | None, *, resume: Path | None = None, output: Console, objects: Objects = NO_OBJECTS
 ) -> LearnResult:
     """Begin with a ``request``, or go on in the folder ``resume``."""
     if (request is None) == (resume is None):
@@ -292,7 +292,7 @@ def learn_from(
     if resume is not None:
         try:
             stored = read_json(resume / STATE)["request"]
-            request = Request(**stored)
+            request = LearnRequest(**stored)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CommandError(f"{resume} is no folder of groundwire learn: {error}") from error
         return _go_on(resume, request, output, objects)
@@ -309,7 +309,7 @@ def learn_from(
     return _go_on(folder, request, output, objects)
 
 
-def _go_on(folder: Path, request: Request, output: Console, objects: Objects) -> LearnResult:
+def _go_on(folder: Path, request: LearnRequest, output: Console, objects: Objects) -> LearnResult:
     folder = Path(relative_path(folder.resolve()))
     try:
         with RunDir(folder).lock():
