@@ -27,7 +27,7 @@ from groundwire.train.cli.options import REPLAY_OPTIONS, BaseUrl, SettingsComman
 _COUNT = 20
 _EXAMPLES = 3
 _SAMPLES = 16
-_CUT = 100
+_CUT = 160
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -47,6 +47,7 @@ CAUSES = {
 """The likely causes of a mismatch."""
 
 _DROPS = 5
+_OPTIONS = {name: REPLAY_OPTIONS[name] for name in ("agent", "domain", "reward", "model", "seed")}
 _SAME = 8  # tokens that must be equal to recognise a later part of the conversation
 _THINKING = re.compile(r"<(think|thinking|reasoning)>|</(think|thinking|reasoning)>")
 _TOOL_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[TOOL_CALLS\]|\"arguments\"\s*:|\"parameters\"\s*:")
@@ -62,7 +63,7 @@ _COLUMNS = (
 
 
 @app.command(cls=SettingsCommand)
-@takes_settings(REPLAY_OPTIONS, model="the run's own", seed="the run's")
+@takes_settings(_OPTIONS, model="the run's own", seed="the run's")
 def main(
     settings: dict[str, Any],
     run_dir: RunDirectory = LAST_RUN,
@@ -86,7 +87,7 @@ def main(
         if turns:
             if rollout_id is not None:
                 raise CommandError("--turns is about all failed rollouts of a run: leave out the rollout's id")
-            say("\n".join(_lost_chances(run_dir, given_settings(settings, [], names=REPLAY_OPTIONS), base_url, budget)))
+            say("\n".join(_lost_chances(run_dir, given_settings(settings, [], names=_OPTIONS), base_url, budget)))
             return
         with spinner("reading the run"):
             lines, damaged = explain(RunDir.open(run_dir), rollout_id)

@@ -23,7 +23,7 @@ from groundwire.train.cli.complete import values_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import TABLES, WITHOUT_EFFECT, flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.presets import GONE, PRESETS, VERL_PRESETS
-from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.run_config import RunConfig
 
 _COMPLETES = "_GROUNDWIRE_COMPLETE" in os.environ  # the shell asks for completions, which leave out what is hidden
 _judge_option = partial(typer.Option, rich_help_panel="Judge")
@@ -89,8 +89,11 @@ _USUAL = (
 )
 """The settings of a run that ``--help`` lists; ``--help-all`` lists all."""
 _ALL = "--help-all"
-_OF_REPLAY = (*AgentSettings.model_fields, "data_dir", "n_runners", "runner_python", "model", "seed")
-REPLAY_OPTIONS = {name: name for name in _OF_REPLAY if name != "judge"}
+_OF_REPLAY = (
+    *("agent", "domain", "reward", "model", "seed", "backend", "agent_input", "agent_output", "agent_context"),
+    *("agent_config", "agent_columns", "agent_options", "data_dir", "n_runners", "rollout_process", "runner_python"),
+)
+REPLAY_OPTIONS = {name: name for name in _OF_REPLAY}
 """The settings that a replay of a run may change, and the names of their options."""
 
 
