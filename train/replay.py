@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -101,23 +102,23 @@ def _sampled(
 ) -> list[str]:
     """What follows from a call, in lines. ``model`` are arguments of :func:`.branches.branch_job`."""
     with spinner("starting"):
-        from groundwire.train.api.branches import Branch, Brancher, branch_job, find_call, in_words
+        from groundwire.train.api.replay import Branch, Replayer, branch_job, find_call
+        from groundwire.train.api.turns import by_text, in_words, message_text
         from groundwire.train.evaluation.diagnosis import trained_calls
         from groundwire.train.evaluation.metrics import RIGHT
-        from groundwire.train.evaluation.turn_values import by_text, message_text
 
         run = RunDir.open(run_dir)
         recorded, call = find_call(run, rollout_id, number)
-        brancher = Brancher(branch_job(run, **model), run)
-    with brancher:
-        [whole] = brancher.run([Branch(recorded, None)])
+        replayer = Replayer(branch_job(run, **model), run)
+    with replayer:
+        [whole] = replayer.run([Branch(recorded)])
         message = whole.replies.get(call.reply_key, {})
         if edit:
-            reply = _edited(brancher.written(call, message))
+            reply = _edited(replayer.written(call, message))
         with progress("Sampling", samples) as on_end:
-            ended = brancher.run([Branch(recorded, call, n) for n in range(samples)], reply=reply, on_end=on_end)
+            ended = replayer.run([Branch(recorded, call, n) for n in range(samples)], reply=reply, on_end=on_end)
     head = f"call {number}{f' ({call.agent})' if call.agent else ''} of {recorded.rollout_id}"
-    by = f"{brancher.model} at temperature {brancher.temperature(recorded):g}, seed {brancher.job.config.seed}"
+    by = f"{replayer.model} at temperature {replayer.temperature(recorded):g}, seed {replayer.job.config.seed}"
     then = "succeeded" if (recorded.outcome.reward or 0.0) > RIGHT else "did not succeed"
     was = message_text(message)
     lines = [f"{head}: {samples} continuations by {by}", f"recorded reply, which {then}: {_cut(was)}"]
@@ -131,7 +132,7 @@ def _sampled(
         texts = [message_text(each.replies.get(call.reply_key, {})) for each, _ in judged]
     else:
         lines.append(f"with the reply {_cut(reply)} {value} succeed; by the answer:")
-        texts = [each.rollout.outcome.answer for each, _ in judged]
+        texts = [each.again.outcome.answer for each, _ in judged]
     for text, of_text in by_text(zip(texts, [is_success for _, is_success in judged], strict=True)):
         lines.append(f"    {of_text}: {_cut(text)}{' (as recorded)' if reply is None and text == was else ''}")
     if left_out:
@@ -145,18 +146,15 @@ def _sampled(
 
 def _edited(text: str) -> str:
     """What the user's editor makes of a text."""
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    if not editor:
-        raise CommandError("--edit needs an editor: set EDITOR, or give the reply with --reply TEXT")
+    editor = shlex.split(os.environ.get("EDITOR", ""))
+    if not editor or not shutil.which(editor[0]):
+        raise CommandError("--edit needs an editor: set EDITOR to one, or give the reply with --reply TEXT")
     with TemporaryDirectory() as folder:
         file = Path(folder) / "reply.txt"
         file.write_text(text, encoding="utf-8")
-        try:
-            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603 (the user's own choice)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            raise CommandError(f"the editor {editor!r} failed, so nothing is sampled: {error}") from error
-        edited = file.read_text(encoding="utf-8")
-    return edited if text.endswith("\n") else edited.removesuffix("\n")
+        if subprocess.run([*editor, str(file)], check=False).returncode:  # noqa: S603 (the user's own choice)
+            raise CommandError(f"{editor[0]} ended with an error, so nothing is sampled")
+        return file.read_text(encoding="utf-8").rstrip("\n")
 
 
 def _cut(text: str) -> str:

@@ -31,7 +31,7 @@ from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
-from groundwire.train.report.turns import loss_lines, read_turns
+from groundwire.train.report.turns import FILE, loss_lines, read_turns
 from groundwire.train.store.rollout import Rollout
 
 CAUSES = {
@@ -100,8 +100,8 @@ def _lost_chances(run_dir: str, given: Mapping[str, Any], base_url: str | None, 
     read_env_file(names=["OPENAI_API_KEY"])
     setup_logging()
     with spinner("starting"):
-        from groundwire.train.api.branches import branch_job, in_words
-        from groundwire.train.api.turns import lost_chances
+        from groundwire.train.api.replay import branch_job
+        from groundwire.train.api.turns import in_words, lost_chances
 
         run = RunDir.open(run_dir)
         job = branch_job(run, given, base_url=base_url)
@@ -117,7 +117,12 @@ def _lost_chances(run_dir: str, given: Mapping[str, Any], base_url: str | None, 
     ]
     if lost["left_out"]:
         lines.append(f"left out: {in_words(lost['left_out'])}")
-    return [*lines, f"drawn by: groundwire report {run_dir}"]
+    try:
+        run.write_json(FILE, lost)
+        lines.append(f"drawn by: groundwire report {run_dir}")
+    except OSError as error:
+        lines.append(f"the report does not draw it: {FILE} cannot be written to the run ({error.strerror})")
+    return lines
 
 
 def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list[str]]:
@@ -126,7 +131,8 @@ def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list
     batches, decoder = run.rollout_batches(_COLUMNS, damaged), token_decoder(run)
     if rollout_id is not None:
         lines = list(_explain(batches, rollout_id, run.config, decoder))
-        return [*lines, *(line for name, of in read_turns(run)[1].items() if name in lines[0] for line in of)], damaged
+        values = read_turns(run, damaged)[1]
+        return [*lines, *(line for name, of in values.items() if lines[0].startswith(name) for line in of)], damaged
     lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
     try:
         lines += warnings_by_step(run.metrics())

@@ -1,19 +1,27 @@
-"""Replays rollouts of a run: the agent runs again, and every call is answered from the record. No model is loaded."""
+"""Replays rollouts of a run: the agent runs again, and every call is answered from the record. No model is loaded,
+unless it samples from a call on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
+from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.replay import Replay, ReplayedAttempt
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.wire.request import RefusedError
+from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
+from groundwire.tools.startup import fast_import
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import with_changes
@@ -29,6 +37,10 @@ from groundwire.train.evaluation.replayed import (
 from groundwire.train.evaluation.validation import choose_tasks, validation_deadline_s
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import prepare
+from groundwire.train.job.trained_model import newest_model, trained_model
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
 from groundwire.train.policy.recorded import RecordEngine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.report.token_text import tokenizer_folders
@@ -46,8 +58,19 @@ _OF_RUN = (
     *("model", "device", "temperature", "max_tokens", "max_model_len", "max_calls", "allow_shared", "seed"),
 )
 _AT_ONCE = 16
+_RECORD = ModelEndpoint("the record")
+_KEY = "OPENAI_API_KEY"
 _OF_AGENT = ("backend", "agent_match", "agent_options")
 """What belongs to the agent of a run, and not to another one."""
+
+
+class Branch(NamedTuple):
+    """A recorded rollout and the call from which on calls are sampled anew; None: all are from the record."""
+
+    rollout: Rollout
+    call: LLMCall | None = None
+    number: int = 0
+    """Of the sample, for its seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +80,21 @@ class ReplayedRollout:
     recorded: Rollout
     again: Rollout
     difference: Difference | None
-    """None if it went as recorded."""
+    """None if it went as recorded, up to the call from which on it was sampled."""
+    replies: Mapping[str, Mapping[str, Any]]
+    """The assistant's messages now, by the ``reply_key`` of the recorded calls."""
+
+    @property
+    def is_success(self) -> bool | None:
+        """Whether the reward says so; None if there is none, or the record was not followed."""
+        reward = self.again.outcome.reward
+        return None if self.difference or reward is None else reward > RIGHT
+
+    @property
+    def problem(self) -> str:
+        """Why :attr:`is_success` is None."""
+        outcome = self.again.outcome
+        return self.difference.sentence if self.difference else f"{outcome.failure}: {outcome.message:.200}"
 
 
 def replay_job(run: RunDir, given: Mapping[str, Any], objects: Objects = NO_OBJECTS) -> Job:
@@ -76,7 +113,35 @@ def replay_job(run: RunDir, given: Mapping[str, Any], objects: Objects = NO_OBJE
     kept["n_runners"] = min(kept.get("n_runners") or _AT_ONCE, _AT_ONCE)
     kept["runner_processes"] = int(bool(given.get("runner_python") or kept.get("runner_python")))
     config = RunConfig(**{**with_changes(kept, given), "retries": 0})
-    return prepare(config, endpoint=ModelEndpoint("the record"), objects=objects)
+    return prepare(config, endpoint=_RECORD, objects=objects)
+
+
+def branch_job(
+    run: RunDir, given: Mapping[str, Any], *, base_url: str | None = None, objects: Objects = NO_OBJECTS
+) -> Job:
+    """As :func:`replay_job`, with a model that samples: the ``given`` one, one at ``base_url``, or the run's own."""
+    model, endpoint = given.get("model"), ModelEndpoint(base_url, os.environ.get(_KEY)) if base_url else None
+    if model is None and endpoint is not None:
+        raise ConfigError(f"the endpoint {base_url} needs the name of its model: --model NAME")
+    if model is None:
+        model, endpoint = _own_model(run)
+    elif endpoint is None:
+        model = str((trained_model(model) or (model,))[0])
+    job = replay_job(run, {**given, "model": model}, objects)
+    if endpoint is None:
+        find_model(model)
+    return replace(job, endpoint=endpoint)
+
+
+def _own_model(run: RunDir) -> tuple[str, ModelEndpoint | None]:
+    """The model that a run ended with: its newest checkpoint, or the one that it did not train, and where that is."""
+    stored = run.config()
+    if url := stored.get("base_url") or stored.get("evaluation", {}).get("base_url"):
+        return str(stored["model"]), ModelEndpoint(url, os.environ.get(_KEY))
+    try:
+        return str(newest_model(run)), None
+    except RunDirError:
+        return str(stored["model"]), None
 
 
 def choose_rollouts(run: RunDir, *, rollout_id: str | None, failed: bool, count: int) -> tuple[list[str], int]:
@@ -99,6 +164,24 @@ def choose_rollouts(run: RunDir, *, rollout_id: str | None, failed: bool, count:
     return chosen, len(rollouts)
 
 
+def find_call(run: RunDir, rollout_id: str, number: int) -> tuple[Rollout, LLMCall]:
+    """A rollout of a run by the beginning of its id, and its call of this number in ``groundwire why``.
+
+    Raises :class:`RunDirError` and :class:`CommandError` if there is none.
+    """
+    names, _ = choose_rollouts(run, rollout_id=rollout_id, failed=False, count=0)
+    if rollout_id not in names and len(names) > 1:
+        raise RunDirError(f"{run.path} has {len(names)} rollouts that begin with {rollout_id!r:.60}")
+    name = rollout_id if rollout_id in names else names[0]
+    rollout = next(each for batch in run.rollout_batches(None, []) for each in batch if each.rollout_id == name)
+    if not rollout.calls:
+        raise CommandError(f"rollout {name} has no LLM call in its record, so none can be sampled anew")
+    if not 1 <= number <= len(rollout.calls):
+        agents = ", ".join(f"{place} {call.agent}".strip() for place, call in enumerate(rollout.calls, 1))
+        raise CommandError(f"rollout {name} has no call {number}; its calls are {agents}")
+    return rollout, rollout.calls[number - 1]
+
+
 def replay(
     job: Job, run: RunDir, chosen: Collection[str], *, on_end: Callable[[], None] = lambda: None
 ) -> Iterator[list[ReplayedRollout]]:
@@ -106,40 +189,101 @@ def replay(
 
     Raises :class:`RunDirError` if their calls cannot be answered.
     """
-    damaged: list[str] = []
-    record = record_engine(run, job.config)
-    engine: Any = record or Upstream(base_url="", model=MODEL_NAME)
-    wanted, answers = set(chosen), Replay()
-    tasks = {str(task["id"]): task for task in (*job.data.train, *job.data.validation)}
-    with (
-        TemporaryDirectory() as folder,
-        job.runtime(engine, run=RunDir(Path(folder)), timer=StepTimer(), replay=answers) as runtime,
-    ):
+    damaged, wanted = list[str](), set(chosen)
+    with Replayer(job, run) as replayer:
         for batch in run.rollout_batches(None, damaged):
-            recorded = [rollout for rollout in batch if rollout.rollout_id in wanted]
-            if not recorded:
-                continue
-            again = [request_again(rollout, job.config, tasks) for rollout in recorded]
-            for request, rollout in zip(again, recorded, strict=True):
-                check_record(run, rollout, has_tokenizer=record is not None)
-                answers.add(request.rollout_id, rollout.rollout_id, rollout.calls)
-            deadline_s = validation_deadline_s(job.config, len(again))
-            runtime.run(again, deadline_s=deadline_s, on_end=on_end)
-            yield [
-                ReplayedRollout(
-                    recorded=old,
-                    again=new,
-                    difference=difference_of(old, new, answers.attempts.get(new.rollout_id), record),
-                )
-                for old, new in zip(recorded, again, strict=True)
-            ]
-            for request in again:
-                answers.forget(request.rollout_id)
+            if recorded := [Branch(rollout) for rollout in batch if rollout.rollout_id in wanted]:
+                yield replayer.run(recorded, on_end=on_end)
     if damaged:
         raise RunDamagedError(damaged[0])
 
 
-def request_again(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> Rollout:
+class Replayer(ExitStack):
+    """Runs the agent of a job again on rollouts of a run, as a context manager; its model samples from a call on.
+
+    What is sampled is in no run and in no store, each of its calls is marked as part of a replay, and none is trained.
+    """
+
+    def __init__(self, job: Job, run: RunDir) -> None:
+        super().__init__()
+        self.job, self._run, self._answers = job, run, Replay()
+        self._tasks = {str(task["id"]): task for task in (*job.data.train, *job.data.validation)}
+        self._record = _record_engine(run, job.config)
+        # Replies given for an endpoint, whose tokenizer is not known, are written with one that keeps every text.
+        self._writer = self._record or RecordEngine(read_tokenizer(STARTER), max_model_len=job.config.max_model_len)
+        if job.endpoint != _RECORD and (job.endpoint or (job.config.model, None) != _own_model(run)):
+            self._answers.policy = PolicyServer(self._writer)
+        self.samples = 0
+        """How many rollouts were sampled from a call on."""
+        where = f" at {job.endpoint.base_url}" if job.endpoint else ""
+        self.model = f"{job.config.model}{where}"
+        """Who samples, in words."""
+
+    def __enter__(self) -> Replayer:
+        folder = RunDir(Path(self.enter_context(TemporaryDirectory())))
+        parts: dict[str, Any] = {"run": folder, "timer": StepTimer(), "replay": self._answers}
+        if self.job.endpoint == _RECORD:
+            runtime = self.job.runtime(self._record or Upstream(base_url="", model=MODEL_NAME), **parts)
+        else:
+            with fast_import():
+                from groundwire.train.evaluation.evaluator import runtime_of
+            runtime = runtime_of(self.job, **parts)
+        self._runtime = self.enter_context(runtime)
+        return self
+
+    def temperature(self, rollout: Rollout) -> float:
+        """That of a rollout; the one in training if the rollout was greedy."""
+        return float(rollout.sampling.get("temperature") or self.job.config.temperature)
+
+    def run(
+        self, branches: Sequence[Branch], *, reply: str | None = None, on_end: Callable[[], None] = lambda: None
+    ) -> list[ReplayedRollout]:
+        """Run the agent again for each branch; ``reply`` answers its call.
+
+        Raises :class:`RunDirError` if the recorded calls cannot be answered.
+        """
+        requests = []
+        for recorded, call, number in branches:
+            _check(self._run, recorded, has_tokenizer=self._record is not None)
+            request, answer = _request(recorded, self.job.config, self._tasks), None
+            if call is not None:
+                self.samples += 1
+                seed = derive_seed(self.job.config.seed, "branch", recorded.rollout_id, call.sequence, number)
+                sampling = {"temperature": self.temperature(recorded), "seed": seed}
+                request.sampling, answer = {**request.sampling, **sampling}, self._answer(call, reply)
+            self._answers.add(request.rollout_id, recorded.rollout_id, recorded.calls, start=call, answer=answer)
+            requests.append(request)
+        self._runtime.run(requests, deadline_s=validation_deadline_s(self.job.config, len(requests)), on_end=on_end)
+        return [self._ended(branch, request) for branch, request in zip(branches, requests, strict=True)]
+
+    def _ended(self, branch: Branch, again: Rollout) -> ReplayedRollout:
+        attempt, difference = self._answers.attempts.get(again.rollout_id), None
+        if branch.call is None or attempt is None or not attempt.has_left_record:
+            difference = _difference(branch.rollout, again, attempt, self._record)
+        messages = {call.reply_key: call.reply for call in again.calls if not call.choice}
+        requests = attempt.requests if attempt is not None else ()
+        replies = {request.call.reply_key: messages.get(request.replay_key, {}) for request in requests}
+        self._answers.forget(again.rollout_id)
+        return ReplayedRollout(recorded=branch.rollout, again=again, difference=difference, replies=replies)
+
+    def written(self, call: LLMCall, message: Mapping[str, Any]) -> str:
+        """The reply of a recorded call as :meth:`run` takes one: what the model wrote, or of an endpoint the same."""
+        if self._record is not None and not call.reply_body:
+            return str(self._record.tokenizer.decode(call.response_ids, skip_special_tokens=True))
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = [{"name": each["name"], "arguments": json.loads(each["arguments"])} for each in functions]
+        return "\n".join([message.get("content") or "", *(f"<tool_call>{json.dumps(c)}</tool_call>" for c in calls)])
+
+    def _answer(self, call: LLMCall, text: str | None) -> LLMCall | None:
+        if text is None:
+            return None
+        tokenizer = self._writer.tokenizer
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        free: dict[str, Any] = {"status": 200, "error": "", "grammar": "", "finish_reason": "stop", "reply_body": ""}
+        return replace(call, **free, reply_key=uuid.uuid4().hex, response_ids=ids, logprobs=[0.0] * len(ids))
+
+
+def _request(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> Rollout:
     """The same rollout again."""
     task, own = recorded.task, tasks.get(str(recorded.task["id"]))
     if own is not None and json.loads(json.dumps(dict(own), default=str)) == task:
@@ -148,10 +292,8 @@ def request_again(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]
     return Rollout(task=task, group=recorded.group, mode=recorded.mode, step=recorded.step, sampling=sampling)
 
 
-def record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
+def _record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
     """What the replies of the run's own policy are written with; None without its tokenizer, as of an endpoint."""
-    from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
-
     for folder in tokenizer_folders(run):
         if (folder / "tokenizer_config.json").is_file():
             with suppress(Exception):  # transformers raises many types for damaged files: the next folder may be whole
@@ -160,7 +302,7 @@ def record_engine(run: RunDir, config: RunConfig) -> RecordEngine | None:
     return None
 
 
-def check_record(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
+def _check(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
     """Raise :class:`RunDirError` if the calls of a rollout cannot be answered."""
     if any(not call.prompt_key or not call.reply_key for call in rollout.calls):
         raise RunDirError(
@@ -172,10 +314,9 @@ def check_record(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
         raise RunDirError(f"{run.path} cannot be replayed without its tokenizer, which is not in {folders}")
 
 
-def difference_of(
+def _difference(
     recorded: Rollout, again: Rollout, attempt: ReplayedAttempt | None, engine: RecordEngine | None
 ) -> Difference | None:
-    """What differs first; None if nothing does."""
     if attempt is None or not attempt.unrecorded:
         return outcome_difference(recorded, again, attempt)
     exchange, chat = attempt.unrecorded[0]

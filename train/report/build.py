@@ -26,7 +26,7 @@ from groundwire.domains import gold_answer
 from groundwire.tools.terminal import format_duration
 from groundwire.train.algorithms.credit import token_credit
 from groundwire.train.algorithms.health import warnings_by_step
-from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
@@ -63,11 +63,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
     config, metrics = run.config(), run.metrics()
     unreadable: list[str] = []
     changes: Mapping[str, Mapping[str, Any]] = {}
-    try:
-        turn_charts, turn_lines = read_turns(run)
-    except RunDamagedError as error:
-        unreadable.append(str(error))
-        turn_charts, turn_lines = [], {}
+    turn_charts, turn_lines = read_turns(run, unreadable)
     notes, lengths = _read_notes(run, unreadable, turn_lines)
     data = _rollout_data(run, choose(notes), token_decoder(run))
     packed = gzip.compress(

@@ -20,12 +20,11 @@ from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.terminal import console
-from groundwire.train.api.branches import Branch, Brancher, branch_job
 from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
-from groundwire.train.api.turns import lost_chances
+from groundwire.train.api.replay import Branch, Replayer, branch_job
+from groundwire.train.api.turns import FIRST_SAMPLES, FailedTurn, TurnValue, losses, lost_chances, next_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
-from groundwire.train.evaluation.turn_values import FIRST_SAMPLES, Turn, Value, losses, next_values
 from groundwire.train.job.job import ModelEndpoint
 from groundwire.train.report.turns import FILE
 from groundwire.train.store.rollout import Rollout
@@ -188,85 +187,93 @@ def test_the_planted_weak_call_has_the_loss(name: str, key: str, weak: str, tmp_
         assert {**before, str(run.path / FILE): (run.path / FILE).read_bytes()} == files(run)  # no rollout was added
         again = lost_chances(branch_job(run, {}), run, budget=160)
         assert json.loads(json.dumps(again)) == lost
+        failed = lost["turns"][0]["rollout"]
+        done = CliRunner().invoke(groundwire, ["why", str(run.path), failed])
+        assert lost["turns"][0]["text"] in done.output
         done = CliRunner().invoke(groundwire, ["report", str(run.path)])
         assert done.exit_code == 0, done.output
         assert "of the loss is in" in (run.path / "report.html").read_text()
         assert (run.path / "report" / "loss.png").stat().st_size > 0
+        (run.path / FILE).write_text('{"turns": 3}')
+        for command in (["why", str(run.path), failed], ["report", str(run.path)]):
+            done = CliRunner().invoke(groundwire, command)
+            assert done.exit_code == 0, done.output
+        assert f"{FILE} is damaged" in (run.path / "report.html").read_text()
 
 
 def test_continuations_are_marked_and_never_trained(tmp_path: Path) -> None:
     with recorded(tmp_path, "router", 4) as run:
         [rollout, *_] = run.rollouts()[0]
         job = branch_job(run, {})
-        with Brancher(job, run) as brancher:
+        with Replayer(job, run) as replayer:
             branches = [Branch(rollout, rollout.calls[1], number) for number in range(3)]
-            ended = brancher.run(branches)
-            given = brancher.run(branches[:1], reply="what I say")
+            ended = replayer.run(branches)
+            given = replayer.run(branches[:1], reply="what I say")
         for continuation in [*ended, *given]:
-            calls = continuation.rollout.calls
+            calls = continuation.again.calls
             assert continuation.difference is None
-            assert continuation.rollout.rollout_id != rollout.rollout_id
+            assert continuation.again.rollout_id != rollout.rollout_id
             assert [call.replayed for call in calls] == [rollout.rollout_id] * 3
-            assert continuation.rollout.trainable_calls == []
+            assert continuation.again.trainable_calls == []
             assert calls[0].response_ids == rollout.calls[0].response_ids
-        assert given[0].rollout.outcome.answer == "what I say"
+        assert given[0].again.outcome.answer == "what I say"
 
 
 @pytest.mark.parametrize("given", [{}, {"model": "starter"}], ids=["at an endpoint", "in this process"])
 def test_calls_at_once_are_left_at_any_call(given: dict[str, Any], tmp_path: Path) -> None:
     with recorded(tmp_path, "at_once", 2, **given) as run:
         [rollout, *_] = run.rollouts()[0]
-        with Brancher(branch_job(run, {}), run) as brancher:
+        with Replayer(branch_job(run, {}), run) as replayer:
             for place, call in enumerate(rollout.calls):
-                for ended in brancher.run([Branch(rollout, call, number) for number in range(4)]):
+                for ended in replayer.run([Branch(rollout, call, number) for number in range(4)]):
                     assert ended.difference is None
                     assert {earlier.reply_key for earlier in rollout.calls[:place]} <= ended.replies.keys()
                     kept = {tuple(earlier.response_ids) for earlier in rollout.calls[:place]}
-                    assert kept <= {tuple(again.response_ids) for again in ended.rollout.calls}
-                    assert len(ended.rollout.calls) == 4
-            [given_last] = brancher.run([Branch(rollout, rollout.calls[3])], reply="über <b>\n all")
-        assert given_last.rollout.outcome.answer == "über <b>\n all"
+                    assert kept <= {tuple(again.response_ids) for again in ended.again.calls}
+                    assert len(ended.again.calls) == 4
+            [given_last] = replayer.run([Branch(rollout, rollout.calls[3])], reply="über <b>\n all")
+        assert given_last.again.outcome.answer == "über <b>\n all"
 
 
 def test_a_record_goes_on_with_another_policy(tmp_path: Path) -> None:
     """In this process or at an endpoint, wherever the record comes from."""
     with recorded(tmp_path, "at_once", 2) as run:
         at_endpoint = run.rollouts()[0][0]
-        with Brancher(branch_job(run, {"model": "starter"}), run) as brancher:
-            [ended] = brancher.run([Branch(at_endpoint, at_endpoint.calls[3])])
+        with Replayer(branch_job(run, {"model": "starter"}), run) as replayer:
+            [ended] = replayer.run([Branch(at_endpoint, at_endpoint.calls[3])])
         assert ended.difference is None
-        assert [call.reply["content"] for call in ended.rollout.calls[:3]] != [""] * 3
-        assert brancher.model == "starter"
+        assert [call.reply["content"] for call in ended.again.calls[:3]] != [""] * 3
+        assert replayer.model == "starter"
         own = tmp_path / "own"
         own.mkdir()
         with recorded(own, "at_once", 2, model="starter") as here:
             [rollout, *_] = here.rollouts()[0]
             url = run.config()["evaluation"]["base_url"]
-            with Brancher(branch_job(here, {"model": "random"}, base_url=url), here) as brancher:
-                [ended] = brancher.run([Branch(rollout, rollout.calls[3])])
+            with Replayer(branch_job(here, {"model": "random"}, base_url=url), here) as replayer:
+                [ended] = replayer.run([Branch(rollout, rollout.calls[3])])
             assert ended.difference is None
-            texts = sorted(call.reply["content"] or "" for call in ended.rollout.calls[:3])
-            assert ended.rollout.outcome.answer == " ".join(texts).strip()
-            assert brancher.model == f"random at {url}"
+            texts = sorted(call.reply["content"] or "" for call in ended.again.calls[:3])
+            assert ended.again.outcome.answer == " ".join(texts).strip()
+            assert replayer.model == f"random at {url}"
 
 
 def test_a_reply_of_ones_own_may_call_a_tool(tmp_path: Path) -> None:
     with recorded(tmp_path, "tool", 12) as run:
         rollout = next(rollout for rollout in run.rollouts()[0] if rollout.outcome.reward == 0)
-        with Brancher(branch_job(run, {}), run) as brancher:
-            [whole] = brancher.run([Branch(rollout, None)])
+        with Replayer(branch_job(run, {}), run) as replayer:
+            [whole] = replayer.run([Branch(rollout)])
             call = rollout.calls[1]
-            written = brancher.written(call, whole.replies[call.reply_key])
+            written = replayer.written(call, whole.replies[call.reply_key])
             assert written.strip() == '<tool_call>{"name": "lookup", "arguments": {"city": "Bern"}}</tool_call>'
-            [ended] = brancher.run([Branch(rollout, call)], reply=written.replace('"Bern"', '"Bern", "unit": "m"'))
+            [ended] = replayer.run([Branch(rollout, call)], reply=written.replace('"Bern"', '"Bern", "unit": "m"'))
         assert ended.is_success
 
 
 def test_a_seed_repeats_the_samples_and_another_has_others(tmp_path: Path) -> None:
     def replies(run: RunDir, rollout: Rollout, seed: int) -> list[list[list[int]]]:
-        with Brancher(branch_job(run, {"seed": seed}), run) as brancher:
-            ended = brancher.run([Branch(rollout, rollout.calls[0], number) for number in range(12)])
-        return [[call.response_ids for call in continuation.rollout.calls] for continuation in ended]
+        with Replayer(branch_job(run, {"seed": seed}), run) as replayer:
+            ended = replayer.run([Branch(rollout, rollout.calls[0], number) for number in range(12)])
+        return [[call.response_ids for call in continuation.again.calls] for continuation in ended]
 
     with recorded(tmp_path, "tool", 4) as run:
         [rollout, *_] = run.rollouts()[0]
@@ -334,20 +341,23 @@ def test_what_cannot_be_sampled_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_samples_go_where_the_sum_of_the_drops_is_least_certain() -> None:
-    certain, uncertain, shared = Value(0, 4), Value(2, 4), Value(2, 4)
+    certain, uncertain, shared = TurnValue(0, 4), TurnValue(2, 4), TurnValue(2, 4)
     call: Any = None
     turns = [
-        Turn(Rollout(task={"id": "t"}), call, 1, "", value) for value in (Value(), certain, uncertain, shared, shared)
+        FailedTurn(Rollout(task={"id": "t"}), call, 1, "", value)
+        for value in (TurnValue(), certain, uncertain, shared, shared)
     ]
     chosen = [turn.value for turn in next_values(turns, FIRST_SAMPLES + 3)]
     assert chosen[:FIRST_SAMPLES] == [turns[0].value] * FIRST_SAMPLES
     assert chosen[FIRST_SAMPLES:] == [shared] * 3
-    assert next_values([Turn(Rollout(task={"id": "t"}), call, 1, "", Value(0, 1000))], 5) == []
+    assert next_values([FailedTurn(Rollout(task={"id": "t"}), call, 1, "", TurnValue(0, 1000))], 5) == []
 
 
 def test_a_gain_is_no_loss_and_takes_from_the_losses_of_the_same_name() -> None:
-    half, none, all_right = Value(2, 4), Value(0, 4), Value(4, 4)
+    half, none, all_right = TurnValue(2, 4), TurnValue(0, 4), TurnValue(4, 4)
     task: Any = {"id": "t"}
     chances = [(1, all_right, half), (2, half, all_right), (3, all_right, None), (4, none, half)]
-    turns = [Turn(Rollout(task=task), call=task, number=n, tools="", value=v, after=after) for n, v, after in chances]
+    turns = [
+        FailedTurn(Rollout(task=task), call=task, number=n, tools="", value=v, after=after) for n, v, after in chances
+    ]
     assert losses(turns, lambda turn: "ab"[turn.number % 2]) == [("b", 1.0), ("a", 0.0)]
