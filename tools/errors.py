@@ -8,7 +8,7 @@ An exception stands after those that it derives from, below them or behind a lin
     ├── rewards    JudgeSettingsError
     ├── adapters   UnknownPromptError, CallsNotStoredError
     │              SinkRefusedError ── StoreFailedError
-    └── train      ConfigError ── ModelUnreadableError, TeacherError
+    └── train      ConfigError ── ModelUnreadableError, TeacherError ── NoLogprobsError
                    RunDirError ── RunDamagedError
                    TrainingError, ReflectionError, TraceError, UnsupportedModelError, NonFiniteGradientError
                    RolloutsFailedError, RunnersEndedError, EventLoopError

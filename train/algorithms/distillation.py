@@ -75,6 +75,10 @@ def teacher_means(counts: Mapping[str, float]) -> dict[str, float]:
     return {"teacher_kl": round(counts["teacher_nats"] / tokens, 6), "teacher_share": round(share, 4)}
 
 
+class NoLogprobsError(TeacherError):
+    """The teacher answers, but gives no log-probabilities of the policy's tokens."""
+
+
 class Teacher:
     """The ``teacher_model`` at the URL ``teacher``. Raises :class:`TeacherError`, also if its tokenizer is another."""
 
@@ -92,9 +96,9 @@ class Teacher:
         texts = [str(entry.get("decoded_token")).strip() for entry in self._entries(ids)[1:]]
         own = [tokenizer.decode([token]).strip() for token in ids[1:]]
         if texts != own:
-            raise TeacherError(
+            raise NoLogprobsError(
                 f"the teacher {self._model} has another tokenizer than the model: it reads {own[:5]} as {texts[:5]}. "
-                "Take a teacher of the same family, or train on its replies (groundwire sft)"
+                "Take a teacher of the same family, or learn its answers (groundwire learn)"
             )
 
     def judge(self, rollouts: Sequence[Rollout]) -> None:
@@ -123,13 +127,15 @@ class Teacher:
             listed = reply.json()["choices"][0].get("prompt_logprobs")
         except httpx.HTTPStatusError as error:
             text = mask_secrets(error.response.text)[:300]
-            raise TeacherError(f"{name} answers {error.response.status_code}: {text}") from error
+            # OpenAI's chat models have no completions, and other servers refuse a field that they do not know.
+            kind = NoLogprobsError if error.response.status_code in (400, 404, 405, 422, 501) else TeacherError
+            raise kind(f"{name} answers {error.response.status_code}: {text}") from error
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise TeacherError(f"{name} gives no answer: {type(error).__name__} {mask_secrets(str(error))}") from error
         entries = [(entry or {}).get(str(token), {}) for token, entry in zip(ids, listed or (), strict=False)]
         if len(entries) != len(ids) or not all("logprob" in entry for entry in entries[1:]):
-            raise TeacherError(
+            raise NoLogprobsError(
                 f"{name} gives no log-probabilities of a prompt's tokens (prompt_logprobs): serve it with vLLM or "
-                "groundwire serve, or train on its replies (groundwire sft)"
+                "groundwire serve, or learn its answers (groundwire learn)"
             )
         return entries

@@ -10,6 +10,7 @@ sft/, runs/         the supervised run and the run of groundwire train
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import show_line, spinner
+from groundwire.train.algorithms.distillation import NoLogprobsError, Teacher
 from groundwire.train.api.evaluation import evaluation_settings, make_evaluation_job, run_evaluation
 from groundwire.train.api.training import make_job, train
 from groundwire.train.artifacts.run_dir import RunDir, new_folder
@@ -28,9 +30,10 @@ from groundwire.train.config.resolve import with_file
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.evaluation.metrics import compare, few_questions, format_change, scores_by_question
 from groundwire.train.evaluation.run_reader import final_rollouts, untrained
-from groundwire.train.job.job import NO_OBJECTS, Job, Objects
+from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import relative_path, with_resolved_paths
 from groundwire.train.job.trained_model import newest_model
+from groundwire.train.learn.best_of_n import write_best
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
@@ -43,7 +46,14 @@ if TYPE_CHECKING:
 STATE = "learn.json"
 MARGIN = 0.05
 """A difference of fewer points, with its whole interval, is none."""
-_STAGES = {"before": "before", "sft": "after fine-tuning", "grpo": "after reinforcement learning"}
+_STAGES = {
+    "before": "before",
+    "sft": "after fine-tuning",
+    "best": "after the teacher's answers",
+    "grpo": "after reinforcement learning",
+}
+_SAMPLES = 4
+"""How often a teacher without log-probabilities is asked the same task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +115,6 @@ class Learning:
 
     def run(self) -> LearnResult:
         """Do what is left to do. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
-        from groundwire.train.sft.run import train_and_print
-
         with_agent = bool(self.request.given.get("agent") or self.request.given.get("backend") or self.objects.agent)
         chats = self.folder / "chats.jsonl"
         if "data" not in self.state:
@@ -116,15 +124,14 @@ class Learning:
         if with_agent:
             before = self._evaluate("before", self.base)
             self._compare_prompts(chats, before)
-        settings, resumed = self._sft_settings(chats), next(iter(sorted(self.folder.glob("sft/*/config.json"))), None)
-        model = resumed.parent / "model" if resumed else None
-        if model is None or not (model / "config.json").is_file():
-            folder, given = resumed and resumed.parent, {} if resumed else settings.model_dump()
-            model = train_and_print(settings, resume=folder, given=given, quiet=self.output.quiet)
+        settings = self._sft_settings(chats, self.base, "sft")
+        model = self._fine_tune(settings)
         self._write(fine_tuned=self._inside(model))
         if not with_agent:
             return self._compare_replies(model, chats, settings)
         self._evaluate("sft", model)
+        if self._settings()["teacher"] and not self._teacher_scores():
+            model = self._learn_best(model)
         if self.request.rl and self._settings()["steps"] != 0:
             model = self._reinforce(model)
             self._evaluate("grpo", model)
@@ -197,6 +204,8 @@ class Learning:
             given["domain"] = str(task / "tasks.jsonl")
             if not (given.get("reward") or self.objects.reward):
                 given["reward"] = f"{task / 'reward.py'}:reward"
+        if self.state.get("teacher", "").startswith("best"):
+            del given["teacher"], given["teacher_model"]
         return {**given, "model": str(model), "output_dir": str(self.folder / folder)}
 
     def _job(self, name: str, model: Path) -> Job:
@@ -223,10 +232,55 @@ class Learning:
             say(line, err=True)
         self._write(prompts=lines)
 
-    def _sft_settings(self, chats: Path) -> SFTSettings:
+    def _fine_tune(self, settings: SFTSettings) -> Path:
+        """The folder of the fine-tuned model, which is made if it is not there."""
+        from groundwire.train.sft.run import train_and_print
+
+        resumed = next(iter(sorted(Path(settings.output_dir).glob("*/config.json"))), None)
+        if resumed and (resumed.parent / "model" / "config.json").is_file():
+            return resumed.parent / "model"
+        folder, given = resumed and resumed.parent, {} if resumed else settings.model_dump()
+        return train_and_print(settings, resume=folder, given=given, quiet=self.output.quiet)
+
+    def _teacher_scores(self) -> bool:
+        """Whether the teacher gives log-probabilities of the model's tokens."""
+        if "teacher" not in self.state:
+            try:
+                Teacher(
+                    evaluation_settings(self.request.given, objects=self.objects.names()), read_tokenizer(self.base)
+                )
+                self._write(teacher="on-policy distillation")
+            except NoLogprobsError as error:
+                self._say(f"{error}. So its right answers to the training tasks are learned")
+                self._write(teacher=f"best of {_SAMPLES}")
+        return self.state["teacher"] == "on-policy distillation"
+
+    def _learn_best(self, model: Path) -> Path:
+        """The model after fine-tuning on the teacher's right answers to the training tasks."""
+        from groundwire.train.cli.progress import ProgressDisplay
+
+        folder = self.folder / "teacher"
+        chats = folder / "best.jsonl"
+        if "best_of_n" not in self.state:
+            folder.mkdir(exist_ok=True)
+            given = {**self._given(model, "teacher"), "model": self.request.given["teacher_model"], "val_tasks": 0}
+            endpoint = ModelEndpoint(self.request.given["teacher"], os.environ.get("OPENAI_API_KEY"))
+            job = make_evaluation_job(given, endpoint, split="train", objects=self.objects)
+            with ProgressDisplay(self.output, 0) as display:
+                answered, asked = write_best(job, chats, display, samples=_SAMPLES)
+            answers = f"right answers to {answered:,} of {asked:,} training tasks"
+            self._say(f"the teacher: {answers}, each asked at most {_SAMPLES} times")
+            self._write(best_of_n={"answered": answered, "tasks": asked})
+        if self.state["best_of_n"]["answered"]:
+            model = self._fine_tune(self._sft_settings(chats, model, "teacher/sft"))
+            self._evaluate("best", model)
+            self._write(fine_tuned=self._inside(model))
+        return model
+
+    def _sft_settings(self, chats: Path, model: Path, folder: str) -> SFTSettings:
         config = self._settings()
         common = {name: config[name] for name in ("device", "seed", "max_model_len")}
-        own = {"chats": str(chats.resolve()), "model": str(self.base), "output_dir": str(self.folder / "sft")}
+        own = {"chats": str(chats.resolve()), "model": str(model), "output_dir": str(self.folder / folder)}
         return SFTSettings(**{**common, **self.request.sft, **own})
 
     def _reinforce(self, model: Path) -> Path:
@@ -248,9 +302,9 @@ class Learning:
             for done in sorted(self.folder.glob(f"evaluations/{name}/*/evaluation.json"))[:1]
         }
         names = list(scores)
-        if len(names) > 2 and verdict(compare(scores["sft"], scores["grpo"]), "")[0] == "worse":
+        if "grpo" in scores and verdict(compare(scores[names[-2]], scores["grpo"]), "")[0] == "worse":
             self._say("reinforcement learning made the model worse, so the fine-tuned one is kept and judged")
-            names, model = names[:2], self.folder / self.state["fine_tuned"]
+            names, model = names[:-1], self.folder / self.state["fine_tuned"]
         comparisons, pairs = {}, dict.fromkeys([*pairwise(scores), (names[0], names[-1])])
         for first, second in pairs:
             change = compare(scores[first], scores[second])

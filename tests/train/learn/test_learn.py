@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.trajectories import trajectories
 from groundwire.train import evaluate, learn, read_traces
 from groundwire.train.artifacts.run_dir import RunDir
@@ -180,3 +184,33 @@ def test_objects_of_a_script_and_tasks_of_its_own(tmp_path: Path, monkeypatch: p
     assert result.figures["comparisons"]["sft - before"]["questions"] == 4
     splits = [line["split"] for line in read_lines(result.folder / "chats.jsonl")]
     assert splits == ["train"] * 3 + ["validation"] * 4 + ["train"] * 4  # the fourth was not accepted
+
+
+async def test_the_right_answers_of_a_teacher_without_log_probabilities_are_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_app.py").write_text(f"SYSTEM = {SYSTEM!r}\n{AGENT}")
+    write_traces(tmp_path / "t.jsonl", [*(chat(number) for number in range(24)), chat(60, score=0)])
+
+    def reply(request: dict[str, Any]) -> str:
+        number = re.search(r"(\d+)\?$", request["messages"][-1]["content"])
+        return f"SELECT {number[1]}" if number and int(number[1]) % 3 else "nothing"
+
+    async with ScriptedPolicyServer(reply, model="strong") as server:
+        result = await asyncio.to_thread(
+            learn, "t.jsonl", agent="my_app.py:agent", reward="my_app.py:reward", rl=False, model="starter",
+            teacher=server.base_url, teacher_model="strong", max_model_len=512, sft={"epochs": 1.0}, quiet=True,
+        )  # fmt: skip
+        asked = Counter(request["messages"][-1]["content"] for request in server.requests if "messages" in request)
+    assert result.figures["teacher"] == "best of 4"
+    tasks = [line for line in read_lines(result.folder / "task/tasks.jsonl") if line["split"] == "train"]
+    learned = [line["messages"] for line in read_lines(result.folder / "teacher/best.jsonl")]
+    right = [task["question"] for task in tasks if int(task["expected"][0].removeprefix("SELECT ")) % 3]
+    assert sorted(messages[1]["content"] for messages in learned) == sorted(right)
+    assert all(messages[-1]["content"] == reply({"messages": messages[:2]}) for messages in learned)
+    assert result.figures["best_of_n"] == {"answered": len(right), "tasks": len(tasks)}
+    assert {asked[question] for question in right} == {1}
+    assert {asked[task["question"]] for task in tasks if task["question"] not in right} == {4}
+    assert set(result.figures["comparisons"]) == {"sft - before", "best - sft", "best - before"}
+    assert "teacher/sft" in result.figures["model"]
