@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
 from groundwire.adapters.tracing import LLMCall, to_span
+from groundwire.adapters.tracing.calls import to_json
 from groundwire.tools.secrets import masked_values, register_secret
 from groundwire.train.store.rollout import Rollout
 
@@ -65,7 +66,7 @@ class OtlpExport:
             {
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.conversation.id": result.rollout_id,
-                "gen_ai.input.messages": _messages([{"role": "user", "content": str(task["question"])}]),
+                **_asked(task),
                 "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.outcome.answer}]),
                 "groundwire.task_id": str(task["id"]),
                 "groundwire.mode": result.mode or "",
@@ -96,6 +97,13 @@ class OtlpExport:
             span.set_status(Status(StatusCode.ERROR, masked_values(error)))
         span.end(int(max(start, end) * _NS))
         return set_span_in_context(span, Context())
+
+
+def _asked(task: Mapping[str, Any]) -> dict[str, str]:
+    """What an agent was asked: of a trace also its other inputs. A run's task has its gold, which is left out."""
+    if inputs := task.get("inputs"):
+        return {"input.value": to_json(inputs)}
+    return {"gen_ai.input.messages": _messages([{"role": "user", "content": str(task["question"])}])}
 
 
 def traces_url(url: str) -> str:

@@ -62,7 +62,7 @@ def _rollouts(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter
         given: Any = metadata.get("scores") if isinstance(metadata.get("scores"), Mapping) else {}
         scores = {key: holder[key] for holder in (metadata, record) for key in _SCORES if holder.get(key) is not None}
         scores = {**given, **scores}
-        started = seconds(first(record, "created", "created_at", "timestamp"))
+        started = seconds(first(record, "created", "created_at", "timestamp") or metadata.get("started"))
         facts = {"model": text_of(request.get("model") or record.get("model")), "wire_api": "chat", "started": started}
         yield chat_rollout(
             messages,

@@ -88,7 +88,7 @@ def _outcome(rollout: Rollout) -> dict[str, Any]:
     """What formats of messages alone have no place for; a run's tasks are left out, as they have their golds."""
     outcome, task = rollout.outcome, rollout.task
     facts = {"reward": outcome.reward, "scores": dict(outcome.reward_components), "failure": outcome.failure}
-    facts |= {"question": task.get("question"), "answer": outcome.answer}
+    facts |= {"question": task.get("question"), "answer": outcome.answer, "started": rollout.started}
     return facts | ({"inputs": dict(task["inputs"])} if task.get("inputs") else {})
 
 

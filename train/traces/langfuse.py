@@ -18,9 +18,11 @@ _ERROR = "ERROR"
 
 
 def takes(record: Any) -> bool:
-    """Whether ``record`` is a trace, an observation or a score."""
+    """Whether ``record`` is a trace, an observation, a score, or what a client sends of them."""
     if not isinstance(record, Mapping):
         return False
+    if isinstance(batch := record.get("batch"), list):
+        return any(isinstance(event, Mapping) and takes(event.get("body")) for event in batch)
     keys = set(map(_camel, record))
     is_trace = "observations" in keys and ("id" in keys or isinstance(record.get("trace"), Mapping))
     is_part = "traceId" in keys and "id" in keys and (record.get("type") in _TYPES or {"name", "value"} <= keys)
@@ -29,6 +31,12 @@ def takes(record: Any) -> bool:
 
 def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
     """Each observation and score with its trace."""
+    if isinstance(batch := record.get("batch"), list):
+        bodies: list[Any] = [event.get("body") for event in batch if isinstance(event, Mapping)]
+        unread["Langfuse events of another form"] += len(batch) - sum(map(takes, bodies))
+        for body in filter(takes, bodies):
+            yield from split(body, _, unread)
+        return
     fields = {_camel(key): value for key, value in record.items()}
     if isinstance(trace := fields.get("trace"), Mapping):
         fields = {**{_camel(key): value for key, value in trace.items()}, "observations": fields["observations"]}

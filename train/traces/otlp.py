@@ -211,7 +211,7 @@ def _read(span: Any) -> tuple[str, Item]:
             "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
             "prompt_tokens": count_of(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
             "response_tokens": count_of(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
-            "agent": text_of(attributes.get("gen_ai.agent.name")) or agent_in(attributes.get("metadata")),
+            "agent": text_of(attributes.get("gen_ai.agent.name")) or agent_in(_metadata(attributes)),
             "unread": unread_parts,
         }
     elif kind == "tool":
@@ -224,6 +224,13 @@ def _read(span: Any) -> tuple[str, Item]:
     elif kind != "score":
         fields |= {"agent": text_of(_value(attributes, _AGENT)), "input": _said(asked), "output": _said(given)}
     return raw["trace"], TracerSpan(**fields).item()
+
+
+def _metadata(attributes: Mapping[str, Any]) -> Any:
+    """The metadata of a call, as OpenInference or Langfuse writes them."""
+    of_langfuse = "langfuse.observation.metadata."
+    named = {key.removeprefix(of_langfuse): value for key, value in attributes.items() if key.startswith(of_langfuse)}
+    return named or attributes.get("metadata")
 
 
 def _value(attributes: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -68,11 +68,19 @@ def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, 
     """The fields of a span for a request and a reply of any form; a request may have its tools."""
     request = value_of(asked)
     tools = tools or (request.get("tools") if isinstance(request, Mapping) else None)
+    if isinstance(request, list) and (offered := [item for item in request if _is_offer(item)]):
+        request, tools = [item for item in request if item not in offered], [item["content"] for item in offered]
     return {
         "messages": [*system_messages(system, unread), *read_messages(request, unread)],
         "reply": read_reply(given, unread),
         "tools": read_tools(tools),
     }
+
+
+def _is_offer(message: Any) -> bool:
+    """Whether a message is the definition of a tool, as Langfuse's callback adds it to those of LangChain."""
+    content = message.get("content") if isinstance(message, Mapping) and message.get("role") == "tool" else None
+    return isinstance(content, Mapping) and content.get("type") == "function"
 
 
 def agent_in(metadata: Any) -> str:

@@ -35,8 +35,10 @@ def export(tmp_path: Path, records: list[dict[str, Any]], form: str) -> Path:
 def test_an_exported_trace_reads_as_the_same_calls(tmp_path: Path, form: str) -> None:
     [rollout] = read_traces(export(tmp_path, langfuse_trace(), form))
     check_conversation(rollout)
-    if form != "openai":
-        assert rollout.outcome.reward_components["right"] == 1
+    assert rollout.outcome.reward_components["right"] == 1
+    [original] = read_traces(write_lines(tmp_path / "original.jsonl", langfuse_trace()))
+    assert rollout.task["inputs"] == original.task["inputs"] == {"question": "Rain in Bern?"}
+    assert (rollout.task["question"], round(rollout.started)) == (original.task["question"], round(original.started))
 
 
 def test_exported_chats_are_what_sft_learns(tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ def langfuse_rows() -> list[dict[str, Any]]:
     return [*trace["scores"], *reversed(rows)]
 
 
+def langfuse_client() -> list[dict[str, Any]]:
+    """The same as the callback for LangChain writes it: tools after the messages, scores in what the client sends."""
+    [trace] = langfuse_trace()
+    for part in trace["observations"]:
+        if part["type"] == "GENERATION":
+            part["input"] = [*part["input"]["messages"], {"role": "tool", "content": TOOL}]
+    score = {"type": "score-create", "body": trace["scores"][0]}
+    return [{"batch": [score]}, *trace["observations"]]
+
+
 def langsmith_runs() -> list[dict[str, Any]]:
     """What LangChain's tracer records of an agent, as LangSmith stores it."""
 
@@ -237,6 +247,7 @@ FORMATS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "Phoenix": phoenix_rows,
     "Langfuse": langfuse_trace,
     "Langfuse, rows": langfuse_rows,
+    "Langfuse, client": langfuse_client,
     "LangSmith": langsmith_runs,
     "ATIF": trajectory,
     "HAR": chat_archive,
