@@ -19,9 +19,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -34,7 +34,7 @@ from groundwire.adapters.agents.caches import switch_off_caches
 from groundwire.adapters.agents.changes import undo_later, wrap
 from groundwire.adapters.agents.early_runs import EarlyCallError, is_making
 from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is_provider
-from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
+from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, as_job, call_headers
 from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.exchange import error_code, error_message
 from groundwire.adapters.tracing.wire.paths import SERVED, ApiPath, find_api
@@ -370,13 +370,13 @@ def _fetch_over_http(fetch: Any, model: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _start_thread(start: Any, thread: Any, args: Any, kwargs: Any) -> Any:
-    thread.run = partial(copy_context().run, thread.run)
+    thread.run = as_job(thread.run)
     return start(*args, **kwargs)
 
 
 def _submit_job(submit: Any, executor: Any, args: Any, kwargs: Any) -> Any:
     function, *rest = args
-    return submit(copy_context().run, function, *rest, **kwargs)
+    return submit(as_job(function), *rest, **kwargs)
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:

@@ -10,12 +10,14 @@ parallel, and a call is numbered before its reply is complete.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from groundwire.adapters.tracing.spans import CALL_ID, EMITTED, SpanRecord, Trac
 
 CALL_HEADER = "x-call-id"
 """The header with the id of a request."""
+_PLACE = re.compile(r"[0-9a-f]+(?:\.[0-9a-f]+){2}")
 _MAX_WAITING, _MAX_WAIT_S = 16, 5.0
 """Spans of an attempt's threads that wait for the event loop, and how long the next one waits for a place: an agent
 that emits without end holds up itself, and no other rollout."""
@@ -47,6 +50,35 @@ class _Call:
 
 
 _last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
+_thread, _jobs = threading.local(), itertools.count(1)
+
+
+def as_job(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` in a copy of the current context, for another thread, which knows its place among such jobs."""
+    context, number = copy_context(), next(_jobs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _thread.job = number
+        return context.run(function, *args, **kwargs)
+
+    return run
+
+
+def place_of(call_id: str) -> tuple[int, ...]:
+    """Where an agent made a call: the numbers of the job, the task and the call, which order calls that run at once.
+
+    Requests arrive in another order each time. Empty for the id of another client.
+    """
+    place, is_ours, _ = call_id.partition("-")
+    return tuple(int(number, 16) for number in place.split(".")) if is_ours and _PLACE.fullmatch(place) else ()
+
+
+def _task_number() -> int:
+    """The number of the current task of asyncio, which its default name has, in the order in which tasks were made."""
+    with suppress(RuntimeError):
+        if (task := asyncio.current_task()) is not None and (name := task.get_name()).startswith("Task-"):
+            return int(number) if (number := name.removeprefix("Task-")).isdecimal() else 0
+    return 0
 
 
 class Emissions:
@@ -74,8 +106,9 @@ class Emissions:
             _last_call.reset(token)
 
     def start_call(self) -> str:
-        """Note that a call is made in the current context; returns its new id."""
-        call = _Call(self, uuid.uuid4().hex, _last_call.get())
+        """Note that a call is made in the current context; returns its new id, which begins with its place."""
+        place = f"{getattr(_thread, 'job', 0):x}.{_task_number():x}.{len(self._calls):x}"
+        call = _Call(self, f"{place}-{uuid.uuid4().hex}", _last_call.get())
         _last_call.set(call)
         self._calls.append(call)
         return call.id

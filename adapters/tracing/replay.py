@@ -1,8 +1,9 @@
 """Replays: the calls of a rollout are answered from the record of an earlier one, while its agent runs again.
 
-A call is the one in the record with the same agent, prompt and options; of several that are equal, the next in order.
-So calls that run at once may arrive in another order. Replies are sent in the order in which they ended, as an agent
-may go on with the first one. Each attempt begins the record again.
+A call is the one in the record with the same agent, prompt and options, in whatever order calls arrive. Of several that
+are equal and run at once, it is the one that the agent made in the same place (:func:`place_of`). No call is answered
+before those that ran at once with it have arrived, and those that ended before it are answered: an agent may go on
+with the first one. Each attempt begins the record again.
 
 A replay may end at a call: that call, and those that arrived after it, are sampled anew. Every call of a replay has its
 record's id, and so none is trained on.
@@ -12,17 +13,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing.calls import LLMCall
+from groundwire.adapters.tracing.emitted_spans import place_of
 from groundwire.adapters.tracing.wire.apis import LocalPolicy
 from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.adapters.tracing.wire.request import RefusedError
 
-_EARLIER_S = 2.0
-"""How long a reply waits for calls that had ended before it: an agent that has changed may never make them."""
+_PATIENCE_S = 5.0
+"""How long a reply waits for what came before it in the record: an agent that has changed may never ask it."""
+_APART_S = 0.002
+"""Between replies whose order counts: the first one must have left."""
 NOT_RECORDED = "not_in_record"
 """The code of the error that answers a call which the record does not have."""
 
@@ -44,7 +47,9 @@ class RecordedRequest:
     calls: list[LLMCall]
     replay_key: str = ""
     """The ``reply_key`` of the same request in the replay; "" until it has arrived."""
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: bool = False
+    late: bool = False
+    """Whether others have waited for it in vain."""
 
     @property
     def call(self) -> LLMCall:
@@ -66,6 +71,10 @@ class ReplayedAttempt:
     """Those that are sampled anew."""
     unrecorded: list[tuple[HttpExchange, Mapping[str, Any]]] = field(default_factory=list)
     """The calls that the record does not have, with their chat requests."""
+    waiting: dict[int, tuple[HttpExchange, RecordedRequest]] = field(default_factory=dict)
+    """The calls that have no answer yet, by identity."""
+    _change: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    """The next change, for calls that wait."""
 
     @property
     def missing(self) -> list[RecordedRequest]:
@@ -77,6 +86,56 @@ class ReplayedAttempt:
         """Whether calls are sampled by now."""
         return bool(self.sampled) and self.sampled[0].arrived
 
+    def arrive(self, exchange: HttpExchange, request: RecordedRequest) -> None:
+        """A call has arrived, to ``request`` or to an equal one that waits: places decide."""
+        self.waiting[id(exchange)] = exchange, request
+        equal = [pair for pair in self.waiting.values() if _is_same(request.call, pair[0])]
+        requests = sorted((known for _, known in equal), key=lambda known: place_of(known.call.call_id))
+        for new in sorted((known for known, _ in equal), key=lambda known: place_of(known.call_id)):
+            old = requests.pop(0)
+            old.replay_key, self.waiting[id(new)] = new.reply_key, (new, old)
+        self.wake()
+
+    async def turn(self, exchange: HttpExchange) -> RecordedRequest:
+        """The request of a call, when its answer is due."""
+        while before := self._before(self.waiting[id(exchange)][1]):
+            done, _ = await asyncio.wait({self._change}, timeout=_PATIENCE_S)  # wait_for may swallow a cancellation
+            if done:
+                await asyncio.sleep(_APART_S)
+                continue
+            for request in before:
+                request.late = True
+            self.wake()
+        return self.waiting[id(exchange)][1]
+
+    def _before(self, request: RecordedRequest) -> list[RecordedRequest]:
+        """What must arrive or be answered before ``request`` is; nothing once the agent goes another way.
+
+        What is sampled waits for nothing but equal calls, among which places decide.
+        """
+        call, before = request.call, []
+        for other in self.requests if not self.unrecorded else ():
+            if other is request or other.answered or other.late:
+                continue
+            both_recorded = not {id(request), id(other)} & {*map(id, self.sampled)}
+            if not other.arrived and (both_recorded or other.call.prompt_key == call.prompt_key):
+                is_before = other.call.started < call.ended and call.started < other.call.ended
+            else:
+                is_before = both_recorded and call.started < other.call.ended < call.ended
+            before += [other] * is_before
+        return before
+
+    def wake(self) -> None:
+        """Let all calls that wait look again."""
+        self._change.set_result(None)
+        self._change = asyncio.Future()
+
+    def end(self, exchange: HttpExchange) -> None:
+        """The agent has the reply of a call."""
+        if (pair := self.waiting.pop(id(exchange), None)) is not None:
+            pair[1].answered = True
+            self.wake()
+
 
 class Replay:
     """Rollouts with their records. ``policy`` writes the replies of a record whose policy was in its run's process."""
@@ -87,7 +146,6 @@ class Replay:
         self.attempts: dict[str, ReplayedAttempt] = {}
         """The last attempt of each rollout that has made a call."""
         self._attempt_ids: dict[str, str] = {}
-        self._running: dict[int, RecordedRequest] = {}
 
     def add(
         self,
@@ -130,31 +188,22 @@ class Replay:
         request = next((request for request in attempt.missing if _is_same(request.call, exchange)), None)
         if request is None and not attempt.has_left_record:
             attempt.unrecorded.append((exchange, exchange.request))
+            attempt.wake()
             raise RefusedError(
                 400, f"the record of rollout {exchange.replayed} does not have this call", code=NOT_RECORDED
             )
         if request is None:
             return
-        request.replay_key = exchange.reply_key
+        attempt.arrive(exchange, request)
+        request = await attempt.turn(exchange)
+        exchange.recorded = request.calls
         if request in attempt.sampled:
             exchange.recorded = [record.answer] if request is attempt.sampled[0] and record.answer else ()
-            return
-        exchange.recorded = request.calls
-        self._running[id(exchange)] = request
-        earlier = [
-            other.answered.wait()
-            for other in attempt.requests
-            if not (other in attempt.sampled or other.answered.is_set())
-            and request.call.started < other.call.ended < request.call.ended
-        ]
-        if earlier:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*earlier), _EARLIER_S)
 
     def ended(self, exchange: HttpExchange) -> None:
         """The agent has the reply of an exchange."""
-        if (request := self._running.pop(id(exchange), None)) is not None:
-            request.answered.set()
+        if (attempt := self.attempts.get(exchange.rollout_id)) is not None:
+            attempt.end(exchange)
 
 
 def _is_same(call: LLMCall, exchange: HttpExchange) -> bool:

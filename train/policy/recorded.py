@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from groundwire.adapters.tracing.calls import LLMCall
@@ -75,7 +74,7 @@ def recorded_reply(
         return future
 
     def give_up() -> None:
-        with suppress(asyncio.InvalidStateError):
+        if not future.done():
             future.set_exception(EngineError("in the record the agent left this reply here"))
 
     asyncio.get_running_loop().call_later(call.ended - call.started + _LEAVES_S, give_up)

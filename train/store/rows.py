@@ -69,6 +69,7 @@ class _Call(TypedDict, total=False):
     weight: Number | None
     reply_key: str | None
     prompt_key: str | None
+    call_id: str | None
     started: Number | None
     ended: Number | None
     cached_tokens: Count | None

@@ -17,6 +17,7 @@ from open_rollouts import OpenRollouts
 from wire import CHAT_TOOL, PARAMETERS
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.replay import NOT_RECORDED, Replay
 from groundwire.tools.http.access_token import access_token
@@ -103,8 +104,9 @@ class Agent:
         self.proxy, self.store, self.rollout_id = proxy, store, rollout.rollout_id
         self._root = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id).removesuffix("v1")
 
-    async def ask(self, path: str, body: Any, agent: str = "") -> httpx.Response:
+    async def ask(self, path: str, body: Any, agent: str = "", call_id: str = "") -> httpx.Response:
         headers = {"baggage": f"agent={agent}"} if agent else {}
+        headers |= {CALL_HEADER: call_id} if call_id else {}
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             return await client.post(f"{self._root}{path}", json=body, headers=headers)
 
@@ -217,6 +219,36 @@ async def test_replies_come_in_the_order_in_which_they_ended(tiny_policy: Any, t
 
         await asyncio.gather(*map(ask, range(3)))
         assert order == [2, 1, 0]
+
+
+async def test_equal_calls_at_once_are_those_that_the_agent_made_in_the_same_places(
+    tiny_policy: Any, tmp_path: Path
+) -> None:
+    path, body = ASKED["chat"]
+    async with recording(tiny_policy[1]) as agent:
+        then = [(await agent.ask(path, body, call_id=f"0.{task:x}.0-x")).content for task in (9, 10, 17, 18)]
+        calls = await kept(agent, tmp_path)
+    calls = [replace(call, started=100.0, ended=110.0 + place) for place, call in enumerate(calls)]
+    async with replaying(tiny_policy[1], calls) as agent:
+        asked = [agent.ask(path, body, call_id=f"0.{task:x}.0-y") for task in (40, 39, 21, 20)]
+        now = [reply.content for reply in await asyncio.gather(*asked)]
+    assert now == then[::-1]
+
+
+async def test_what_had_started_before_a_call_ended_is_replayed_with_it(tiny_policy: Any, tmp_path: Path) -> None:
+    path, body = ASKED["chat"]
+    questions = [body | {"messages": [{"role": "user", "content": f"Question {number}"}]} for number in range(2)]
+    async with recording(tiny_policy[1]) as agent:
+        for question in questions:
+            await agent.ask(path, question)
+        calls = await kept(agent, tmp_path)
+    calls = [replace(call, started=100.0 + place, ended=110.0 + place) for place, call in enumerate(calls)]
+    async with replaying(tiny_policy[1], calls) as agent:
+        first = asyncio.create_task(agent.ask(path, questions[0]))
+        done, _ = await asyncio.wait({first}, timeout=0.5)
+        assert not done  # an agent that goes on with the first reply might leave the second call
+        second = asyncio.create_task(agent.ask(path, questions[1]))
+        assert [(await call).status_code for call in (first, second)] == [200, 200]
 
 
 async def test_an_attempt_begins_the_record_again(tiny_policy: Any, tmp_path: Path) -> None:

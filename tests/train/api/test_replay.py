@@ -21,8 +21,9 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
 from groundwire.train.evaluation.replayed import first_difference
 
-# The agent asks two questions, one with a tool's result, then three at once twice, and goes on with the sorted
-# answers. The file ``changes`` says how it differs from the recorded one.
+# The agent asks two questions, one with a tool's result, then the same two in tasks and two in threads at once, then
+# three others at once twice, and goes on with the answers in their order. The file ``changes`` says how it differs from
+# the recorded one.
 AGENT = """
 import asyncio, datetime, pathlib, random
 import openai
@@ -49,10 +50,15 @@ async def agent(task):
     said = {"role": "assistant", "content": first, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": call_id, "content": "[[2]]" if "tool" in CHANGES else "[[1]]"}
     await ask(question, said, result)
+    sync = openai.OpenAI().chat.completions.create
+    same = {"model": "gpt-5-mini", "messages": [question]}
+    threads = [asyncio.to_thread(sync, **same) for _ in range(2)]
+    equal = await asyncio.gather(ask(question, question), ask(question, question), *threads)
+    equal = [*equal[:2], *[reply.choices[0].message.content for reply in equal[2:]]]
     parts = [{"role": "user", "content": f"{task['question']} Part {n}."} for n in range(3)]
     await asyncio.gather(*map(ask, parts))
-    ended = sorted([await answer for answer in asyncio.as_completed([ask(part, part) for part in parts])])
-    texts = ["b a" if "order" in CHANGES else "a b", *ended]
+    ended = [await answer for answer in asyncio.as_completed([ask(part, part) for part in parts])]
+    texts = ["b a" if "order" in CHANGES else "a b", *equal, *ended]
     if "fewer" not in CHANGES:
         last = await ask({"role": "user", "content": f"Join: {texts}"})
     for _ in range("more" in CHANGES):
@@ -77,7 +83,7 @@ def recorded(shared_folder: Callable[..., Path]) -> Path:
         (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         names = {"agent": "agent.py:agent", "domain": "tasks.jsonl", "reward": "agent.py:reward"}
         settings: dict[str, Any] = {name: str(folder / value) for name, value in names.items()}
-        settings |= {"model": "starter", "max_tokens": 8, "output_dir": str(folder / "runs")}
+        settings |= {"model": "starter", "max_tokens": 8, "val_temperature": 1.0, "output_dir": str(folder / "runs")}
         job = make_evaluation_job(settings, split="train")
         run_evaluation(job, samples=1, output=console(quiet=True))
 
@@ -105,7 +111,7 @@ def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: 
     ended = replayed(folder, recorded, rollout_process=process)
     assert [each.difference for each in ended] == [None] * 3
     for each in ended:
-        assert len(each.again.calls) == len(each.recorded.calls) == 9
+        assert len(each.again.calls) == len(each.recorded.calls) == 13
         assert each.again.trainable_calls == []
         reason = f"it is part of a replay of rollout {each.recorded.rollout_id}"
         assert {call.untrainable_reason for call in each.again.calls} == {reason}
@@ -118,11 +124,11 @@ def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: 
         ("random", "random", r"the prompt of call 1 has a random number or id: '0\.\d+' now, '0\.5' in the record"),
         ("tool", "tool", r"before call 2 the result of lookup is another one: '2' now, '1' in the record"),
         ("code", "prompt", r"the prompt of call 1 is another one: 'very brief' now, 'brief' in the record, in a s"),
-        ("order", "order", r"the prompt of call 9 has the same in another order: 'b a' now, .*, in a user message"),
+        ("order", "order", r"the prompt of call 13 has the same in another order: 'b a' now, .*, in a user message"),
         ("options", "options", r"call 1 has the recorded prompt with other options"),
-        ("fewer", "calls", r"the agent makes 8 of its 9 recorded calls"),
-        ("more", "calls", r"after its 9 recorded calls the agent makes call 10, which asks the same as 1 of them"),
-        ("silent", "calls", r"the agent makes 0 of its 9 recorded calls"),
+        ("fewer", "calls", r"the agent makes 12 of its 13 recorded calls"),
+        ("more", "calls", r"after its 13 recorded calls the agent makes call 14, which asks the same as 1 of them"),
+        ("silent", "calls", r"the agent makes 0 of its 13 recorded calls"),
         ("raises", "end", r"it fails of \w+ \(.*a fault of the agent.*\); in the record it succeeded"),
         ("answer", "answer", r"the answer is 'another answer' now, '.*' in the record"),
         ("reward", "reward", r"the reward of the same answer is 0\.25 now, 1\.0 in the record"),
@@ -156,7 +162,7 @@ def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:
     (folder / "changes").write_text("")
     code, printed = command()
     assert code == 0
-    assert re.match(r"replayed 3 of 3 rollouts, with 27 recorded calls, in .* s: 3 as recorded, 0 not\n", printed)
+    assert re.match(r"replayed 3 of 3 rollouts, with 39 recorded calls, in .* s: 3 as recorded, 0 not\n", printed)
     (folder / "changes").write_text("clock")
     code, printed = command("--all")
     assert code == 1
