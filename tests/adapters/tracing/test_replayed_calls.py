@@ -226,12 +226,12 @@ async def test_equal_calls_at_once_are_those_that_the_agent_made_in_the_same_pla
 ) -> None:
     path, body = ASKED["chat"]
     async with recording(tiny_policy[1]) as agent:
-        then = [(await agent.ask(path, body, call_id=f"0.{task:x}.0-x")).content for task in (9, 10, 17, 18)]
+        then = [(await agent.ask(path, body, call_id=f"0.{task:x}.0-x")).json()["id"] for task in (9, 10, 17, 18)]
         calls = await kept(agent, tmp_path)
     calls = [replace(call, started=100.0, ended=110.0 + place) for place, call in enumerate(calls)]
     async with replaying(tiny_policy[1], calls) as agent:
         asked = [agent.ask(path, body, call_id=f"0.{task:x}.0-y") for task in (40, 39, 21, 20)]
-        now = [reply.content for reply in await asyncio.gather(*asked)]
+        now = [reply.json()["id"] for reply in await asyncio.gather(*asked)]
     assert now == then[::-1]
 
 
