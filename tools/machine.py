@@ -6,7 +6,6 @@ cgroup-v2.html, and cgroup-v1). A shell is limited by ``ulimit``. What is not kn
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -30,6 +29,8 @@ _MANY_PROCESSES = 10_000
 """Of a user; a higher limit is never the first that is reached."""
 _RESERVED_FILES = 48
 """Open files for all that is no rollout: queries, the store, files of the run, imports."""
+_FILES_OF_SERVER = 16
+"""Open files for what requests need: imports, processes, databases."""
 _FILES_OF_ROLLOUT = 4
 """Open files of a rollout: its process's connections, and that of its LLM call or a database."""
 
@@ -108,6 +109,12 @@ def rollouts_at_once(wanted: int) -> tuple[int, str]:
     )
 
 
+def has_few_files() -> bool:
+    """Whether the files that this process may still open are needed for its own work, and for no further connection."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource is not None else -1
+    return 0 <= limit <= len(os.listdir("/dev/fd")) + min(_FILES_OF_SERVER, limit // 4)
+
+
 def shortage(error: BaseException) -> str:
     """Which resource of the machine was used up, if that is what ``error`` says, and what to do; else empty."""
     short = next(filter(None, map(short_of, causes(error))), "")
@@ -121,31 +128,6 @@ def shortage(error: BaseException) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource is not None else "too many"
         sentence = f"{limit} files are open, as many as may be (ulimit -n)"
     return f"{sentence}: allow more, or run fewer rollouts at once"
-
-
-class AcceptFilter(logging.Filter):
-    """For asyncio's logger: that a server cannot accept connections is said once, for whatever time it lasts.
-
-    asyncio tries again each second, up to a thousand times, with a traceback for each, also if the server has stopped.
-    The connections wait meanwhile.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_said = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """False for all but the first."""
-        error = record.exc_info[1] if record.exc_info else None
-        if self._is_said and "_start_serving" in record.msg:
-            return False
-        if error is None or short_of(error) != "files" or "accept" not in record.msg:
-            return True
-        if self._is_said:
-            return False
-        self._is_said = True
-        record.msg, record.args, record.exc_info = f"new connections wait: {shortage(error)}", (), None
-        return True
 
 
 def _memory_limit(folder: Path) -> float:

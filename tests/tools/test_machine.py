@@ -196,11 +196,12 @@ class Server(HttpServer):
         app.router.add_get("/", self.answer)
         return app
     async def answer(self, request):
-        return web.Response(text="here")
+        with open("/dev/null"):
+            return web.Response(text="here")
 
 async def main():
     async with Server() as server:
-        limit = len(os.listdir("/proc/self/fd")) + 4
+        limit = len(os.listdir("/proc/self/fd")) + int(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         print(server.port, flush=True)
         await asyncio.to_thread(os.read, stopped, 1)
@@ -213,7 +214,7 @@ asyncio.run(main())
 
 
 def test_a_server_without_free_files_says_so_once_and_goes_on() -> None:
-    server = Program("-c", SERVER)
+    server = Program("-c", SERVER, "4")
 
     async def connect(port: int) -> list[asyncio.StreamWriter]:
         return [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(40)]
@@ -235,3 +236,24 @@ def test_a_server_without_free_files_says_so_once_and_goes_on() -> None:
     said = server.wait(60).stderr
     assert said.count("\n") == 1
     assert "files are open, as many as may be (ulimit -n)" in said
+
+
+def test_a_server_keeps_files_for_its_work_and_serves_more_clients_than_it_has_files() -> None:
+    server = Program("-c", SERVER, "24")
+
+    async def use(port: int) -> list[bytes]:
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and keeps the connection
+            answer = await reader.readuntil(b"here")
+            kept.append(writer)
+            return answer
+
+        kept = list[asyncio.StreamWriter]()
+        answers = await asyncio.gather(*(ask() for _ in range(60)))
+        server.send_signal(15)
+        return answers
+
+    until(server.stdout_so_far, server)
+    assert len(asyncio.run(asyncio.wait_for(use(int(server.stdout_so_far())), 120))) == 60
+    assert server.wait(60).stderr.count("\n") == 1

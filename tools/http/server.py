@@ -12,10 +12,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import Guard, middleware
-from groundwire.tools.machine import AcceptFilter
+from groundwire.tools.http.listening import BACKLOG, connections_wait, listen
 
 Server = TypeVar("Server", bound="HttpServer")
-_BACKLOG = 1024
 _KEEPALIVE_S = 75.0
 _FIRST_REQUEST_S = 15.0
 """A connection without a request is closed after this time."""
@@ -25,7 +24,6 @@ _log = logging.getLogger(__name__)
 _log.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError)))
 )
-logging.getLogger("asyncio").addFilter(AcceptFilter())
 
 
 class Runner(web.AppRunner):
@@ -64,7 +62,10 @@ class Runner(web.AppRunner):
     @web.middleware
     async def _note_use(self, request: web.Request, handler: Any) -> Any:
         self._waiting.discard(request.protocol)
-        return await handler(request)
+        response = await handler(request)
+        if connections_wait():
+            response.force_close()
+        return response
 
 
 class HttpServer(ABC):
@@ -103,7 +104,7 @@ class HttpServer(ABC):
         runner = Runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s / 2)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()
+            await web.SockSite(runner, listen(self.host, self.port), backlog=BACKLOG).start()
         except OSError:
             await runner.cleanup()
             raise

@@ -23,7 +23,7 @@ import typer
 from groundwire.tools.errors import CommandError, check_layer, exit_on_user_error
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
-from groundwire.tools.machine import AcceptFilter
+from groundwire.tools.http.listening import listen
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.secrets import register_secret, say
 from groundwire.tools.sql import DatabaseError
@@ -99,7 +99,6 @@ def main(
             signal.signal(signal.SIGINT, lambda *_: os._exit(0))
             for name in ("mcp.server.streamable_http", "uvicorn.error"):
                 logging.getLogger(name).addFilter(_is_server_fault)
-            logging.getLogger("asyncio").addFilter(AcceptFilter())
             bound_host, bound_port = listener.getsockname()[:2]
             name = f"[{bound_host}]" if ":" in bound_host else bound_host
             say(f"serving {printable(str(database))} on http://{name}:{bound_port}/mcp", err=True)
@@ -109,7 +108,7 @@ def main(
                 port=bound_port,
                 sockets=[listener],
                 middleware=[Middleware(AsgiGuard, guard=Guard(token=token, variable=_TOKEN, hosts=[host]))],
-                uvicorn_config={"http": _closing_protocol()},
+                uvicorn_config={"http": _closing_protocol(), "loop": "asyncio"},  # another accepts by itself
                 host_origin_protection=False,  # it accepts the pages of all servers of this machine
                 show_banner=False,
                 log_level="ERROR",
@@ -144,8 +143,7 @@ def _is_server_fault(record: logging.LogRecord) -> bool:
 def _listen(host: str, port: int) -> socket.socket:
     """Bind here and not in the server, which would log a traceback for a taken port."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=256)
+        return listen(host, port)
     except OSError as error:
         cause = "the port is taken, choose another --port" if error.errno == errno.EADDRINUSE else error
         raise CommandError(f"cannot listen on {host}:{port}: {cause}") from error

@@ -27,6 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from groundwire.tools.http.guard import Guard, middleware
+from groundwire.tools.http.listening import BACKLOG, listen
 from groundwire.tools.http.server import Runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API
@@ -37,7 +38,6 @@ from groundwire.train.store.routes import NOT_BATCHED, ROUTES, PathParameters
 _log = logging.getLogger(__name__)
 _SHUTDOWN_S = 2.0
 _MAX_BATCH = 64  # requests in one; our client sends 32
-_BACKLOG = 1024  # a hundred runners connect at the same moment
 _TRACES = "/v1/traces"
 _PROTOBUF = "application/x-protobuf"
 _ENCODING = "Content-Encoding"
@@ -49,9 +49,8 @@ _Endpoint = Callable[[PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
 
 def bind(host: str, port: int) -> socket.socket:
     """Listen at an address, for :func:`serve`; port 0 takes any free port. Raises :class:`StoreAddressError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listen(host, port)
     except (OSError, OverflowError) as error:
         message = f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
         if getattr(error, "errno", None) == errno.EADDRINUSE:
@@ -66,7 +65,7 @@ async def serve(store: Any, listener: socket.socket, *, token: str) -> AsyncIter
     with listener:
         await runner.setup()
         try:
-            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
             host, port = listener.getsockname()[:2]
             yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -37,7 +38,7 @@ from groundwire.train.local.grpo import GRPO, GRPOConfig, check_state
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat import template as chat_template
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render
-from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.errors import EngineError, ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
 from groundwire.train.report.__main__ import app as report_app
 
@@ -352,6 +353,22 @@ def test_a_template_of_others_makes_the_same_prompt_in_its_process(tiny_policy: 
     refusing = _with_template(tiny_policy, "{{ raise_exception('no ' + eos_token) }}")
     with pytest.raises(TemplateRefusedError, match=f"no {tiny_policy[1].eos_token}"):
         render(refusing, messages)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_template_that_cannot_be_written_for_lack_of_files_refuses_no_messages(
+    tiny_policy: Any, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    tokenizer = deepcopy(tiny_policy[1])
+    monkeypatch.setattr(tokenizer, "apply_chat_template", fail)
+    monkeypatch.setattr("groundwire.train.policy.chat.template._workers.ask", fail)
+    monkeypatch.setattr("groundwire.train.policy.chat.template.is_trusted", lambda _: trusted)
+    with pytest.raises(EngineError, match="files are open, as many as may be") as refused:
+        render(tokenizer, [{"role": "user", "content": "a"}], add_generation_prompt=True)
+    assert refused.value.status == 503
 
 
 def _with_template(policy: Any, template: str) -> Any:

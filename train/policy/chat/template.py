@@ -14,8 +14,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from groundwire.tools.machine import shortage
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, limit_memory, time_limit
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.errors import EngineError
 
 _log = logging.getLogger(__name__)
 _MAX_CHARACTERS = 8_000_000
@@ -100,6 +102,8 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: Mapp
         try:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
         except Exception as error:
+            if reason := shortage(error):
+                raise EngineError(reason, 503) from error
             raise TemplateRefusedError(error) from error
     try:
         template = tokenizer.get_chat_template(None, options.get("tools"))
@@ -128,6 +132,10 @@ def _render_apart(template: str, messages: Sequence[Mapping[str, Any]], variable
     request = {"chat_template": template, "conversations": [list(messages)], **variables}
     try:
         answer = json.loads(_workers.ask(json.dumps(request).encode) or b"")
+    except OSError as error:
+        raise EngineError(
+            f"no process can be started for the chat template: {shortage(error) or error}", 503
+        ) from error
     except WorkerEndedError as error:
         raise TemplateLimitError("it runs for too long" if error.timed_out else str(error)) from error
     if "limit" in answer:
