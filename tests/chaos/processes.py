@@ -24,6 +24,7 @@ END_S = 60.0
 """A stopped process must have ended after this time: a lot, since the machine may be busy."""
 _TRACEBACK = re.compile(rb"^(?:\s*\|\s*)?Traceback \(most recent call last\)|^Exception ignored", re.MULTILINE)
 _SAMPLE_S = 0.5
+_SECOND_SIGNAL = "once more: at once"
 
 
 class Process:
@@ -109,11 +110,17 @@ class Processes:
         self._search(process)
 
     def stop(self, process: Process, *, count: bool = True) -> None:
-        """End it with SIGTERM; one that does not end is a hang."""
+        """End it with SIGTERM; one that does not end is a hang.
+
+        A trainer that is updating its model says that it ends afterwards, and that a second signal ends it at once: on a
+        busy machine an update takes minutes.
+        """
         self._note_memory(process)
         if count and process.status is None:
             self.tally.add("stops")
         process.signal(signal.SIGTERM)
+        if not process.wait() and _SECOND_SIGNAL in process.output:
+            process.signal(signal.SIGTERM)
         if not process.wait():
             self.tally.fault("hangs", f"{process.name} runs {END_S:g} s after SIGTERM")
             process.signal(signal.SIGKILL)

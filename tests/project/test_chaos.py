@@ -174,6 +174,22 @@ def test_a_span_of_a_long_trace_that_is_lost_is_noticed(kept: slice, failure: st
     assert _faults(found) == faults
 
 
+def test_a_trainer_that_ends_at_the_second_signal_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "END_S", 5.0)
+    code = (
+        "import signal, sys, time\nsaid = []\n"
+        "def stop(*_):\n    if said: sys.exit()\n"
+        "    said.append(print('stopping after the update of step 1; once more: at once', flush=True))\n"
+        "signal.signal(15, stop)\nprint('ready', flush=True)\nwhile True: time.sleep(1)"
+    )
+    found = Tally()
+    with Processes(tmp_path, found) as all_processes:
+        trainer = all_processes.python("trainer", "-c", code)
+        wait_for(lambda: "ready" in trainer.output)
+        all_processes.stop(trainer)
+    assert _faults(found) == {}
+
+
 def test_a_kill_and_a_stop_are_counted_and_are_no_faults(tmp_path: Path) -> None:
     found = Tally()
     with Processes(tmp_path, found) as all_processes:
