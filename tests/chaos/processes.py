@@ -112,7 +112,7 @@ class Processes:
     def stop(self, process: Process, *, count: bool = True) -> None:
         """End it with SIGTERM; one that does not end is a hang.
 
-        A trainer that updates its model says that it ends afterwards, and that a second signal ends it at once: on a busy
+        A trainer that updates its model says that it ends afterwards, and at once at a second signal: on a busy
         machine an update takes minutes.
         """
         self._note_memory(process)
