@@ -1,7 +1,8 @@
 """A Ctrl-C while a program is imported. It ends the program at once: there is nothing to clean up yet.
 
 A ``KeyboardInterrupt`` would come in the middle of any module, which may print it, or ignore it. A program's first
-import is this module, which imports next to nothing; its command calls :func:`allow_interrupts`.
+import is this module, which imports next to nothing; its command calls :func:`allow_interrupts`. In the milliseconds
+before, while Python itself starts, a Ctrl-C shows Python's traceback.
 """
 
 from __future__ import annotations

@@ -165,9 +165,9 @@ class RemoteStore(StoreConnection, RolloutStore):
             for item in page["items"]:
                 yield item
             end = start.get("offset", 0) + len(page["items"])
-            if self.batches:
-                start = {"after": page["next"]} if "next" in page else None
-            else:
+            if "next" in page:
+                start = {"after": page["next"]}
+            else:  # the last one, or of a store that knows no "after"
                 start = {"offset": end} if page["items"] and end < page.get("total", end) else None
 
 

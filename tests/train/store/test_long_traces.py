@@ -174,6 +174,19 @@ async def test_pages_after_a_place_and_by_offset_have_the_same_spans() -> None:
     assert await names(after=0) == await names(offset=0) == [f"n{number}" for number in range(1700)]
 
 
+async def test_all_spans_are_read_of_a_store_that_knows_no_place_to_begin_after() -> None:
+    class Former(LightningStore):
+        async def query_spans(self, rollout_id: str, *, after: Any = None, **query: Any) -> Any:
+            return await super().query_spans(rollout_id, **query)
+
+    async with _remote(Former(MEMORY)) as client:
+        rollout = await _take(client)
+        await client.add_annotations(_spans(rollout, 700))
+        read = await client.get(rollout.rollout_id)
+        assert read is not None
+        assert [span.name for span in read.annotations] == [f"n{number}" for number in range(700)]
+
+
 async def test_an_agent_that_emits_many_spans_from_a_thread_holds_up_no_other_rollout() -> None:
     store = MemoryStore()
     rollout = await _take(store)
