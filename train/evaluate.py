@@ -22,7 +22,7 @@ from groundwire.tools.startup import read_env_file, setup_logging
 from groundwire.tools.terminal import Version, console, format_table, spinner
 from groundwire.train.api.evaluation import DEFAULTS, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.options import SettingsCommand, given_settings, takes_settings
+from groundwire.train.cli.options import BaseUrl, SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.evaluation.metrics import compare as compare_scores
 from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change, scores_by_question
@@ -71,9 +71,7 @@ def main(
     compare: Annotated[
         bool, typer.Option("--compare", help="With two runs: question by question, with McNemar's exact test")
     ] = False,
-    base_url: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible endpoint with --model, e.g. http://127.0.0.1:8000/v1")
-    ] = None,
+    base_url: BaseUrl = None,
     api_key_env: Annotated[
         str, typer.Option(help="With --base-url: the environment variable with its key", metavar="NAME")
     ] = "OPENAI_API_KEY",

@@ -45,12 +45,6 @@ class TurnValue:
         """The share; 0 without samples."""
         return self.successes / self.samples if self.samples else 0.0
 
-    @property
-    def variance(self) -> float:
-        """Of one sample, by Laplace's estimate, which is not 0 where all are alike."""
-        share = (self.successes + 1) / (self.samples + 2)
-        return share * (1 - share)
-
     def __str__(self) -> str:
         """With the 95 % interval (Wilson)."""
         low, high = wilson(self.successes, self.samples)
@@ -98,9 +92,11 @@ def next_values(turns: Sequence[FailedTurn], count: int) -> list[FailedTurn]:
     chosen: list[FailedTurn] = []
 
     def gain(key: int) -> float:
-        samples, variance = planned[key], owners[key].value.variance
+        samples, value = planned[key], owners[key].value
         if samples < FIRST_SAMPLES:
             return float("inf")
+        share = (value.successes + 1) / (value.samples + 2)  # Laplace's estimate, not 0 where all samples are alike
+        variance = share * (1 - share)
         return 0.0 if variance / samples < _CERTAIN**2 else uses[key] ** 2 * variance / (samples * (samples + 1))
 
     while owners and len(chosen) < count and gain(best := max(planned, key=gain)):

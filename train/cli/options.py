@@ -34,7 +34,7 @@ JudgePairs = Annotated[
     _judge_option(help="Setting of the judge, e.g. max_usd=5 (docs/settings.md)", metavar="NAME=VALUE"),
 ]
 BaseUrl = Annotated[
-    str | None, typer.Option("--base-url", help="OpenAI-compatible endpoint that samples", metavar="URL")
+    str | None, typer.Option(help="OpenAI-compatible endpoint with --model, e.g. http://127.0.0.1:8000/v1")
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file")]
 

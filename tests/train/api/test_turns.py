@@ -33,11 +33,11 @@ CLIENT = """
 import json, openai
 
 async def ask(agent, text, **options):
-    client = openai.AsyncOpenAI(max_retries=0)
     message = {"role": "user", "content": text}
-    reply = await client.chat.completions.create(
-        model="gpt-5-mini", messages=[message], extra_headers={"x-agent-name": agent}, **options
-    )
+    async with openai.AsyncOpenAI(max_retries=0) as client:
+        reply = await client.chat.completions.create(
+            model="gpt-5-mini", messages=[message], extra_headers={"x-agent-name": agent}, **options
+        )
     return reply.choices[0].message
 
 def reward(task, answer):
@@ -108,10 +108,11 @@ import asyncio
 
 async def agent(task):
     parts = await asyncio.gather(*(ask("part", f"{task['question']} Part {n}.") for n in range(3)))
-    client, text = openai.AsyncOpenAI(max_retries=0), " ".join(sorted(part.content or "" for part in parts))
+    text = " ".join(sorted(part.content or "" for part in parts))
     message = {"role": "user", "content": f"Say: {text}"}
-    chunks = await client.chat.completions.create(model="gpt-5-mini", messages=[message], stream=True)
-    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+    async with openai.AsyncOpenAI(max_retries=0) as client:
+        chunks = await client.chat.completions.create(model="gpt-5-mini", messages=[message], stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
 """
 )
 
@@ -219,7 +220,9 @@ def test_continuations_are_marked_and_never_trained(tmp_path: Path) -> None:
         assert given[0].again.outcome.answer == "what I say"
 
 
-@pytest.mark.parametrize("given", [{}, {"model": "starter"}], ids=["at an endpoint", "in this process"])
+@pytest.mark.parametrize(
+    "given", [{}, {"model": "starter", "rollout_process": "fork"}], ids=["at an endpoint", "in this process"]
+)
 def test_calls_at_once_are_left_at_any_call(given: dict[str, Any], tmp_path: Path) -> None:
     with recorded(tmp_path, "at_once", 2, **given) as run:
         [rollout, *_] = run.rollouts()[0]
