@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run
 from spider_folder import make_database
 
 from groundwire import rewards
@@ -149,6 +150,27 @@ def test_a_pipe_that_takes_a_files_place_after_the_check_does_not_hold_up_its_re
     monkeypatch.setattr(sqlite3, "connect", connect_late)
     outcome = _outcome(READERS[read], path)
     assert isinstance(outcome, DatabaseError | RewardError) or end in ("-wal", "-shm"), outcome
+
+
+def test_the_first_readers_of_a_process_may_be_many_threads(tmp_path: Path) -> None:
+    make_database(tmp_path / "t.sqlite", SCRIPT)
+    code = """
+import sys, threading
+from groundwire.tools.sql import opening
+sys.setswitchinterval(1e-6)
+ready = threading.Barrier(32)
+def read():
+    ready.wait()
+    with opening.without_waiting("t.sqlite"):
+        pass
+readers = [threading.Thread(target=read) for _ in range(32)]
+[reader.start() for reader in readers]
+[reader.join() for reader in readers]
+print(threading.active_count())
+"""
+    for _ in range(5):
+        done = run("-c", code, folder=tmp_path)
+        assert (done.stderr, done.stdout) == ("", "2\n")
 
 
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])

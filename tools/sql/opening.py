@@ -181,16 +181,18 @@ class _Reading:
 
     def __init__(self) -> None:
         self._paths: dict[object, str] = {}
-        self._begun, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
+        self._begun, self._lock, self._is_watched = threading.Event(), threading.Lock(), False
 
     @contextmanager
     def path(self, path: str) -> Iterator[None]:
         key = object()
         self._paths[key] = path
         self._begun.set()
-        with suppress(RuntimeError):  # it runs already
-            if self._thread.ident is None:
-                self._thread.start()
+        if not self._is_watched:
+            with self._lock, suppress(RuntimeError):  # no more threads may be started
+                if not self._is_watched:
+                    threading.Thread(target=self._watch, daemon=True).start()
+                    self._is_watched = True
         try:
             yield
         finally:

@@ -46,7 +46,12 @@ class MongoStore:
         self._counted: LRUCache[tuple[str, str], tuple[TraceLimit, Attempt]] = LRUCache(maxsize=_ATTEMPTS)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        method = getattr(self._store, name)
+
+        async def query(*values: Any, after: int | None = None, **fields: Any) -> Any:
+            return await method(*values, **fields)  # a page begins at an offset only
+
+        return query if name.startswith("query_") else method
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Any]:
         for request in rollouts:
@@ -95,20 +100,6 @@ class MongoStore:
         attempt = Attempt(attempt_id=attempt_id, number=1, started=0.0, spans=spans.total)
         attempt.is_full = bool(limit.exceeded_by(attempt.spans, 0))
         return self._counted.setdefault((rollout_id, attempt_id), (limit, attempt))
-
-    async def query_spans(self, rollout_id: str, **query: Any) -> Any:
-        return await self._page(self._store.query_spans, rollout_id, **query)
-
-    async def query_rollouts(self, **query: Any) -> Any:
-        return await self._page(self._store.query_rollouts, **query)
-
-    async def _page(self, query: Any, *values: Any, after: int | None = None, **fields: Any) -> Any:
-        """As in our stores; the place after which a page begins is an offset."""
-        if after is None:
-            return await query(*values, **fields)
-        page = await query(*values, **{**fields, "offset": after})
-        end = after + len(page.items)
-        return {"items": page.items, **({"next": end} if end < page.total else {})}
 
     async def add_resources(self, resources: Any) -> Any:
         return await self._store.add_resources(TypeAdapter(NamedResources).validate_python(resources))
