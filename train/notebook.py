@@ -15,6 +15,7 @@ from groundwire.train.api.functions import complete_settings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from groundwire.train.api.replay import ReplayedRollout
     from groundwire.train.api.typed_settings import SFT, Settings
     from groundwire.train.learn.pipeline import LearnResult
     from groundwire.train.traces.read import Traces
@@ -60,6 +61,37 @@ def why(run_dir: str | Path | None = None, rollout_id: str | None = None) -> Exp
 
     lines, damaged = explain(RunDir.open(run_dir or LAST_RUN), rollout_id)
     return Explanation("\n".join([*lines, *(f"warning: {message}" for message in damaged)]))
+
+
+@named_layer("train")
+def replay(
+    run_dir: str | Path | None = None,
+    agent: Any = None,
+    tasks: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    *,
+    rollout_id: str | None = None,
+    failed: bool = False,
+    count: int = 0,
+    **settings: Unpack[Settings],
+) -> list[ReplayedRollout]:
+    """Run an agent again on rollouts of a run with every call answered from the record, as ``groundwire replay`` does.
+
+    ``agent``, ``tasks`` and ``reward`` are those of :func:`groundwire.train.fit`, by default the run's. The rollout of
+    an id, those that ``failed``, or ``count`` are taken; 0 is all. Each has a ``difference``, None if it went as
+    recorded. Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    from groundwire.adapters.agents.changes import given_back
+    from groundwire.train.api import replay as replays
+    from groundwire.train.artifacts.run_dir import LAST_RUN, RunDir
+    from groundwire.train.job.job import parse_arguments
+
+    run = RunDir.open(run_dir or LAST_RUN)
+    given, objects = parse_arguments(agent, tasks, reward, settings)
+    with given_back():
+        job = replays.replay_job(run, given, objects)
+        chosen, _ = replays.choose_rollouts(run, rollout_id=rollout_id, failed=failed, count=count)
+        return [ended for batch in replays.replay(job, run, chosen) for ended in batch]
 
 
 @named_layer("train")
@@ -133,4 +165,4 @@ if "IPython" in sys.modules:
     from groundwire.train.config.sft_settings import SFTSettings
 
     complete_settings([sft], SFTSettings)
-    complete_settings([learn], RunConfig)
+    complete_settings([learn, replay], RunConfig)

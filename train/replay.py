@@ -82,7 +82,7 @@ def main(
             say("\n".join(_sampled(run_dir, str(rollout), start, samples, reply, edit=edit, **model)))
             return
         with spinner("starting"):
-            from groundwire.train.api.replay import choose_rollouts, replay, replay_job
+            from groundwire.train.api.replay import choose_rollouts, replay, replay_job, replay_notes
 
             run = RunDir.open(run_dir)
             chosen, total = choose_rollouts(run, rollout_id=rollout, failed=failed, count=0 if every else _COUNT)
@@ -92,7 +92,9 @@ def main(
             for batch in replay(job, run, chosen, on_end=on_end):
                 ended += batch
         differing = [each for each in ended if each.difference is not None]
-        say("\n".join(_lines(ended, total, time.monotonic() - started)))
+        lines = _lines(ended, total, time.monotonic() - started)
+        notes = replay_notes(job, run, differs=bool(differing))
+        say("\n".join([*lines, *(f"note: {note}" for note in notes)]))
     if differing:
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.emitted_spans import place_of
 from groundwire.adapters.tracing.wire.apis import LocalPolicy
-from groundwire.adapters.tracing.wire.exchange import HttpExchange
+from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange
 from groundwire.adapters.tracing.wire.request import RefusedError
 
 _PATIENCE_S = 5.0
@@ -38,6 +38,7 @@ class _Record(NamedTuple):
     """The first request that is sampled anew."""
     answer: LLMCall | None
     """The reply to it; None to sample it."""
+    is_cut: bool
 
 
 @dataclass(eq=False)
@@ -155,16 +156,18 @@ class Replay:
         *,
         start: LLMCall | None = None,
         answer: LLMCall | None = None,
+        is_cut: bool = False,
     ) -> None:
         """Answer the calls of a rollout with those of the recorded one.
 
         The request of ``start`` and those that arrived later are sampled, ``start`` unless ``answer`` is its reply.
+        ``is_cut``: the recorded one was stopped, and with it what had no reply yet.
         """
         requests: dict[str, list[LLMCall]] = {}
         for call in sorted(calls, key=lambda call: call.sequence):
             requests.setdefault(call.reply_key, []).append(call)
         place = len(requests) if start is None else list(requests).index(start.reply_key)
-        self._records[rollout_id] = _Record(recorded_id, list(requests.values()), place, answer)
+        self._records[rollout_id] = _Record(recorded_id, list(requests.values()), place, answer, is_cut)
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that has ended."""
@@ -197,6 +200,8 @@ class Replay:
         attempt.arrive(exchange, request)
         request = await attempt.turn(exchange)
         exchange.recorded = request.calls
+        if record.is_cut and request.call.status == CLIENT_GONE:
+            raise RefusedError(400, f"the record of rollout {exchange.replayed} ends here", code=NOT_RECORDED)
         if request in attempt.sampled:
             exchange.recorded = [record.answer] if request is attempt.sampled[0] and record.answer else ()
 

@@ -85,6 +85,7 @@ def run_evaluation(
     config, upstream = job.config, evaluator.upstream_of(job)
     evaluation = {"samples": samples, "base_url": job.endpoint and job.endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": evaluation}
+    stored |= {"objects": names} if (names := job.objects.names()) else {}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
         show_line(output, note)

@@ -56,10 +56,13 @@ SETTINGS = (
 _OF_RUN = (
     *SETTINGS,
     *("model", "device", "temperature", "max_tokens", "max_model_len", "max_calls", "allow_shared", "seed"),
+    "rollout_timeout_s",
 )
-_AT_ONCE = 16
+_AT_ONCE, _NAMED = 16, 3
 _RECORD = ModelEndpoint("the record")
 _KEY = "OPENAI_API_KEY"
+_CUT = ("timeout", "no_result", "not_stored")
+"""Failures that stop a rollout from outside. The agent, which has more time now, may go on where the record ends."""
 _OF_AGENT = ("backend", "agent_match", "agent_options")
 """What belongs to the agent of a run, and not to another one."""
 
@@ -251,7 +254,8 @@ class Replayer(ExitStack):
                 seed = derive_seed(self.job.config.seed, "branch", recorded.rollout_id, call.sequence, number)
                 sampling = {"temperature": self.temperature(recorded), "seed": seed}
                 request.sampling, answer = {**request.sampling, **sampling}, self._answer(call, reply)
-            self._answers.add(request.rollout_id, recorded.rollout_id, recorded.calls, start=call, answer=answer)
+            part: dict[str, Any] = {"start": call, "answer": answer, "is_cut": recorded.outcome.failure in _CUT}
+            self._answers.add(request.rollout_id, recorded.rollout_id, recorded.calls, **part)
             requests.append(request)
         self._runtime.run(requests, deadline_s=validation_deadline_s(self.job.config, len(requests)), on_end=on_end)
         return [self._ended(branch, request) for branch, request in zip(branches, requests, strict=True)]
@@ -281,6 +285,29 @@ class Replayer(ExitStack):
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         free: dict[str, Any] = {"status": 200, "error": "", "grammar": "", "finish_reason": "stop", "reply_body": ""}
         return replace(call, **free, reply_key=uuid.uuid4().hex, response_ids=ids, logprobs=[0.0] * len(ids))
+
+
+def replay_notes(job: Job, run: RunDir, *, differs: bool) -> list[str]:
+    """What the record does not have, and what has changed since if something ``differs``, one sentence each."""
+    config, notes = job.config, list[str]()
+    if config.train_model:
+        others = "their replies are not in the record, and their providers were asked again"
+        notes.append(f"calls of models that --train-model {config.train_model} leaves out: {others}")
+    if not differs:
+        return notes
+    changed = [
+        name
+        for name, value in run.config().items()
+        if name in ("agent", "reward", "domain") and getattr(config, name) != value
+    ]
+    if changed:
+        notes.append(f"not the run's own: {', '.join(f'{name} {getattr(config, name)}' for name in changed)}")
+    file = Path((config.agent or "").rpartition(":")[0])
+    written = (run.path / "config.json").stat().st_mtime
+    files = [path for path in file.parent.glob("*.py") if path.stat().st_mtime > written] if file.is_file() else []
+    if files:
+        notes.append(f"changed since the run: {', '.join(sorted(map(str, files))[:_NAMED])}")
+    return notes
 
 
 def _request(recorded: Rollout, config: RunConfig, tasks: Mapping[str, Any]) -> Rollout:
@@ -317,6 +344,8 @@ def _check(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
 def _difference(
     recorded: Rollout, again: Rollout, attempt: ReplayedAttempt | None, engine: RecordEngine | None
 ) -> Difference | None:
+    if recorded.outcome.failure in _CUT and not (attempt.missing if attempt is not None else recorded.calls):
+        return None
     if attempt is None or not attempt.unrecorded:
         return outcome_difference(recorded, again, attempt)
     exchange, chat = attempt.unrecorded[0]

@@ -57,6 +57,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("v1/chat/completions", CHAT),
     "chat, streamed": ("v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     "chat, two choices": ("v1/chat/completions", CHAT | {"n": 2}),
+    "chat, two choices, streamed": ("v1/chat/completions", CHAT | {"n": 2, "stream": True}),
+    "completions, two choices": ("v1/completions", COMPLETION | {"n": 2}),
     "completions": ("v1/completions", COMPLETION),
     "completions, streamed": ("v1/completions", COMPLETION | {"stream": True}),
     "Responses": ("v1/responses", RESPONSES),
@@ -127,12 +129,12 @@ async def recording(tokenizer: Any, *, behind_http: bool = False) -> AsyncIterat
 
 
 @asynccontextmanager
-async def replaying(tokenizer: Any, calls: Iterable[LLMCall]) -> AsyncIterator[Agent]:
+async def replaying(tokenizer: Any, calls: Iterable[LLMCall], *, is_cut: bool = False) -> AsyncIterator[Agent]:
     server, store = PolicyServer(RecordEngine(tokenizer, max_model_len=500)), OpenRollouts()
     replay = Replay()
     async with LLMProxy(sink=store, policy=server, replay=replay) as proxy:
         rollout = await store.start(task={"id": "1"})
-        replay.add(rollout.rollout_id, "ro-recorded", calls)
+        replay.add(rollout.rollout_id, "ro-recorded", calls, is_cut=is_cut)
         yield Agent(proxy, store, rollout)
 
 
@@ -249,6 +251,50 @@ async def test_what_had_started_before_a_call_ended_is_replayed_with_it(tiny_pol
         assert not done  # an agent that goes on with the first reply might leave the second call
         second = asyncio.create_task(agent.ask(path, questions[1]))
         assert [(await call).status_code for call in (first, second)] == [200, 200]
+
+
+async def test_a_stream_that_the_agent_left_ends_where_it_did(tiny_policy: Any, tmp_path: Path) -> None:
+    class Unfinished(SayingEngine):
+        def submit(self, prompt: tuple[int, ...], sampling: Sampling, *, on_token: Any = None) -> Future[Completion]:
+            for token in self.tokenizer("a singer", add_special_tokens=False)["input_ids"]:
+                on_token(token, -0.5)
+            return Future()
+
+    async def leave(agent: Agent) -> bytes:
+        read = b""
+        url, body = f"{agent._root}v1/chat/completions", CHAT | {"stream": True}
+        client = httpx.AsyncClient(trust_env=False, timeout=60)
+        async with client, client.stream("POST", url, json=body) as reply:
+            async for part in reply.aiter_raw():
+                read += part
+                if b"singer" in read:
+                    break
+        while not await agent.calls():  # noqa: ASYNC110 (the proxy notices it in its own time)
+            await asyncio.sleep(0.01)
+        return read
+
+    server, store = PolicyServer(Unfinished(tiny_policy[1])), OpenRollouts()  # type: ignore[arg-type]
+    async with LLMProxy(sink=store, policy=server) as proxy:
+        agent = Agent(proxy, store, await store.start(task={"id": "1"}))
+        then, calls = await leave(agent), await kept(agent, tmp_path)
+    assert [call.finish_reason for call in calls] == ["cancelled"]
+    async with replaying(tiny_policy[1], calls) as agent:
+        assert await leave(agent) == then
+        [again] = await agent.calls()
+    assert (again.finish_reason, again.response_ids) == ("cancelled", calls[0].response_ids)
+
+
+async def test_a_call_without_a_reply_in_a_rollout_that_was_stopped_is_where_its_record_ends(
+    tiny_policy: Any, tmp_path: Path
+) -> None:
+    path, body = ASKED["chat"]
+    async with recording(tiny_policy[1]) as agent:
+        await agent.ask(path, body)
+        [call] = await kept(agent, tmp_path)
+    call = replace(call, status=499, error="the client left", response_ids=[], logprobs=[], ended=call.started + 900)
+    async with replaying(tiny_policy[1], [call], is_cut=True) as agent:
+        ended = await agent.ask(path, body)  # at once
+    assert (ended.status_code, ended.json()["error"]["code"]) == (400, NOT_RECORDED)
 
 
 async def test_an_attempt_begins_the_record_again(tiny_policy: Any, tmp_path: Path) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from groundwire.tools.terminal import console
+from groundwire.train import evaluate
+from groundwire.train import replay as replay_in_python
 from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
 from groundwire.train.api.replay import ReplayedRollout, replay, replay_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation.replayed import first_difference
 
 # The agent asks two questions, one with a tool's result, then the same two in tasks and two in threads at once, then
@@ -44,7 +50,9 @@ async def agent(task):
         return reply.choices[0].message.content
 
     question = {"role": "user", "content": task["question"]}
-    first = await ask(question, stop=["x"] if "options" in CHANGES else ["y"])
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    options = {"tools": [tool]} if "tools" in CHANGES else {}
+    first = await ask(question, stop=["x"] if "options" in CHANGES else ["y"], **options)
     call_id = f"call-{random.random()}"
     call = {"id": call_id, "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
     said = {"role": "assistant", "content": first, "tool_calls": [call]}
@@ -126,6 +134,7 @@ def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: 
         ("code", "prompt", r"the prompt of call 1 is another one: 'very brief' now, 'brief' in the record, in a s"),
         ("order", "order", r"the prompt of call 13 has the same in another order: 'b a' now, .*, in a user message"),
         ("options", "options", r"call 1 has the recorded prompt with other options"),
+        ("tools", "prompt", r"the prompt of call 1 is another one: .*look_up.* now, .* in the record"),
         ("fewer", "calls", r"the agent makes 12 of its 13 recorded calls"),
         ("more", "calls", r"after its 13 recorded calls the agent makes call 14, which asks the same as 1 of them"),
         ("silent", "calls", r"the agent makes 0 of its 13 recorded calls"),
@@ -146,6 +155,67 @@ def test_a_difference_is_named_in_one_sentence(
         assert "\n" not in each.difference.sentence
 
 
+def change_rows(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    for file in (folder / "runs" / "latest").rglob("*.parquet"):
+        rows = pq.read_table(file).to_pylist()
+        for row in rows:
+            change(row)
+        pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def change_config(folder: Path, **changed: Any) -> None:
+    file = folder / "runs" / "latest" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
+def test_a_rollout_that_was_stopped_is_replayed_as_far_as_its_record_goes(folder: Path, recorded: Path) -> None:
+    def stop(row: dict[str, Any]) -> None:
+        row["status"], row["calls"] = "timeout", row["calls"][:5]
+        row["calls"][4] |= {"status": 499, "error": "left", "response_ids": [], "logprobs": []}
+        row["calls"][4]["untrainable_reason"] = "failed with status 499"
+
+    change_rows(folder, stop)
+    assert [each.difference for each in replayed(folder, recorded)] == [None] * 3
+    kinds = {each.difference and each.difference.kind for each in replayed(folder, recorded, "silent")}
+    assert kinds == {"end"}
+
+
+def test_an_agent_that_calls_nothing_is_replayed(folder: Path, recorded: Path) -> None:
+    change_rows(folder, lambda row: row.update(calls=[], answer="nothing", agent_steps="[]"))
+    assert [each.difference for each in replayed(folder, recorded, "silent")] == [None] * 3
+
+
+def test_a_run_with_an_external_store_is_replayed_without_it(folder: Path, recorded: Path) -> None:
+    change_config(folder, external_store_address="http://127.0.0.1:9", n_runners=0)
+    assert [each.difference for each in replayed(folder, recorded)] == [None] * 3
+
+
+def test_the_agent_of_a_replay_may_have_its_own_python(folder: Path, recorded: Path) -> None:
+    assert [each.difference for each in replayed(folder, recorded, runner_python=sys.executable)] == [None] * 3
+
+
+def test_objects_of_a_script_are_replayed(tmp_path: Path) -> None:
+    async def agent(task: Any) -> str:
+        body = {"model": "m", "messages": [{"role": "user", "content": task["question"]}]}
+        async with httpx.AsyncClient(timeout=60) as client:
+            reply = await client.post("https://api.openai.com/v1/chat/completions", json=body)
+        return f"{more}{reply.json()['choices'][0]['message']['content']}"
+
+    def reward(task: Any, answer: str) -> float:
+        return float(len(answer) > 0)
+
+    more, tasks = "", [{"question": f"How many are older than {n}?"} for n in range(3)]
+    settings: dict[str, Any] = {"model": "starter", "max_tokens": 8, "output_dir": str(tmp_path), "quiet": True}
+    run_dir = evaluate(agent, tasks, reward, **settings).run_dir
+    with pytest.raises(ConfigError, match=r"was started by a script, with its own agent, reward, tasks: name them"):
+        replay_in_python(run_dir)
+    assert [each.difference for each in replay_in_python(run_dir, agent, tasks, reward)] == [None] * 3
+    more = "more: "
+    [ended] = replay_in_python(run_dir, agent, tasks, reward, count=1)
+    assert ended.difference is not None
+    assert ended.difference.kind == "answer"
+
+
 def test_what_differs_first_is_shown_as_whole_values() -> None:
     assert first_difference("at 12:01:03, then", "at 12:01:47, then")[:2] == ("12:01:03", "12:01:47")
     assert first_difference("is 10.", "is 1.")[:2] == ("10", "1")
@@ -164,9 +234,17 @@ def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:
     assert code == 0
     assert re.match(r"replayed 3 of 3 rollouts, with 39 recorded calls, in .* s: 3 as recorded, 0 not\n", printed)
     (folder / "changes").write_text("clock")
+    os.utime(folder / "agent.py")
     code, printed = command("--all")
     assert code == 1
     assert "0 as recorded, 3 not\na clock: 3\n" in printed
+    assert f"note: changed since the run: {folder}/agent.py\n" in printed
+    assert f"note: not the run's own: agent {folder}/agent.py:agent, reward {folder}/agent.py:reward\n" in printed
+    (folder / "changes").write_text("")
+    change_config(folder, train_model="gpt-5")
+    code, printed = command("--all")
+    assert code == 0
+    assert "note: calls of models that --train-model gpt-5 leaves out: their replies are not in the record" in printed
     for options, message in (
         (["--rollout", "ro-none"], "has no rollout 'ro-none'"),
         (["--failed"], "none of the 3 rollouts"),
@@ -177,12 +255,20 @@ def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:
         assert message in printed
 
 
-def test_a_record_of_an_older_version_is_one_sentence(folder: Path) -> None:
+def test_a_damaged_record_is_one_sentence(folder: Path) -> None:
     for file in (folder / "runs" / "latest").rglob("*.parquet"):
-        rows = pq.read_table(file).to_pylist()
-        for call in (call for row in rows for call in row["calls"]):
+        file.write_bytes(file.read_bytes()[:-100])
+    done = CliRunner().invoke(groundwire, ["replay", str(folder / "runs" / "latest")])
+    assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
+    assert "cannot be read" in done.output
+
+
+def test_a_record_of_an_older_version_is_one_sentence(folder: Path) -> None:
+    def forget(row: dict[str, Any]) -> None:
+        for call in row["calls"]:
             del call["prompt_key"], call["reply_key"]
-        pq.write_table(pa.Table.from_pylist(rows), file)
+
+    change_rows(folder, forget)
     done = CliRunner().invoke(groundwire, ["replay", str(folder / "runs" / "latest")])
     assert done.exit_code == 2
     assert "was written by an older version of groundwire, which kept too little of each call" in done.output
