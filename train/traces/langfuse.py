@@ -33,7 +33,8 @@ def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[t
     """Each observation and score with its trace."""
     if isinstance(batch := record.get("batch"), list):
         bodies: list[Any] = [event.get("body") for event in batch if isinstance(event, Mapping)]
-        unread["Langfuse events of another form"] += len(batch) - sum(map(takes, bodies))
+        if others := len(batch) - sum(map(takes, bodies)):
+            unread["Langfuse events of another form"] += others
         for body in filter(takes, bodies):
             yield from split(body, _, unread)
         return

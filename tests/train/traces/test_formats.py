@@ -101,6 +101,7 @@ def langfuse_client() -> list[dict[str, Any]]:
     for part in trace["observations"]:
         if part["type"] == "GENERATION":
             part["input"] = [*part["input"]["messages"], {"role": "tool", "content": TOOL}]
+            part["metadata"] = {"lc_agent_name": "forecaster"}
     score = {"type": "score-create", "body": trace["scores"][0]}
     return [{"batch": [score]}, *trace["observations"]]
 
