@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 STATE = "learn.json"
 MARGIN = 0.05
 """A difference of fewer points, with its whole interval, is none."""
+_TOKENS = 4096
+"""Of a step of the fine-tuning: a few hundred traces make dozens of steps."""
 _STAGES = {
     "before": "before",
     "sft": "after fine-tuning",
@@ -279,7 +281,7 @@ class Learning:
 
     def _sft_settings(self, chats: Path, model: Path, folder: str) -> SFTSettings:
         config = self._settings()
-        common = {name: config[name] for name in ("device", "seed", "max_model_len")}
+        common = {name: config[name] for name in ("device", "seed", "max_model_len")} | {"tokens_per_step": _TOKENS}
         own = {"chats": str(chats.resolve()), "model": str(model), "output_dir": str(self.folder / folder)}
         return SFTSettings(**{**common, **self.request.sft, **own})
 
