@@ -94,6 +94,7 @@ def _run(agent: Agent, settings: list[str]) -> dict[str, Any]:
         result["check"] = json.loads(_output(_CHECK_S, python, "-m", "benchmarks.frameworks.conformance", agent.folder))
         if result["check"]["problems"]:
             raise FailedError(result["check"]["problems"][0])
+        result["replays"] = json.loads(_output(_CHECK_S, python, "-m", "benchmarks.frameworks.replays", agent.folder))
         if agent.trained and settings:
             result["training"] = _train(agent, python, settings)
     except (InstallError, FailedError) as error:

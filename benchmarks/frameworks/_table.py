@@ -21,8 +21,8 @@ _API_NAMES = {
     "ollama": "Ollama's chat",
 }
 _HEAD = (
-    "Framework", "Version", "Wire API", "Exact calls", "Tools; structured output", "Agent names", "Prefix breaks, %",
-    "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
+    "Framework", "Version", "Wire API", "Exact calls", "Replays", "Tools; structured output", "Agent names",
+    "Prefix breaks, %", "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
 )  # fmt: skip
 _README_HEAD = ("Framework", "Greedy accuracy", "Gain", "Gain on a GPU")
 
@@ -85,11 +85,22 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
         version,
         apis + (", streamed" if check["stream"] else ""),
         f"{check['traced']}{differs}",
+        _replays(result.get("replays") or []),
         "; ".join(filter(None, (_tools(check), ", ".join(check["structured"])))),
         ", ".join(filter(None, check["agents"])),
         _breaks(result.get("training")),
         *_accuracies(agent, result),
     ]
+
+
+def _replays(ways: Sequence[Mapping[str, Any]]) -> str:
+    """Rollouts and their calls, those with whole replies first, and what differed."""
+    shown = []
+    for way in sorted(ways, key=lambda way: way["streamed"]):
+        problems = [f"{way['diverged']} diverged"] * bool(way["diverged"])
+        problems += [f"{way['other_bytes']} with other bytes"] * bool(way["other_bytes"])
+        shown.append(f"{way['rollouts']} ({', '.join([str(way['calls']), *problems])})")
+    return "; ".join(shown)
 
 
 def _tools(check: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,12 @@ class CallingEngine:
 
 
 def _tools(prompt: str) -> list[dict[str, Any]]:
-    lines = [line for line in prompt.splitlines() if line.startswith('{"name": "')]
-    return [tool for tool in map(json.loads, lines) if "parameters" in tool or "description" in tool]
+    """The tools in a prompt of the starter, which also has replies that were cut off."""
+    tools = []
+    for line in prompt.splitlines():
+        with suppress(ValueError):
+            tools += [json.loads(line)] if line.startswith('{"name": "') else []
+    return [tool for tool in tools if "parameters" in tool or "description" in tool]
 
 
 def _call(tool: dict[str, Any], chance: random.Random) -> str:
@@ -143,10 +147,11 @@ def recorded_and_replayed(agent: Agent, *, other_way: bool, count: int, folder: 
     differences = [each.difference for each in ended if each.difference is not None]
     return {
         "rollouts": len(ended),
-        "failed": [rollout.outcome.message for rollout in rollouts if rollout.outcome.failure],
+        "failed": sum(bool(rollout.outcome.failure) for rollout in rollouts),
         "calls": sum(len(rollout.calls) for rollout in rollouts),
-        "streamed": any(body.startswith((b"data:", b"event:")) for each in last.values() for body in each),
-        "diverged": [f"{each.kind}: {each.sentence}" for each in differences],
+        "streamed": any(b"}\n{" in body or not body.startswith(b"{") for each in last.values() for body in each),
+        "diverged": len(differences),
+        "difference": differences[0].sentence if differences else "",
         "other_bytes": sum(then != now for then, now in pairs),
     }
 
@@ -182,7 +187,7 @@ def main() -> None:
     for other_way in (False, *([True] if agent.trained else [])):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             results.append(recorded_and_replayed(agent, other_way=other_way, count=count, folder=Path(folder)))
-    print(json.dumps(results), flush=True)
+    print(f"\n{json.dumps(results)}", flush=True)  # after what an agent has printed without an end of line
     os._exit(0)  # frameworks leave threads and processes behind that would be waited for
 
 
