@@ -24,7 +24,7 @@ _HEAD = (
     "Framework", "Version", "Wire API", "Exact calls", "Replays", "Tools; structured output", "Agent names",
     "Prefix breaks, %", "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
 )  # fmt: skip
-_README_HEAD = ("Framework", "Greedy accuracy", "Gain", "Gain on a GPU")
+_README_HEAD = ("Framework", "Gain", "Gain on a GPU")
 
 
 def write_pages(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -53,9 +53,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _readme_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     """Whether the agent gained by its training, in points."""
     trained = (result.get("training") or {}).get("validation", {})
-    accuracy = f"{trained['before']:.3f} → {trained['after']:.3f}" if "after" in trained else ""
     on_gpu = (result.get("gpu") or {}).get("validation", {})
-    return [f"[{agent.title}]({agent.path})", accuracy, _gain(trained), _gain(on_gpu)]
+    return [f"[{agent.title}]({agent.path})", _gain(trained), _gain(on_gpu)]
 
 
 def _gain(trained: Mapping[str, Any]) -> str:
@@ -94,12 +93,12 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
 
 
 def _replays(ways: Sequence[Mapping[str, Any]]) -> str:
-    """Rollouts and their calls, those with whole replies first, and what differed."""
+    """The calls that were answered from the record, those with whole replies first, and what differed."""
     shown = []
     for way in sorted(ways, key=lambda way: way["streamed"]):
         problems = [f"{way['diverged']} diverged"] * bool(way["diverged"])
         problems += [f"{way['other_bytes']} with other bytes"] * bool(way["other_bytes"])
-        shown.append(f"{way['rollouts']} ({', '.join([str(way['calls']), *problems])})")
+        shown.append(", ".join([str(way["calls"]), *problems]))
     return "; ".join(shown)
 
 

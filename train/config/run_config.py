@@ -355,6 +355,8 @@ class RunConfig(AgentSettings):
                 f"teacher is {self.teacher!r}, and teacher_model {self.teacher_model!r}: give a server's base URL, "
                 "such as http://127.0.0.1:8000/v1, and the name of its model"
             )
+        if self.teacher is not None and self.trainer == "gepa":
+            raise ConfigError("teacher is for trainers that update a model: gepa optimises prompts")
         if self.runner_processes and external:
             name = "runner_python" if self.runner_python else "runner_processes"
             raise ConfigError(

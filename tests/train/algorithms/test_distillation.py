@@ -75,6 +75,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({**TEACHER, "trainer": "gepa"}, "teacher is for trainers that update a model"),
         ({"teacher_model": "x"}, "teacher_model is x: give its server, too: teacher=URL"),
         ({"teacher": "gpt"}, "teacher is 'gpt', and teacher_model None: give a server's base URL"),
     ],
