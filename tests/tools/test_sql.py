@@ -138,6 +138,7 @@ def test_an_exception_of_a_signal_handler_is_no_query_error(database: Path) -> N
         signal.setitimer(signal.ITIMER_REAL, seconds)
         run_query(database, COUNT_FOR_EVER, timeout_s=60)
 
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]  # starts the thread that watches for pipes
     before, threads = signal.signal(signal.SIGALRM, handler), _thread._count()
     try:
         for moment in (*(0.0002 * number for number in range(1, 50)), 0.1):
