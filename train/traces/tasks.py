@@ -20,6 +20,7 @@ from groundwire.domains.held_out import question_key, together
 from groundwire.tools.errors import CommandError
 from groundwire.tools.terminal import counted
 from groundwire.train.store.rollout import Rollout
+from groundwire.train.traces.read import Traces
 from groundwire.train.traces.record import plain
 
 _ANSWERS, _HELD_OUT = 8, 0.2
@@ -76,7 +77,9 @@ def write_tasks(folder: Path, rollouts: Iterable[Rollout]) -> WrittenTasks:
             row["recorded_answer"] = task.answers[0][0] if task.answers else ""
         rows.append((row, task.started))
     if not rows:
-        raise CommandError(f"there is no task to write: {', '.join(f'{n:,} {why}' for why, n in left_out.items())}")
+        reasons = left_out + (rollouts.unread if isinstance(rollouts, Traces) else Counter())
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        raise CommandError(f"the traces have no task: {listed or 'they are empty'}")
     lines = [f"{folder / 'tasks.jsonl'}: {_divide(rows)}"]
     lines += [f"    left out: {count:,} {reason}" for reason, count in left_out.items()]
     folder.mkdir(parents=True, exist_ok=True)

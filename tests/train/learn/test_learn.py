@@ -165,6 +165,19 @@ def test_calls_of_no_trained_agent_are_an_error_that_says_why(tmp_path: Path, mo
     assert "3 other agents or models than the trained ones" in result.output
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"), [("# My notes\n", "1 files that are neither JSON nor OTLP"), ("", "they are empty")]
+)
+def test_a_file_without_traces_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text(text)
+    result = run("notes.md", "--model", "starter")
+    assert result.exit_code == 2
+    assert f"error: the traces have no task: {reason}" in result.output
+
+
 def test_objects_of_a_script_and_tasks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_traces(tmp_path / "t.jsonl", [chat(number, score=float(number != 3)) for number in range(12)])
