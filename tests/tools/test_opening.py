@@ -318,7 +318,7 @@ def test_a_column_with_a_long_text_is_read_whole(tmp_path: Path) -> None:
     assert _reward(path) == 1
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot set SQLite's limits: the heap limit holds")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot set SQLite's limits")
 def test_a_value_beyond_the_limit_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     make_database(path, f"{SCRIPT}; INSERT INTO t VALUES (2, zeroblob(20000000))")

@@ -324,7 +324,7 @@ def test_trim_returns_the_same_as_sqlites_own(database: Path, expression: str, v
     assert sqlite3.connect(":memory:").execute(f"SELECT {expression}").fetchall() == [(value,)]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot set SQLite's limits: the heap limit holds")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot set SQLite's limits")
 def test_a_value_is_bounded(database: Path) -> None:
     with pytest.raises(SqlError, match="too big"):
         run_query(database, "SELECT hex(zeroblob(400000000))")
