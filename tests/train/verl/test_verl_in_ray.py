@@ -217,7 +217,8 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     # The worker itself is to end, and it has the variables of the test, which an agent's own process would not get.
     own_process = "off" if agent.endswith("once_ended") else "fork"
     config = resolve(
-        "starter", trainer="verl", backend="custom", rollout_process=own_process, agent=agent, reward=f"{__name__}:in_turns",
+        "starter", trainer="verl", backend="custom", rollout_process=own_process, agent=agent,
+        reward=f"{__name__}:in_turns",
         n_runners=12, runner_processes=2, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",
     )  # fmt: skip
     flat = flat_config(config, run_dir=str(run.path.resolve()), model=str(STARTER))
