@@ -141,6 +141,7 @@ def _read(path: str, folder: Path) -> None:
     from groundwire.tools.mcp_sql.databases import Databases
     from groundwire.tools.schema import describe_table, table_info
     from groundwire.tools.sql import DatabaseCopies, QueryError, read_catalog, run_query
+    from groundwire.tools.text import visible
 
     def reward() -> None:
         task = {"id": "1", "question": "q", "query": "SELECT * FROM t0", "db_path": path, "db_id": "t"}
@@ -167,7 +168,7 @@ def _read(path: str, folder: Path) -> None:
         try:
             read()
         except (QueryError, RewardError) as error:
-            if not str(error).replace("\n", "").isprintable():
+            if visible(str(error)) != str(error):
                 print(f"Traceback (most recent call last):\nAssertionError: {str(error)!a}", file=sys.stderr)
         except Exception:
             traceback.print_exc()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from groundwire.tools.schema import TableInfo, table_info
-from groundwire.tools.sql import DatabaseError, run_query
+from groundwire.tools.schema import TableInfo, describe_table, table_info
+from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 SCRIPT = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, `name` VARCHAR(20), "Birth Date" DATE, fee DECIMAL(9,2), photo BLOB, x);
@@ -111,6 +111,27 @@ def test_internal_tables_are_not_shown(tmp_path: Path) -> None:
         tmp_path / "c.sqlite", "CREATE TABLE t (a INTEGER PRIMARY KEY AUTOINCREMENT); INSERT INTO t VALUES (1)"
     )
     assert table_info(tmp_path / "c.sqlite", example_values=0, show_keys=False).text == "CREATE TABLE t ( a int )"
+
+
+def test_no_error_about_a_database_steers_a_terminal(tmp_path: Path) -> None:
+    path, name = tmp_path / "c.sqlite", "v\x1b[2J"
+    make_database(
+        path,
+        f"""
+        CREATE TABLE t (a); PRAGMA writable_schema = ON;
+        INSERT INTO sqlite_master VALUES ('view', '{name}', '{name}', 0, 'CREATE VIEW v AS SELECT \x1b[31m FROM t');
+    """,
+    )
+    for read in (
+        lambda: describe_table(path, name),
+        lambda: describe_table(path, "no\x9b31m"),
+        lambda: run_query(path, "SELECT \x13"),
+        lambda: run_query(path, f'SELECT * FROM "{name}"'),
+        lambda: run_query(path, "SELECT [a\x07] FROM t"),
+    ):
+        with pytest.raises(QueryError) as error:
+            read()
+        assert str(error.value).isprintable()
 
 
 def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:

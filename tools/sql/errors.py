@@ -8,13 +8,16 @@ from contextlib import contextmanager
 
 from groundwire.tools.errors import BrokenResourceError
 from groundwire.tools.sql.opening import TO_BE_REPAIRED
-from groundwire.tools.text import printable
+from groundwire.tools.text import printable, visible
 
 _REASON_CHARS = 300
 
 
 class QueryError(Exception):
-    """A query failed. The message is written for the agent."""
+    """A query failed. The message is written for the agent; no text that it quotes steers a terminal."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))
 
 
 class SqlError(QueryError):
