@@ -188,8 +188,10 @@ class Program:
             with suppress(TimeoutError):
                 self._control = self._listener.accept()[0]
                 self._control.setblocking(True)
-                self._replies = self._control.makefile("rb")
-                if json.loads(self._replies.readline() or "{}").get("token") == self._token:
+                with self._control.makefile("rb", buffering=0) as unbuffered:  # what follows is for select() to see
+                    introduction = json.loads(unbuffered.readline() or "{}")
+                if introduction.get("token") == self._token:
+                    self._replies = self._control.makefile("rb")
                     break
         else:
             raise ValueError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,25 @@ def test_a_long_import_is_said_and_given_up(
     with pytest.raises(ValueError, match=r"its import did not end within 0.2 s"):
         agent.backend("import time\ntime.sleep(60)\ndef agent(question): ...")
     assert "goes on after 0.1 s" in caplog.text
+
+
+async def test_an_import_may_end_before_its_runner_reads_that_it_began(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = socket.socket.accept
+
+    def accept_late(listener: socket.socket) -> tuple[socket.socket, object]:
+        connection, address = accept(listener)
+        while connection.recv(1 << 16, socket.MSG_PEEK).count(b"\n") < 2:
+            time.sleep(0.01)
+        return connection, address
+
+    monkeypatch.setattr(process.program, "_LONG_S", 0.0)
+    monkeypatch.setattr(process.program, "_START_S", 0.0)
+    with monkeypatch.context() as late:
+        late.setattr(socket.socket, "accept", accept_late)
+        agent.backend("def agent(question):\n    return question")
+    assert texts(await agent("def agent(question):\n    return question", "a")) == ["a"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
