@@ -56,6 +56,7 @@ from groundwire.tools.files import remove_temporary_folders
 from groundwire.tools.interrupts import INTERRUPTED, allow_interrupts
 from groundwire.tools.machine import shortage, too_small
 from groundwire.tools.secrets import format_unhandled_messages, mask_secrets, say, say_traceback
+from groundwire.tools.text import visible
 
 _MODULES = {
     "agentlightning": "agentlightning",
@@ -104,6 +105,9 @@ class UserError(Exception):
     """True if blocked threads would keep the process from exiting normally."""
     is_said = False
     """Whether it has been printed, by another process."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())  # it quotes files, SQL and names of others
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback."""

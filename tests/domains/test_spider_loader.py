@@ -205,11 +205,15 @@ def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: py
     (folder / "database/pets/pets.sqlite").rename(folder / "database/pets/pets.db")
     (folder / "database/cars/cars.sqlite").unlink()
     script = folder / "database/cars/schema.sql"
-    script.write_text("CREATE TABLE car (maker); INSERT INTO car VALUES ('Volvo');")
+    modules = {"rtree(id, a, b)": "(1, 2, 3)", "fts4(a)": "('x')", "fts5(a)": "('x')"}
+    tables = (f"CREATE VIRTUAL TABLE t{n} USING {module};" for n, module in enumerate(modules))
+    rows = (f"INSERT INTO t{n} VALUES {row};" for n, row in enumerate(modules.values()))
+    script.write_text("".join(("CREATE TABLE car (maker); INSERT INTO car VALUES ('Volvo');", *tables, *rows)))
     data = spider.load(str(folder))
     assert Path(data.train[0]["db_path"]).name == "pets.db"
     database = data.validation[0]["db_path"]
     assert run_query(database, "SELECT maker FROM car").rows == [("Volvo",)]
+    assert run_query(database, "SELECT b, t1.a, t2.a FROM t0, t1, t2").rows == [(3.0, "x", "x")]
     assert domains.is_inside(database, domains.database_folders(spider, str(folder)))
 
 
@@ -223,6 +227,8 @@ def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: py
         (f"{NUMBERS} INSERT INTO car SELECT zeroblob(1000000) FROM n", "it makes more than 256 MB"),
         (f"{NUMBERS} SELECT * FROM (SELECT randomblob(1000) AS b FROM n) ORDER BY b", "more than 256 MB of memory"),
         (f"{NUMBERS} SELECT count(*) FROM n", "it takes more than 0.2 s of CPU time"),
+        ("CREATE TABLE '\x1b[2J'(a); CREATE TABLE '\x1b[2J'(a)", r"table '\x1b[2J' already exists"),
+        ("BEGIN; INSERT INTO car VALUES ('Volvo')", "its last transaction has no COMMIT"),
         (f"SELECT instr({'hex(zeroblob(9000000))'}, {'hex(zeroblob(4000000))'} || '1')", "0.2 s of CPU time"),
     ],
 )
