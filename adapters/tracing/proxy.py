@@ -40,6 +40,7 @@ from groundwire.adapters.tracing.wire.request import RefusedError, calling_agent
 from groundwire.tools import clock
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.guard import Guard
+from groundwire.tools.http.listening import listen_problem
 from groundwire.tools.http.server import HttpServer
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
@@ -132,12 +133,8 @@ class LLMProxy(HttpServer):
                     f"cannot listen on {self.host}, which is no address of this machine: give one of its own with "
                     "--proxy-host"
                 ) from error
-            problem = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise CommandError(
-                f"port {self.port} on {self.host} {problem}: give another one with --proxy-host HOST:PORT, or leave "
-                "it out for any free port",
-                exit_code=1,
-            ) from error
+            remedy = "give another one with --proxy-host HOST:PORT, or leave it out for any free port"
+            raise CommandError(listen_problem(self.host, self.port, error, remedy), exit_code=1) from error
         self.upstreams.start()
         self._writer = CallWriter(self._sink, self._sink.add_calls)
 

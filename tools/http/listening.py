@@ -39,6 +39,13 @@ def listen(host: str, port: int) -> socket.socket:
     return _Listener(listener.family, listener.type, listener.proto, listener.detach())
 
 
+def listen_problem(host: str, port: int, error: BaseException, remedy: str) -> str:
+    """Why no server can listen there, and what to do."""
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use: stop the server there, or {remedy}"
+    return f"cannot listen on {host}, port {port} ({getattr(error, 'strerror', None) or error}): {remedy}"
+
+
 def connections_wait() -> bool:
     """Whether new connections wait for files, so that a server should keep none without a request."""
     return time.monotonic() - _Listener.refused_at < _REFUSED_S

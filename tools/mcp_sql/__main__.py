@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ import typer
 from groundwire.tools.errors import CommandError, check_layer, exit_on_user_error
 from groundwire.tools.http.access_token import check_listen, given_token
 from groundwire.tools.http.guard import AsgiGuard, Guard
-from groundwire.tools.http.listening import listen
+from groundwire.tools.http.listening import listen, listen_problem
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.secrets import register_secret, say
 from groundwire.tools.sql import DatabaseError
@@ -145,8 +144,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
-        cause = "the port is taken, choose another --port" if error.errno == errno.EADDRINUSE else error
-        raise CommandError(f"cannot listen on {host}:{port}: {cause}") from error
+        raise CommandError(listen_problem(host, port, error, "give another --port or --host")) from error
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError, check_layer, named_layer
+from groundwire.tools.http.listening import listen_problem
 from groundwire.tools.secrets import say
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ def serve(
     except BaseException as error:
         loop.stop(server.stop())
         engine.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise CommandError(f"port {port} on {host} is in use: give another one, or 0 for any free port") from error
         if isinstance(error, (OSError, OverflowError)):
-            reason = getattr(error, "strerror", None) or error
-            raise CommandError(f"cannot listen on {host}, port {port}: {reason}") from error
+            raise CommandError(listen_problem(host, port, error, "give another one, or 0 for any free port")) from error
         raise
     return ServedModel(loop, server, engine, folder)

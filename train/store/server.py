@@ -7,7 +7,6 @@ would fail again has a 4xx status, so clients do not repeat it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import re
 import socket
@@ -27,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from groundwire.tools.http.guard import Guard, middleware
-from groundwire.tools.http.listening import BACKLOG, listen
+from groundwire.tools.http.listening import BACKLOG, listen, listen_problem
 from groundwire.tools.http.server import Runner
 from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API
@@ -52,10 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except (OSError, OverflowError) as error:
-        message = f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            message = f"port {port} on {host} is in use: stop the server there, or give another --port"
-        raise StoreAddressError(message) from error
+        raise StoreAddressError(listen_problem(host, port, error, "give another --port or --host")) from error
 
 
 @asynccontextmanager

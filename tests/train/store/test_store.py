@@ -430,7 +430,7 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
     await client.stop()
     taken = _start(*arguments).wait(30)
     assert taken.stderr == (
-        f"error: port {port} on 127.0.0.1 is in use: stop the server there, or give another --port\n"
+        f"error: port {port} on 127.0.0.1 is in use: stop the server there, or give another --port or --host\n"
     )
     assert taken.returncode == 2
     process.send_signal(signal.SIGTERM)
