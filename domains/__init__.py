@@ -15,7 +15,7 @@ from groundwire.domains._types import (
     is_inside,
     load_split,
 )
-from groundwire.domains.columns import columns_line, gold_answer, visible_columns
+from groundwire.domains.columns import columns_line, gold_answer, gold_value, visible_columns
 from groundwire.domains.held_out import hold_out, shared_notes
 from groundwire.domains.task_list import TaskList, task_list
 from groundwire.tools.sql.answers import KINDS as ANSWER_KINDS
@@ -35,6 +35,7 @@ __all__ = [
     "database_folders",
     "get",
     "gold_answer",
+    "gold_value",
     "hold_out",
     "is_inside",
     "load_split",

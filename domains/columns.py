@@ -53,9 +53,23 @@ def gold_answer(task: Task, first: Iterable[str] = (), *, read: Collection[str] 
     """The gold answer of ``task``, for people: of the columns ``first``, of those that the reward may ``read``, or of
     the likeliest by its name; "" if there is none.
     """
+    return _text([value for _, value in _gold_columns(task, first, read)])
+
+
+def gold_value(task: Task, first: Iterable[str] = (), *, read: Collection[str] = ()) -> Any:
+    """The value of the column in which :func:`gold_answer` finds the gold, such as a list or a table; None without."""
+    for name, value in _gold_columns(task, first, read):
+        nested = isinstance(value, Mapping) and not any(word in _squeezed(name) for word in GOLD_WORDS)
+        if (gold := gold_value(value) if nested else value) not in (None, "", [], {}):
+            return gold
+    return None
+
+
+def _gold_columns(task: Task, first: Iterable[str], read: Collection[str]) -> list[tuple[str, Any]]:
+    """The columns that may hold the gold, the likeliest first."""
     named = [name for name in task.keys() - _ALWAYS_SHOWN if name in read or _is_gold(name) or name == "query"]
     named.sort(key=lambda name: (name not in read, not _is_gold(name), _rank(name, task[name])))
-    return _text([task.get(name) for name in (*first, *named)])
+    return [(name, task.get(name)) for name in (*first, *named)]
 
 
 def _text(value: Any) -> str:

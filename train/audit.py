@@ -12,12 +12,21 @@ import typer
 
 from groundwire import domains
 from groundwire.domains.text_to_sql.golds import check_golds
-from groundwire.rewards import has_variants, in_training, without_variants
+from groundwire.rewards import (
+    Reward,
+    RewardError,
+    describe_call,
+    has_variants,
+    in_training,
+    with_time_limit,
+    without_variants,
+)
+from groundwire.rewards.attack import AttackResult, UserTruth, attack, code_hash, save_attack
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
-from groundwire.tools.terminal import Version, progress
+from groundwire.tools.terminal import Version, counted, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.run_reader import read_answers
@@ -28,13 +37,18 @@ ALLOWED = 0.05
 _EXAMPLES = 3
 _EXAMINED = 300
 """Tasks whose variants are made: each takes some hundredths of a second."""
+FAIL_ABOVE = 0.5
+"""Of a right answer's reward, what a wrong strategy may earn."""
+_ATTACKED, _PAID_CALLS, _CALL_S = 60, 300, 60.0
+"""Tasks; calls of a judge's model; seconds of one call."""
+_NO_JUDGE: dict[str, Any] = {"judge_model": None, "judge_base_url": None, "judge": None}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
-    domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
+    domain: Annotated[str, typer.Option("--domain", "--tasks", help="Domain, or a file of your tasks")] = "spider",
     reward: Annotated[
         str | None, typer.Option(help="A name, or a sum such as 0.9*a+0.1*b; default: the domain's")
     ] = None,
@@ -42,7 +56,9 @@ def main(
     judge_base_url: JudgeBaseUrl = None,
     judge: JudgePairs = None,
     data_dir: Annotated[str | None, typer.Option(help="The domain's data; default: bundled")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Audit this many tasks of training and validation; 0: all")] = 0,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Audit this many tasks of training and validation; 0: all, or with --attack 60")
+    ] = 0,
     allow: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of tasks that may have a finding before the exit is 1")
     ] = ALLOWED,
@@ -53,6 +69,21 @@ def main(
         str | None,
         typer.Option(help="With --suspects: a run or evaluation whose answers may contradict golds", metavar="RUN_DIR"),
     ] = None,
+    attacks: Annotated[
+        bool, typer.Option("--attack", help="Search for wrong answers that the reward pays, by the form of the golds")
+    ] = False,
+    fail_above: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="With --attack: what a wrong strategy may earn of a right answer's reward"),
+    ] = FAIL_ABOVE,
+    truth: Annotated[
+        str | None,
+        typer.Option(help="With --attack: your function that says what is right (above 0.5)", metavar="MODULE:NAME"),
+    ] = None,
+    max_calls: Annotated[
+        int | None, typer.Option(min=1, help="With --attack: calls of the reward; default: 300 with a judge's model")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --attack: of the choice of tasks and answers")] = 0,
     json_file: JsonFile = None,
     version: Version = False,
 ) -> None:
@@ -65,7 +96,8 @@ def main(
     0: the reward is fit to train on
 
     1: it is not: no gold scores above all wrong answers, an attack wins,
-    conditions make no difference, or too many tasks have findings
+    conditions make no difference, or too many tasks have findings;
+    with --attack a wrong strategy earns more than --fail-above
 
     2: the audit could not run
     """
@@ -74,6 +106,14 @@ def main(
         if rollouts is not None and suspects_file is None:
             raise CommandError("--rollouts needs --suspects: the file to write")
         judges = {"judge_model": judge_model, "judge_base_url": judge_base_url, "judge": judge}
+        if attacks:
+            result = attack_reward(
+                domain, reward, data_dir=data_dir, limit=limit, truth=truth, max_calls=max_calls, seed=seed, **judges
+            )
+            if json_file is not None:
+                write_json(json_file, result.to_json())
+            say("\n".join(attack_lines(result, fail_above)))
+            raise typer.Exit(1 if result.holes(fail_above) else 0)
         examined = examine(domain, reward, data_dir=data_dir, limit=limit, allow=allow, **judges)
         if json_file is not None:
             write_json(json_file, examined.json)
@@ -81,6 +121,79 @@ def main(
     *lines, verdict = examined.lines
     say("\n".join([*lines, *listed, verdict]))
     raise typer.Exit(1 if examined.unfit else 0)
+
+
+def attack_reward(
+    domain: str,
+    reward: str | None,
+    *,
+    data_dir: str | None = None,
+    limit: int = 0,
+    truth: str | None = None,
+    max_calls: int | None = None,
+    seed: int = 0,
+    **judges: Any,
+) -> AttackResult:
+    """Attack ``reward`` on the tasks of ``domain`` (:func:`groundwire.rewards.attack.attack`), and keep the result.
+
+    ``judges`` are the options of :func:`.get_reward`.
+    """
+    chosen, tasks, name, function, notes, data = _load(domain, reward, data_dir, judges)
+    view = AgentView.of(chosen, function)
+    paid = judges.get("judge_model") is not None
+    for note in notes:
+        say(f"note: {note}", err=True)
+    if paid and max_calls is None:
+        max_calls = _PAID_CALLS
+        say(f"note: at most {max_calls} answers are judged by the model: --max-calls changes it", err=True)
+    try:
+        with in_training():
+            result = asyncio.run(
+                attack(
+                    tasks,
+                    with_time_limit(function, _CALL_S),
+                    golds=list(map(view.gold_value, tasks)),
+                    answers=view.answers,
+                    truth=None if truth is None else UserTruth(get_reward(truth, **_NO_JUDGE)[0], truth),
+                    name=name,
+                    source=data.source,
+                    limit=limit or _ATTACKED,
+                    max_calls=max_calls,
+                    seed=seed,
+                    on_plan=lambda line: say(f"plan: {line}", err=True),
+                )
+            )
+    except RewardError as error:
+        raise CommandError(f"reward {name}: {error}") from error
+    try:
+        save_attack(result, code_hash(name, function, data.source))
+    except OSError as error:
+        say(f"warning: the attack is not kept for training: {error}", err=True)
+    return result
+
+
+def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
+    """An attack for the user, the verdict last."""
+    lines = [
+        f"data: {result.source}",
+        f"what is wrong is known by {result.truth}; {result.unknown:.0%} of the answers are unknown",
+    ]
+    lines += [f"note: {note}" for note in result.notes]
+    lines += [f"note: the reward raised an error for {result.failed:,} answers"] if result.failed else []
+    lines += ["", f"{'pay':>5}  {'tasks':>5}  strategy"]
+    lines += [f"{row.pay:>5.2f}  {row.tasks:>5,}  {row.name}: {row.variant}".rstrip(": ") for row in result.strategies]
+    holes = result.holes(fail_above)
+    for row in holes[:_EXAMPLES]:
+        lines += [
+            "",
+            f"{row.name} ({row.variant}) earns {row.pay:.0%} of what right answers earn; to fix it: {row.fix}",
+        ]
+        for example in row.examples:
+            answer = " ".join(example.answer.split())[:140]
+            lines.append(f"    {example.task}: {answer!r} scores {example.score:g}, right {example.right_score:g}")
+    lines += ["", f"{result.calls:,} calls on {result.tasks:,} tasks in {result.seconds:.1f} s"]
+    verdict = f"not fit to train on: {counted(len(holes), 'wrong strategy')} earn more than {fail_above:g}"
+    return [*lines, verdict if holes else f"fit to train on: no wrong strategy earns more than {fail_above:g}"]
 
 
 class Examined(NamedTuple):
@@ -105,13 +218,8 @@ def examine(
 ) -> Examined:
     """Audit ``reward`` on the tasks of ``domain``; ``judges`` are the options of :func:`.get_reward`."""
     started = time.monotonic()
-    chosen = domains.get(domain)
-    name = reward or chosen.default_reward
-    function, notes = get_reward(name, **{"judge_model": None, "judge_base_url": None, "judge": None, **judges})
-    data = chosen.load(data_dir)
-    tasks = _sample([*data.train, *data.validation], limit)
-    if not tasks:
-        raise CommandError(f"{data.source}: there are no tasks to audit")
+    chosen, every, name, function, notes, data = _load(domain, reward, data_dir, judges)
+    tasks = _sample(every, limit)
     view = AgentView.of(chosen, function)
     golds, databases = list(map(view.gold, tasks)), chosen.database
     with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
@@ -134,6 +242,23 @@ def examine(
     lines.append(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
     lines.append(f"not fit to train on: {unfit}" if unfit else "fit to train on")
     return Examined(tasks, unfit, lines, {**told, **figures, "without_variants": alone, **asdict(result)})
+
+
+def _load(
+    domain: str, reward: str | None, data_dir: str | None, judges: dict[str, Any]
+) -> tuple[domains.Domain, list[Any], str, Reward, list[str], domains.TaskData]:
+    """The domain, its tasks, the reward's name, the reward, notes about it, and the data."""
+    chosen = domains.get(domain)
+    name = reward or chosen.default_reward
+    if not name:
+        raise CommandError(f"{domain} has no reward of its own: give --reward, such as ./reward.py:reward")
+    function, notes = get_reward(name, **{**_NO_JUDGE, **judges})
+    data = chosen.load(data_dir)
+    tasks = [*data.train, *data.validation]
+    if not tasks:
+        raise CommandError(f"{data.source}: there are no tasks to audit")
+    describe_call(function, tasks[0])
+    return chosen, tasks, name, function, notes, data
 
 
 def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:

@@ -59,6 +59,10 @@ class AgentView:
         """The gold answer, for people."""
         return domains.gold_answer(task, self.domain.gold_columns, read=self.read)
 
+    def gold_value(self, task: Task) -> Any:
+        """The gold answer as its column holds it; None without one."""
+        return domains.gold_value(task, self.domain.gold_columns, read=self.read)
+
     async def score(self, reward: rewards.Reward, task: Task, answer: str, steps: Any) -> Any:
         """Call ``reward``. A column that it reads, and that its code does not name, is hidden from then on."""
         names = set[str]()

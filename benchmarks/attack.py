@@ -1,0 +1,61 @@
+"""How many planted holes ``groundwire audit --attack`` finds, and its false alarms on sound rewards.
+
+``python -m benchmarks.attack [SEEDS]``, in a clone: the rewards and tasks of tests/rewards/attack.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks._results import record
+from groundwire.rewards.attack import AttackResult
+from groundwire.tools.errors import UserError
+from groundwire.train.audit import FAIL_ABOVE, attack_reward
+
+FOLDER = Path(__file__).parents[1] / "tests" / "rewards" / "attack"
+sys.path.insert(0, str(FOLDER))
+
+
+def main() -> None:
+    """A line for each reward and seed; then the counts of each file of rewards."""
+    from task_files import MAKERS, write_tasks
+
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: str(write_tasks(name, Path(folder))) for name in MAKERS}
+        for module in ("planted", "sound", "planted_others", "sound_others"):
+            if not (FOLDER / f"{module}.py").exists():
+                continue
+            tasks = __import__(module).TASKS
+            for seed in range(seeds):
+                alarms, longest = 0, 0.0
+                for name, form in tasks.items():
+                    started = time.monotonic()
+                    try:
+                        result = attack_reward(
+                            files.get(form, form),
+                            f"{FOLDER / module}.py:{name}" if ":" not in name else name,
+                            seed=seed,
+                        )
+                    except UserError as error:
+                        print(f"{module}.{name}: {error}")
+                        continue
+                    longest = max(longest, time.monotonic() - started)
+                    alarms += bool(result.holes(FAIL_ABOVE))
+                    print(f"{module}.{name}, seed {seed}: {_told(result)}", flush=True)
+                print(
+                    f"{module}, seed {seed}: {alarms} of {len(tasks)} are said to have a hole; at most {longest:.1f} s"
+                )
+                record(f"{module}: said to have a hole", alarms, unit=f"of {len(tasks)} rewards")
+
+
+def _told(result: AttackResult) -> str:
+    best = "; ".join(f"{row.pay:.2f} {row.name} ({row.variant}, {row.tasks})" for row in result.strategies[:2])
+    return f"{len(result.holes(FAIL_ABOVE))} strategies; {best}; {result.unknown:.0%} unknown, {result.seconds} s"
+
+
+if __name__ == "__main__":
+    main()

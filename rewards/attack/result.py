@@ -1,0 +1,110 @@
+"""The result of an attack, and the file in the user's cache that keeps it for training and its watch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from groundwire.rewards._types import Reward
+from groundwire.tools.files import read_json
+from groundwire.tools.types import AgentStep
+
+CACHE = user_cache_path("groundwire", appauthor=False) / "attacks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A wrong answer that can be scored again. ``right_score`` is that of the task's right answer."""
+
+    task: str
+    answer: str
+    steps: list[AgentStep]
+    score: float
+    right_score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyResult:
+    """What a strategy earned. ``tasks`` is the number of tasks for which its answer was known to be wrong."""
+
+    name: str
+    variant: str
+    """Its best-paid way."""
+    fix: str
+    """The sentence that would fix the reward."""
+    pay: float
+    tasks: int
+    examples: list[Example]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """An attack on a reward; ``strategies`` is sorted, the best-paid first."""
+
+    reward: str
+    source: str
+    """Where the tasks are from."""
+    truth: str
+    tasks: int
+    calls: int
+    seconds: float
+    failed: int
+    """Calls in which the reward raised an error."""
+    unknown: float
+    """The share of the answers of which nobody knows whether they are wrong, 0 to 1: these do not count."""
+    strategies: list[StrategyResult]
+    notes: list[str] = field(default_factory=list)
+
+    def holes(self, above: float) -> list[StrategyResult]:
+        """The strategies whose pay is more than ``above``."""
+        return [strategy for strategy in self.strategies if strategy.pay > above]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; :meth:`from_json` reads it."""
+        return {"version": 1, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> AttackResult:
+        """Raises ``ValueError`` for JSON of another format."""
+        try:
+            if value.pop("version") != 1:
+                raise ValueError("an attack of another version of groundwire")
+            rows = [
+                {**row, "examples": [Example(**example) for example in row["examples"]]} for row in value["strategies"]
+            ]
+            return cls(**{**value, "strategies": [StrategyResult(**row) for row in rows]})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no result of an attack: {error}") from error
+
+
+def code_hash(name: str, reward: Reward, source: str) -> str:
+    """A hash of the reward's name, of the file with its code, and of the source of the tasks."""
+    function: Any = reward
+    while inner := getattr(function, "func", getattr(function, "__wrapped__", None)):
+        function = inner
+    code = b""
+    with suppress(OSError, TypeError):
+        code = Path(inspect.getsourcefile(function) or "").read_bytes()
+    return hashlib.sha256(b"\0".join((name.encode(), code, source.encode("utf-8", "replace")))).hexdigest()[:32]
+
+
+def save_attack(result: AttackResult, key: str) -> Path:
+    """Write ``result`` into the cache, under a :func:`code_hash`. Raises ``OSError``."""
+    file = CACHE / key / "attack.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result.to_json(), ensure_ascii=True, indent=1), encoding="utf-8")
+    return file
+
+
+def load_attack(key: str) -> AttackResult | None:
+    """The saved attack, or None if there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return AttackResult.from_json(read_json(CACHE / key / "attack.json"))
+    return None
