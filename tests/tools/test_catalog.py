@@ -27,7 +27,7 @@ def _entry(path: Path, *values: object) -> None:
     """A database with a row of sqlite_master that SQLite itself would not write."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript(f"{TABLES} PRAGMA writable_schema = ON")
-        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", values)
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, CAST(? AS TEXT))", values)
 
 
 def _script(script: str):
@@ -74,6 +74,12 @@ SKIPPED = {
     ),
     "a module that is missing, in other words": (
         _row("table", "v", "create  virtual\ntable v using SpatiaLite(x)"), "v", "no such module: SpatiaLite",
+    ),
+    "a module whose name is no UTF-8": (
+        _row("table", "v", b"CREATE VIRTUAL TABLE v USING x\xfb(a)"), "v", r"no such module: x\xfb",
+    ),
+    "a view on a column whose name is no UTF-8": (
+        _row("view", "v", b"CREATE VIEW v AS SELECT \xfb FROM customers"), "v", r"no such column: \xfb",
     ),
     "a full-text index without its tables": (_without_its_tables, "v", "vtable constructor failed: v"),
     "nested views": (_many_views, "v39", "to"),

@@ -22,7 +22,15 @@ from typing import Any, Literal, NamedTuple
 
 from groundwire.tools.infrastructure import is_sqlite_failure
 from groundwire.tools.sql.errors import DatabaseError, readable
-from groundwire.tools.sql.opening import DAMAGED_ENTRY, ReadOnly, open_readonly, signature, without_waiting
+from groundwire.tools.sql.opening import (
+    DAMAGED_ENTRY,
+    SQLITE_ERRORS,
+    ReadOnly,
+    open_readonly,
+    signature,
+    sqlite_message,
+    without_waiting,
+)
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
 Kind = Literal["table", "virtual table", "view"]
@@ -152,10 +160,10 @@ def _read(path: str, _signature: tuple[int, ...]) -> Catalog:
                 if entry.kind != "view":
                     raise
                 skipped[entry.name] = "its columns take too much memory to find"
-            except (sqlite3.Error, UnicodeError) as error:
+            except SQLITE_ERRORS as error:
                 if not limit.expired and is_sqlite_failure(error) and not is_damage(error):
                     raise  # of the whole file, such as a lock
-                skipped[entry.name] = limit.expired or str(error)
+                skipped[entry.name] = limit.expired or sqlite_message(error)
             else:
                 if table.columns:
                     tables.setdefault(entry.name, table)

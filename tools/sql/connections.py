@@ -28,7 +28,7 @@ import threading
 import time
 
 from groundwire.tools.sql.catalog import Entry, entries, may_fill_memory, quote_identifier, views_may_fill_memory
-from groundwire.tools.sql.opening import OPCODES_PER_CHECK, open_readonly
+from groundwire.tools.sql.opening import OPCODES_PER_CHECK, SQLITE_ERRORS, open_readonly
 
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
@@ -118,7 +118,7 @@ class Connection:
                 raise NeedsProcessError
             self._open_virtual_tables(listed)
             self.start(deadline, stops)
-        except sqlite3.Error:
+        except SQLITE_ERRORS:
             if self.stopped:
                 raise StoppedError from None
             raise
@@ -133,7 +133,7 @@ class Connection:
         for name in self._virtual_tables:
             try:
                 self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608
-            except sqlite3.Error:  # a module that is missing, or tables of its own; only a query that reads it fails
+            except SQLITE_ERRORS:  # a module that is missing, or tables of its own; only a query that reads it fails
                 if self.stopped:
                     raise
 

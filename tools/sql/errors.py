@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from groundwire.tools.errors import BrokenResourceError
-from groundwire.tools.sql.opening import TO_BE_REPAIRED
+from groundwire.tools.sql.opening import SQLITE_ERRORS, TO_BE_REPAIRED, sqlite_message
 from groundwire.tools.text import printable, visible
 
 _REASON_CHARS = 300
@@ -40,7 +39,7 @@ def unreadable(path: str, error: Exception) -> DatabaseError:
     """The error of a database that cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
         return DatabaseError(f"no database at {printable(path)}")
-    reason = printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    reason = printable(getattr(error, "strerror", None) or sqlite_message(error) or type(error).__name__)
     if reason == "attempt to write a readonly database":
         reason = TO_BE_REPAIRED
     if len(reason) > _REASON_CHARS:
@@ -53,7 +52,7 @@ def readable(path: str) -> Iterator[None]:
     """Raise :class:`DatabaseError` if the file ``path`` turns out to be missing or no database that can be read."""
     try:
         yield
-    except (OSError, sqlite3.Error, MemoryError) as error:
+    except (OSError, *SQLITE_ERRORS, MemoryError) as error:
         raise unreadable(path, error) from error
 
 

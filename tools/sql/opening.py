@@ -50,8 +50,18 @@ LOGS = (_LOG, _JOURNAL)
 """The ends of the names of the files that hold a part of a database's content."""
 _SCHEMA_DAMAGE = re.compile(r"malformed database schema \((.*?)\)(?: - (.*))?", re.DOTALL)
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement of SQLite raises: the second if SQLite's message repeats text of the file that is no UTF-8."""
+
 # Bytes that are not UTF-8 are dropped, as in Spider's evaluator.
 _decode = functools.partial(str, encoding="utf-8", errors="ignore")
+
+
+def sqlite_message(error: Exception) -> str:
+    """The text of an error, of :data:`SQLITE_ERRORS` or other."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no UTF-8: {error.object.decode(errors='backslashreplace')}"
+    return str(error)
 
 
 def has_suffix(path: str | PurePath) -> bool:
@@ -241,7 +251,7 @@ class ReadOnly(sqlite3.Connection):
 
 
 def open_readonly(path: str, *, stop: Callable[[], bool] | None = None) -> ReadOnly:
-    """A read-only connection without limits, whose schema has been read. Raises sqlite3.Error and OSError.
+    """A read-only connection without limits, whose schema has been read. Raises OSError and :data:`SQLITE_ERRORS`.
 
     ``stop`` is asked at SQLite's steps, now and later; when it returns true, the statement fails.
     """
@@ -283,7 +293,7 @@ def _read_schema(raw: ReadOnly) -> None:
     read = "SELECT 1 FROM sqlite_master LIMIT 0"
     try:
         raw.execute(read).close()
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+    except SQLITE_ERRORS as error:
         match = _SCHEMA_DAMAGE.match(str(error))
         # A name in SQLite's message that is no UTF-8 is an error of another class, or one without a message.
         if match is None and isinstance(error, sqlite3.Error) and str(error):

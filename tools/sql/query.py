@@ -30,7 +30,7 @@ from groundwire.tools.sql.errors import (
     timeout_error,
     unreadable,
 )
-from groundwire.tools.sql.opening import without_waiting
+from groundwire.tools.sql.opening import SQLITE_ERRORS, sqlite_message, without_waiting
 from groundwire.tools.text import with_reasons
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool, answer_requests, time_limit
 
@@ -155,7 +155,7 @@ def _run(
         if inline and not cancelled and time.perf_counter() < started + timeout_s:
             raise connections.NeedsProcessError from error
         raise timeout_error(timeout_s, cancelled=cancelled) from error
-    except (OSError, sqlite3.Error, MemoryError) as error:
+    except (OSError, *SQLITE_ERRORS, MemoryError) as error:
         raise unreadable(path, error) from error
     cursor = conn.raw.cursor()
     try:
@@ -209,7 +209,7 @@ def _run_in_process(
 
 def _query_error(conn: connections.Connection, sql: str, error: Exception, timeout_s: float) -> QueryError:
     """The error of a query that SQLite ended with ``error`` on the connection ``conn``."""
-    message = str(error)
+    message = sqlite_message(error)
     code: int = getattr(error, "sqlite_errorcode", 0)
     result: QueryError
     if conn.stopped:
