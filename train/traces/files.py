@@ -10,12 +10,14 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import MAX_BYTES, open_regular, parse_json
 
-_LISTS = ("resourceSpans", "resource_spans", "data", "entries", "traces", "runs", "spans", "items")
+_OTLP_LISTS = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
+_LISTS = ("data", "entries", "traces", "runs", "spans", "items")
 """Keys of a document whose list has the records."""
 _TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _BLOCK = 1 << 20
@@ -79,7 +81,7 @@ def _unwrapped(value: Any) -> Iterator[Any]:
     """The elements of a list, or of the list that a document is around; else the value."""
     holder = value.get("log", value) if isinstance(value, dict) else value
     if isinstance(holder, dict) and not {"id", "traceId", "trace_id", "messages"} & holder.keys():
-        lists = [holder[name] for name in _LISTS[2:] if isinstance(holder.get(name), list)]
+        lists = [holder[name] for name in _LISTS if isinstance(holder.get(name), list)]
         holder = lists[0] if lists else value
     yield from holder if isinstance(holder, list) else [value]
 
@@ -104,7 +106,7 @@ def _list_start(head: bytes) -> int:
     """Where the list of records begins, inside of objects only; 0 if there is none."""
     key, depth = b"", 0
     for token in _TOKEN.finditer(head):
-        if token[0] == b"[" and key in map(str.encode, _LISTS):
+        if token[0] == b"[" and key in map(str.encode, (*_OTLP_LISTS, *_LISTS)):
             return token.end()
         if token[0] in (b"[", b"]"):
             depth += 1000 if token[0] == b"[" else -1000
@@ -138,7 +140,11 @@ def _objects(stream: Any, unread: Counter[str]) -> Iterator[bytes]:
 
 
 def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
-    """The resources of OTLP's ``TracesData``, of several one after the other, or each after its length (collector)."""
+    """The resources of OTLP's ``TracesData`` or ``LogsData``, of several one after the other, or each after its length
+    (collector).
+    """
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogsData, ResourceLogs
     from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, TracesData
 
     while head := stream.read(1):
@@ -148,12 +154,22 @@ def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
         if not body or len(body) < size:
             unread[_CUT if body else "files that are neither JSON nor OTLP"] += 1
             return
-        try:
-            found = TracesData.FromString(body).resource_spans if framed else [ResourceSpans.FromString(body)]
-        except Exception:  # google.protobuf.message.DecodeError
+        resources = list[Any]()
+        with suppress(DecodeError):
+            resources = list(TracesData.FromString(body).resource_spans if framed else [ResourceSpans.FromString(body)])
+        if not resources or any(not span.trace_id for one in resources for of in one.scope_spans for span in of.spans):
+            with suppress(DecodeError):  # both have the same numbers of fields
+                logs = LogsData.FromString(body).resource_logs if framed else [ResourceLogs.FromString(body)]
+                resources = list(logs) if any(_has_logs(one) for one in logs) else resources
+        if not resources:
             unread["messages that are no OTLP"] += 1
-            continue
-        yield from found
+        yield from resources
+
+
+def _has_logs(resource: Any) -> bool:
+    """Whether what was read as log records has their times, which spans read so have not."""
+    logs = [log for scope in resource.scope_logs for log in scope.log_records]
+    return bool(logs) and all(log.time_unix_nano or log.observed_time_unix_nano for log in logs)
 
 
 def _varint(stream: Any) -> int:

@@ -1,22 +1,17 @@
-"""OpenTelemetry: OTLP as JSON and protobuf, and the spans that SDKs print, with the attributes of any convention.
+"""OpenTelemetry: OTLP as JSON and protobuf, and what SDKs print, with the attributes of any convention.
 
-GenAI semantic conventions in all their forms (attributes, events, numbered attributes of OpenLLMetry), OpenInference
-(Phoenix), Langfuse's and the AI SDK's own names.
+GenAI semantic conventions in all their forms (attributes, events of spans and as log records, numbered attributes of
+OpenLLMetry), OpenInference (Phoenix), Langfuse's and the AI SDK's own names.
 """
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from groundwire.train.traces.messages import (
-    count_of,
-    read_messages,
-    text_of,
-    value_of,
-)
+from groundwire.train.store.otlp_values import plain_attributes, plain_value
+from groundwire.train.traces.messages import count_of, read_messages, text_of, value_of
 from groundwire.train.traces.record import plain, seconds
 from groundwire.train.traces.spans import Item, TracerSpan, agent_in, each, llm_fields, rollout_of
 
@@ -57,35 +52,83 @@ _LISTED = {"gen_ai.prompt", "gen_ai.completion", "llm.input_messages", "llm.outp
 """Lists whose elements are attributes of their own: ``gen_ai.prompt.0.role``."""
 _NESTED = {"gen_ai", "llm", "input", "output", "openinference", "session", "agent", "tool"}
 """First words of attributes that some exports write as objects in objects."""
+_RESOURCES, _SCOPES, _PARTS = (
+    ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs"),
+    ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "scopeLogs", "scope_logs"),
+    ("spans", "logRecords", "log_records"),
+)
+_OF_LOGS = {"timeUnixNano", "observedTimeUnixNano", "severityNumber", "severity_number", "eventName"}
+"""Fields that spans do not have."""
 _DETAILS, _EVALUATION = "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result"
 
 
 def takes(record: Any) -> bool:
-    """Whether ``record`` has spans of OTLP, or is a span as an SDK prints it."""
+    """Whether ``record`` has spans or log records of OTLP, or is one as an SDK prints it."""
     if not isinstance(record, Mapping):
-        return hasattr(record, "scope_spans")
-    spans = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans"}
+        return hasattr(record, "scope_spans") or hasattr(record, "scope_logs")
     context = record.get("context")
     printed = isinstance(context, Mapping) and "trace_id" in context and "span_id" in context
-    return not spans.isdisjoint(record) or printed or ("traceId" in record and "spanId" in record)
+    known = {"traceId", "spanId"}, {"trace_id", "span_id", "severity_number"}
+    return printed or not {*_RESOURCES, *_SCOPES}.isdisjoint(record) or any(keys <= record.keys() for keys in known)
 
 
 def split(record: Any, _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
-    """The trace and the item of each span of ``record``."""
-    spans: Iterable[Any] = (span for scope in getattr(record, "scope_spans", ()) for span in scope.spans)
-    yield from each(_read, spans if not isinstance(record, Mapping) else _spans_in(record), name, unread)
+    """The trace and the item of each span of ``record``, and of each log record that is an event of GenAI."""
+    parts = list(_parts_in(record) if isinstance(record, Mapping) else _parts_of(record))
+    kept = [part for part in parts if not _is_log(part) or _event_of(part).startswith("gen_ai.")]
+    if others := len(parts) - len(kept):
+        unread["log records that are no events of the GenAI conventions"] += others
+    yield from each(_read, kept, name, unread)
 
 
-def _spans_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for resource in _lists(record, "resourceSpans", "resource_spans") or [record]:
-        scopes = _lists(resource, "scopeSpans", "scope_spans") or _lists(resource, "instrumentationLibrarySpans")
-        for span in [span for scope in scopes for span in _lists(scope, "spans")] or [resource]:
-            if "resource" not in span or "context" in span:
-                yield span
+def _parts_of(resource: Any) -> Iterator[Any]:
+    """The spans or the log records of a resource of OTLP's protobuf."""
+    for scope in getattr(resource, "scope_spans", ()) or getattr(resource, "scope_logs", ()):
+        yield from getattr(scope, "spans", ()) or getattr(scope, "log_records", ())
 
 
-def _lists(holder: Mapping[str, Any], *names: str) -> list[Any]:
-    value = next((holder[name] for name in names if name in holder), None)
+def _parts_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for resource in [part for name in _RESOURCES for part in _lists(record, name)] or [record]:
+        scopes = [scope for name in _SCOPES for scope in _lists(resource, name)]
+        for part in [part for scope in scopes for name in _PARTS for part in _lists(scope, name)] or [resource]:
+            if "resource" not in part or "context" in part or _is_log(part):
+                yield part
+
+
+def _is_log(part: Any) -> bool:
+    return not _OF_LOGS.isdisjoint(part) if isinstance(part, Mapping) else hasattr(part, "severity_number")
+
+
+def _event_of(log: Any) -> str:
+    """The name of a log record that is an event; else empty."""
+    if isinstance(log, Mapping):
+        return str(
+            log.get("eventName") or log.get("event_name") or _attributes(log.get("attributes")).get("event.name")
+        )
+    return str(log.event_name or plain_attributes(log.attributes).get("event.name"))
+
+
+def _of_log(log: Any) -> dict[str, Any]:
+    """An event that a log record has, as that of its span."""
+    if not isinstance(log, Mapping):
+        trace, span = log.trace_id.hex(), log.span_id.hex()
+        time = seconds(log.time_unix_nano) or seconds(log.observed_time_unix_nano)
+        attributes, body = plain_attributes(log.attributes), plain_value(log.body)
+    else:
+        trace, span = _id(log.get("traceId") or log.get("trace_id")), _id(log.get("spanId") or log.get("span_id"))
+        times = ("timeUnixNano", "timestamp", "observedTimeUnixNano", "observed_timestamp")
+        time = next((time for name in times if (time := seconds(log.get(name)))), 0.0)
+        attributes, body = _attributes(log.get("attributes")), log.get("body")
+        body = body if "severity_number" in log else _json_value(body)
+    event, body = _event_of(log), value_of(body)
+    said = {**attributes, **(body if isinstance(body, Mapping) else {})}
+    known = said if event == _EVALUATION else {_KIND[0]: "chat"}
+    facts = {"trace": trace, "span": span, "started": time, "attributes": known, "events": [(event, said)]}
+    return {"parent": "", "name": event, "ended": 0.0, "failed": False, "message": "", **facts}
+
+
+def _lists(holder: Mapping[str, Any], name: str) -> list[Any]:
+    value = holder.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
@@ -122,8 +165,8 @@ def _of_protobuf(span: Any) -> dict[str, Any]:
         "ended": span.end_time_unix_nano / 1e9,
         "failed": span.status.code == 2,
         "message": span.status.message,
-        "attributes": _attributes(span.attributes),
-        "events": [(event.name, _attributes(event.attributes)) for event in span.events],
+        "attributes": plain_attributes(span.attributes),
+        "events": [(event.name, plain_attributes(event.attributes)) for event in span.events],
     }
 
 
@@ -135,8 +178,6 @@ def _attributes(pairs: Any) -> dict[str, Any]:
             inner = isinstance(value, Mapping) and key.partition(".")[0] in _NESTED
             flat |= _attributes({f"{key}.{name}": item for name, item in value.items()}) if inner else {key: value}
         return flat
-    if pairs and not isinstance(pairs[0], Mapping):
-        return {pair.key: _protobuf_value(pair.value) for pair in pairs}
     return {str(pair.get("key")): _json_value(pair.get("value")) for pair in pairs or ()}
 
 
@@ -152,20 +193,10 @@ def _json_value(value: Any) -> Any:
     return None
 
 
-def _protobuf_value(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [_protobuf_value(item) for item in value.array_value.values]
-    if kind == "kvlist_value":
-        return _attributes(value.kvlist_value.values)
-    if kind == "bytes_value":
-        return base64.b64encode(value.bytes_value).decode()
-    return None if kind is None else getattr(value, kind)
-
-
 def _read(span: Any) -> tuple[str, Item]:
-    raw = _of_json(span) if isinstance(span, Mapping) else _of_protobuf(span)
-    if not raw["trace"]:
+    is_log = _is_log(span)
+    raw = _of_log(span) if is_log else _of_json(span) if isinstance(span, Mapping) else _of_protobuf(span)
+    if not raw["trace"].strip("0"):
         raise ValueError("a span without a trace")
     attributes, unread_parts = raw["attributes"], list[str]()
     messages, reply, scores, error = list[Any](), None, dict[str, Any](), raw["message"] or "an error without a message"
@@ -177,6 +208,7 @@ def _read(span: Any) -> tuple[str, Item]:
         elif event == _EVALUATION:
             scores |= _score(said)
         elif event == "gen_ai.choice":
+            attributes = {_FINISH[1]: said.get("finish_reason"), **attributes}
             reply = {"role": "assistant", **said, **(value_of(said.get("message")) or {})}
         elif event.startswith("gen_ai.") and event.endswith(".message"):
             messages.append({"role": event.split(".")[1], **said})
@@ -194,6 +226,7 @@ def _read(span: Any) -> tuple[str, Item]:
         "session": text_of(_value(attributes, _SESSION)),
         "scores": scores,
         "source": name,
+        "is_log": is_log,
     }
     asked, given = messages or _value(attributes, _INPUT), reply or _value(attributes, _OUTPUT)
     if kind == "llm":

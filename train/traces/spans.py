@@ -58,6 +58,8 @@ class TracerSpan:
     scores: Mapping[str, Any] = field(default_factory=dict)
     unread: Sequence[str] = ()
     source: str = ""
+    is_log: bool = False
+    """Whether it is an event of a span, which its tracer wrote as a log record."""
 
     def item(self) -> dict[str, Any]:
         """The fields that are set, as they are kept until the trace is whole."""
@@ -103,18 +105,27 @@ def each(
 
 def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> Iterator[Rollout]:
     """The rollout of a trace; none, which is counted, if it has no LLM call."""
-    spans, places = list[TracerSpan](), dict[str, int]()
+    spans, places, logs = list[TracerSpan](), dict[str, int](), dict[str, list[TracerSpan]]()
     scores = dict[str, Any]()
     for item in items:
         span = TracerSpan(**item)
         scores |= span.scores
         if span.kind == "score":
             continue
-        if span.span_id and (place := places.setdefault(span.span_id, len(spans))) < len(spans):
+        if span.is_log:
+            logs.setdefault(span.span_id, []).append(span)
+        elif span.span_id and (place := places.setdefault(span.span_id, len(spans))) < len(spans):
             spans[place] = TracerSpan(**{**spans[place].item(), **item})  # an update of one that is known
             unread["spans that came twice, joined"] += 1
         else:
             spans.append(span)
+    for span_id, events in logs.items():
+        joined = _joined(events)
+        if span_id in places:
+            spans[places[span_id]] = TracerSpan(**{**joined, **spans[places[span_id]].item()})
+        else:
+            spans.append(TracerSpan(**joined))
+            unread["log records whose spans are missing, read without them"] += len(events)
     spans.sort(key=lambda span: span.started)
     by_id = {span.span_id: span for span in spans if span.span_id}
     if missing := sum(bool(span.parent_id) and span.parent_id not in by_id for span in spans):
@@ -145,6 +156,14 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
             session=next((span.session for span in spans if span.session), ""),
         )
     ]
+
+
+def _joined(events: Sequence[TracerSpan]) -> dict[str, Any]:
+    """The fields of a span that its log records have, of which each may have a message."""
+    ordered = sorted(events, key=lambda event: event.started)  # equal times keep their order
+    fields = {name: value for event in reversed(ordered) for name, value in event.item().items()}
+    fields["messages"] = [message for event in ordered for message in event.messages]
+    return fields
 
 
 def _ancestors(span: TracerSpan, by_id: Mapping[str, TracerSpan]) -> Iterator[TracerSpan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -11,11 +12,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Status, StatusCode, set_span_in_context
 
 from groundwire.train import read_traces
 from groundwire.train.traces.masking import Masker
@@ -127,6 +131,66 @@ def test_otlp_in_any_form_gives_the_calls_as_they_were_made(tmp_path: Path, form
     ]
     assert (rollout.outcome.reward, rollout.metadata["session"]) == (0.75, "s1")
     assert not traces.unread
+
+
+def record_logs(spans: list[ReadableSpan], style: str) -> tuple[list[ReadableSpan], list[Any]]:
+    """Spans without their messages, and the log records that have these: one with all, or one for each message."""
+    exporter, provider, bare = InMemoryLogRecordExporter(), LoggerProvider(), []
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    logger = provider.get_logger("test")
+    logger.emit(body="started", severity_text="INFO")
+    for span in spans:
+        kept = dict(span.attributes or {})
+        said = {key: kept.pop(key) for key in list(kept) if key.endswith(("messages", "definitions"))}
+        bare.append(copy.copy(span))
+        bare[-1]._attributes = kept
+        if not said:
+            continue
+        context = set_span_in_context(NonRecordingSpan(span.context))
+        if style == "details":
+            logger.emit(event_name="gen_ai.client.inference.operation.details", attributes=said, context=context)
+            continue
+        bare[-1]._attributes = kept | {"gen_ai.tool.definitions": said["gen_ai.tool.definitions"]}
+        count = len(json.loads(said["gen_ai.input.messages"]))
+        for place, message in enumerate(CHAT[: count + 1]):
+            body = {"content": message["content"], "tool_calls": message.get("tool_calls")}
+            event, body = f"gen_ai.{message['role']}.message", {key: value for key, value in body.items() if value}
+            if place == count:
+                event, body = "gen_ai.choice", {"index": 0, "finish_reason": "stop", "message": body}
+            if "tool_call_id" in message:
+                body["id"] = message["tool_call_id"]
+            logger.emit(event_name=event, body=body, context=context)
+    return bare, list(exporter.get_finished_logs())
+
+
+@pytest.mark.parametrize("form", ["lines", "protobuf", "framed", "printed"])
+@pytest.mark.parametrize("style", ["details", "messages"])
+def test_messages_in_log_records_belong_to_their_spans(tmp_path: Path, style: str, form: str) -> None:
+    spans, logs = record_logs(record_spans(), style)
+    files = [tmp_path / "logs", tmp_path / "spans"]
+    if form == "printed":
+        files[0].write_text("\n".join(log.to_json() for log in logs))
+        files[1].write_text("\n".join(span.to_json() for span in spans))
+    for file, encoded in zip(files, [encode_logs(logs), encode_spans(spans)], strict=True):
+        body = encoded.SerializeToString()
+        if form == "lines":
+            write_lines(file, [MessageToDict(encoded)])
+        elif form != "printed":
+            file.write_bytes(body if form == "protobuf" else len(body).to_bytes(4, "big") + body)
+    traces = read_traces(*files)
+    [rollout] = traces
+    check_conversation(rollout)
+    assert traces.unread == {"log records that are no events of the GenAI conventions": 1}
+
+
+@pytest.mark.parametrize("style", ["details", "messages"])
+def test_log_records_without_their_spans_are_calls_and_counted(tmp_path: Path, style: str) -> None:
+    _, logs = record_logs(record_spans(), style)
+    traces = read_traces(write_lines(tmp_path / "logs.jsonl", [MessageToDict(encode_logs([log])) for log in logs]))
+    [rollout] = traces
+    assert [call.messages for call in rollout.calls] == [CHAT[:2], CHAT[:4]]
+    assert [call.reply for call in rollout.calls] == [CALLING, ANSWER]
+    assert traces.unread["log records whose spans are missing, read without them"] == len(logs) - 1
 
 
 def test_spans_in_any_order_in_several_files_are_one_trace_each(tmp_path: Path) -> None:
