@@ -68,7 +68,8 @@ OF_PROCESSES = ("rollout_process", "agent_folder", "agent_env", "sealed")
 """How a runner runs rollouts: each has its own, as systems differ."""
 
 
-def _regular_expression(name: str, value: str | None) -> str | None:
+def regular_expression(name: str, value: str | None) -> str | None:
+    """``value``, the setting ``name``. Raises :class:`ConfigError`."""
     try:
         re.compile(value or "")
     except re.error as error:
@@ -122,7 +123,7 @@ class AgentSettings(Settings):
     agent_config: str | None = _agent(
         None, "Makes more arguments of the agent's run, as a dict, from the task or nothing", metavar="MODULE:NAME"
     )
-    train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
+    train_model: Annotated[str | None, AfterValidator(partial(regular_expression, "train_model"))] = _agent(
         None, "Train only the agent's models whose names match; others keep their provider", metavar="REGEX"
     )
     domain: Annotated[str, AfterValidator(_no_number)] = _agent(
@@ -239,7 +240,7 @@ class RunConfig(AgentSettings):
         1.0, "Factor from a call to the one before, of its return (turns) or weight (discount: 0.9)", gt=0, le=1
     )
     call_cost: float = _training(0.0, "Subtracted from the reward for each trained LLM call, in the update alone", ge=0)
-    agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
+    agent_match: Annotated[str | None, AfterValidator(partial(regular_expression, "agent_match"))] = _training(
         None, "Train only agents whose names match", flags=("--active-agent",), metavar="REGEX"
     )
     truncated: Literal["train", "mask", "zero"] = _training(

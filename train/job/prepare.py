@@ -112,6 +112,17 @@ def prepare(
     return Job(config=config, data=data, endpoint=endpoint, objects=objects, notes=notes, **parts)
 
 
+def check_parts(config: RunConfig, objects: Objects, *, with_agent: bool) -> None:
+    """Raise an error for a domain, an agent or a reward that cannot be made; the tasks may come later."""
+    adapters.check(config.backend)
+    _check_objects(config, objects, trainer_of(config.trainer))
+    domain = objects.domain or domains.get(config.domain)
+    if with_agent:
+        _make_backend(config, objects.agent)
+    if config.reward and not objects.reward:
+        make_reward(config, domain)
+
+
 def _load_data(config: RunConfig, domain: domains.Domain, split: str | None) -> tuple[domains.Domain, domains.TaskData]:
     """The domain's data, with notes about what training and validation share; tasks are held out by the settings."""
     column = config.group_column

@@ -72,30 +72,27 @@ def write_chats(
     Raises :class:`ConfigError` if none is left.
     """
     written, known = Written(), set[int]()
-    try:
-        with open(file, "w", encoding="utf-8") as output:
-            for rollout in traces:
-                written.sources[rollout.metadata["source"]] += 1
-                reason, split = _refusal(rollout, choice)
-                calls = [call for call in rollout.calls if isinstance(call, TracedCall)]
-                whole = [call for call in calls if not call.untrainable_reason]
-                written.left_out.update(call.untrainable_reason for call in calls if call.untrainable_reason)
-                trained = [call for call in whole if choice.is_trained(call)]
-                if reason:
-                    written.left_out[reason] += len(whole)
-                    continue
-                written.left_out["other agents or models than the trained ones"] += len(whole) - len(trained)
-                chats = list(_fitting(rollout, choice, tokenizer, max_model_len, known, written.left_out))
-                for chat, replies in chats:
-                    output.write(json.dumps({**chat, "split": split}, ensure_ascii=False) + "\n")
-                    written.replies[split] += replies
-                    written.names[
-                        f"{chat['metadata']['agent'] or 'an agent without a name'} "
-                        f"({chat['metadata']['model'] or 'no model'})"
-                    ] += replies
-                written.traces[split] += bool(chats)
-    except re.error as error:
-        raise ConfigError(f"{error.pattern!r} is not a regular expression: {error}") from error
+    with open(file, "w", encoding="utf-8") as output:
+        for rollout in traces:
+            written.sources[rollout.metadata["source"]] += 1
+            reason, split = _refusal(rollout, choice)
+            calls = [call for call in rollout.calls if isinstance(call, TracedCall)]
+            whole = [call for call in calls if not call.untrainable_reason]
+            written.left_out.update(call.untrainable_reason for call in calls if call.untrainable_reason)
+            trained = [call for call in whole if choice.is_trained(call)]
+            if reason:
+                written.left_out[reason] += len(whole)
+                continue
+            written.left_out["other agents or models than the trained ones"] += len(whole) - len(trained)
+            chats = list(_fitting(rollout, choice, tokenizer, max_model_len, known, written.left_out))
+            for chat, replies in chats:
+                output.write(json.dumps({**chat, "split": split}, ensure_ascii=False) + "\n")
+                written.replies[split] += replies
+                written.names[
+                    f"{chat['metadata']['agent'] or 'an agent without a name'} "
+                    f"({chat['metadata']['model'] or 'no model'})"
+                ] += replies
+            written.traces[split] += bool(chats)
     written.left_out = +written.left_out
     if not written.replies["train"]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in written.left_out.most_common())

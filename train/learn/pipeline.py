@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.domains.held_out import question_key
-from groundwire.tools.errors import CommandError
+from groundwire.tools.errors import CommandError, UserError
 from groundwire.tools.files import read_json
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import show_line, spinner
@@ -27,11 +29,12 @@ from groundwire.train.api.evaluation import evaluation_settings, make_evaluation
 from groundwire.train.api.training import make_job, train
 from groundwire.train.artifacts.run_dir import RunDir, new_folder
 from groundwire.train.config.resolve import with_file
+from groundwire.train.config.run_config import regular_expression
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.evaluation.metrics import compare, few_questions, format_change, scores_by_question
 from groundwire.train.evaluation.run_reader import final_rollouts, untrained
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
-from groundwire.train.job.prepare import relative_path, with_resolved_paths
+from groundwire.train.job.prepare import check_parts, relative_path, with_resolved_paths
 from groundwire.train.job.trained_model import newest_model
 from groundwire.train.learn.best_of_n import write_best
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
@@ -117,9 +120,10 @@ class Learning:
 
     def run(self) -> LearnResult:
         """Do what is left to do. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
-        with_agent = bool(self.request.given.get("agent") or self.request.given.get("backend") or self.objects.agent)
+        with_agent = _has_agent(self.request.given, self.objects)
         chats = self.folder / "chats.jsonl"
         if "data" not in self.state:
+            self._say(f"folder: {self.folder}")
             traces = read_traces(*self.request.files, mask=self.request.mask)
             self._data(traces, chats, with_agent=with_agent)
         with_agent = with_agent and self.state["data"]["judged"]
@@ -359,10 +363,25 @@ def learn_from(
     files = [str(path.resolve()) for path in read_traces(*request.files).files]
     request = replace(request, files=files, given=given)
     SFTSettings(**{**request.sft, "chats": "chats.jsonl"})
+    for name in ("trained_agent", "trained_model"):
+        regular_expression(name, getattr(request, name))
+    find_model(given["model"])
+    config = evaluation_settings(given, objects=objects.names())
+    check_parts(config, objects, with_agent=_has_agent(given, objects))
     folder = new_folder(given.get("output_dir", "learned"), Path(files[0]).stem)
     RunDir(folder).write_json(STATE, {"request": asdict(request)})
-    show_line(output, f"folder: {folder}")
-    return _go_on(folder, request, output, objects)
+    try:
+        return _go_on(folder, request, output, objects)
+    except UserError:
+        if "data" not in read_json(folder / STATE):  # nothing was made of the traces
+            shutil.rmtree(folder)
+            with suppress(OSError):  # it has others
+                folder.parent.rmdir()
+        raise
+
+
+def _has_agent(given: Mapping[str, Any], objects: Objects) -> bool:
+    return bool(given.get("agent") or given.get("backend") or objects.agent)
 
 
 def _go_on(folder: Path, request: LearnRequest, output: Console, objects: Objects) -> LearnResult:

@@ -176,6 +176,29 @@ def test_a_file_without_traces_says_why(
     result = run("notes.md", "--model", "starter")
     assert result.exit_code == 2
     assert f"error: the traces have no task: {reason}" in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.md"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--agent", "my_agent.py:agnt"), ("--reward", "my_reward.py:rewrd"), ("--reward", "no_such"),
+        ("--model", "no/such/folder"), ("--tasks", "missing.jsonl"), ("--trained-agent", "(")
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_said_before_the_traces_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").write_text("def agent(question):\n    return ''\n")
+    (tmp_path / "my_reward.py").write_text("def reward(task, answer):\n    return 0.0\n")
+    (tmp_path / "notes.md").write_text("# They cannot be read\n")
+    before = set(tmp_path.iterdir())
+    result = run("notes.md", "--model", "starter", *options)
+    assert result.exit_code == 2
+    assert options[1].split(":")[-1] in result.output
+    assert "no task" not in result.output
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 
 
 def test_objects_of_a_script_and_tasks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
