@@ -23,16 +23,28 @@ def main(
         Path | None,
         typer.Option(help="Write tasks.jsonl and reward.py into this folder, and audit them", metavar="DIR"),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write the report page, with some of the traces", metavar="FILE")
+    ] = None,
     mask: Mask = True,
     version: Version = False,
 ) -> None:
     """Show what agents have done, from the traces of any tracer; make tasks and a reward of it."""
     with exit_on_user_error():
         traces = read_traces(*files, mask=mask)
+        page = None
+        if report is not None:
+            from groundwire.train.report.traces import TracesPage
+
+            page = TracesPage()
         with spinner("reading the traces"):
-            summary = Summary(traces)
-        for line in summary.lines(traces):
-            say(line)
+            summary = Summary(page.watch(traces) if page else traces)
+        lines = list(summary.lines(traces))
+        say("\n".join(lines))
+        if report is not None and page is not None:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(page.html(summary, lines), encoding="utf-8")
+            say(f"{report} ({report.stat().st_size / 1e6:.1f} MB)")
         if write is None:
             return
         from groundwire.train.traces.tasks import write_tasks

@@ -66,32 +66,41 @@ def build(run: RunDir, *, live: str = "") -> Report:
     turn_charts, turn_lines = read_turns(run, unreadable)
     notes, lengths = _read_notes(run, unreadable, turn_lines)
     data = _rollout_data(run, choose(notes), token_decoder(run))
-    packed = gzip.compress(
-        json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), 6, mtime=0
-    )
     drawn = [*charts(metrics, lengths), *turn_charts]
     with suppress(RunDirError):  # there is no validation yet, or the page's warnings name the file
         changes = paired_changes(run)
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
-    )
-    html = environment.get_template("page.html").render(
+    html = render(
+        data,
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
         warnings=[*unreadable, *settings_changes(run), *warnings_by_step(metrics)],
         tiles=list(_tiles(metrics, len(notes), changes)),
-        charts=[(chart, svg(chart)) for chart in drawn],
-        css_class=css_class,
+        charts=drawn,
         reasons=[(KINDS[kind], count) for kind, count in Counter(note.reason.kind for note in notes).most_common()],
         total=len(notes),
-        shown=len(data["rollouts"]),
+        rest="The whole run is in its rollouts.parquet.",
         settings=json.dumps(config, indent=1, ensure_ascii=False, default=str),
-        data=base64.b64encode(packed).decode(),
-        style=(_FOLDER / "page.css").read_text(),
-        script=(_FOLDER / "page.js").read_text(),
         live=live,
     )
     return Report(html, drawn)
+
+
+def render(data: Mapping[str, Any], *, charts: Sequence[Chart], **parts: Any) -> str:
+    """The page of ``data``, tasks and rollouts; ``parts`` are the other values of its template."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    packed = gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        **{"reasons": [], "warnings": [], "lines": [], "settings": "", "live": "", **parts},
+        charts=[(chart, svg(chart)) for chart in charts],
+        css_class=css_class,
+        shown=len(data["rollouts"]),
+        data=base64.b64encode(packed).decode(),
+        style=(_FOLDER / "page.css").read_text(),
+        script=(_FOLDER / "page.js").read_text(),
+    )
 
 
 def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -175,10 +184,10 @@ def _rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) ->
     for batch_index, batch in enumerate(run.rollout_batches(None, [])):  # a resumed run may have repeated a step since
         for index, rollout in enumerate(batch):
             if note := notes.get((batch_index, index)):
-                tasks.setdefault(note.task, _task(rollout.task))
+                tasks.setdefault(note.task, shown_task(rollout.task))
                 spans = _token_spans(rollout, run.config(rollout.step).get("agent_match"))
                 tokens = [_with_words(span, decoder, words) for span in spans]
-                rollouts.append(_rollout(rollout, note) | {"tokens": tokens})
+                rollouts.append(shown_rollout(rollout, note) | {"tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
@@ -226,7 +235,8 @@ def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
     return [values[round(index * (len(values) - 1) / max(1, count - 1))] for index in range(count)]
 
 
-def _task(task: Mapping[str, Any]) -> dict[str, Any]:
+def shown_task(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task on the page."""
     gold = gold_answer(task)
     texts = {name: value for name, value in task.items() if name not in ("id", "question") and value != gold}
     badges = {
@@ -237,14 +247,15 @@ def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": badges}
 
 
-def _rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
+def shown_rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
+    """A rollout on the page, without its tokens."""
     outcome = rollout.outcome
     return {
         "id": rollout.rollout_id,
         "task": note.task,
         "step": rollout.step,
         "mode": rollout.mode,
-        "temperature": rollout.sampling["temperature"],
+        "temperature": rollout.sampling.get("temperature"),
         "status": outcome.status,
         "reward": outcome.reward,
         **{name: _shorten(getattr(outcome, name)) for name in ("message", "answer", "input")},

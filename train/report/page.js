@@ -34,6 +34,11 @@ function views(data) {
   if (won.length) made.push({ key: "won", name: "… better than before", items: won });
   if (lost.length) made.push({ key: "lost", name: "… worse than before", items: lost });
   if (wrong.length) made.push({ key: "wrong", name: two ? "… below 1 after" : "… below 1", items: wrong });
+  const traced = data.rollouts.filter((r) => r.mode === null);
+  const repeated = [...new Set(traced.map((r) => r.task))].map((task) => ({ task, rollouts: traced.filter((r) => r.task === task) }));
+  const slipped = traced.filter((r) => r.why || r.turns.some((step) => !step.ok));
+  if (traced.length) made.push({ key: "traces", name: "Traces", items: repeated });
+  if (slipped.length) made.push({ key: "slips", name: "… with an error or a correction", items: slipped.map((r) => ({ task: r.task, rollouts: [r] })) });
   const failed = data.rollouts.filter((r) => r.status !== "succeeded");
   if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });
   const training = data.rollouts.filter((r) => r.mode === "train" && r.reward !== null);
@@ -51,6 +56,7 @@ function badge(rollout, prefix) {
   if (rollout.status !== "succeeded") {
     return make("span", "badge bad", rollout.status + (rollout.reward === null ? "" : ", reward " + round(rollout.reward)));
   }
+  if (rollout.reward === null) return make("span", "badge", "no score");
   const kind = rollout.reward >= 1 ? "badge good" : "badge";
   return make("span", kind, prefix + round(rollout.reward));
 }
@@ -59,7 +65,7 @@ function badges(item) {
   const row = make("div", "badges");
   if (item.rollouts[0].mode === "val" && item.rollouts.length === 2) {
     row.append(badge(item.rollouts[0], "before "), badge(item.rollouts[1], "after "));
-  } else if (item.rollouts.length > 2) {
+  } else if (item.rollouts.length > 2 && item.rollouts.every((r) => r.reward !== null)) {
     const all = item.rollouts.length, right = item.rollouts.filter((r) => r.reward === 1).length;
     const binary = item.rollouts.every((r) => r.reward === 0 || r.reward === 1);
     const mean = item.rollouts.reduce((sum, r) => sum + r.reward, 0) / all;
@@ -134,7 +140,7 @@ function card(data, rollout, title) {
   if (rollout.judged_field) box.append(make("span", "soft", "judged: " + rollout.judged_field));
   if (!rollout.turns.length || rollout.judged_field)
     box.append(make("pre", "", rollout.answer || rollout.message || "no answer"));
-  box.append(lazy("tokens and loss mask", () => tokens(data, rollout)));
+  if (rollout.tokens) box.append(lazy("tokens and loss mask", () => tokens(data, rollout)));
   box.append(make("p", "soft", rollout.id + " · " + rollout.seconds + " s"));
   return box;
 }
@@ -144,6 +150,7 @@ function titleOf(item, rollout, place) {
     const when = item.rollouts.length > 1 ? (place ? "After" : "Before") : "Validation";
     return when + " (step " + rollout.step + ")";
   }
+  if (rollout.mode === null) return "Trace " + (place + 1);
   return item.rollouts.length > 1 ? "Rollout " + (place + 1) : "Training, step " + rollout.step;
 }
 

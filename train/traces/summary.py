@@ -51,7 +51,7 @@ class Summary:
         for call in calls:
             self._add_call(call)
         if not facts["continues"] and (key := question_key(rollout.task)):
-            digest = _digest(key)
+            digest = text_digest(key)
             self.turns[digest] += 1
             if self.turns[digest] > 1:
                 self.repeated[digest] = _short(rollout.task["question"])
@@ -71,7 +71,7 @@ class Summary:
         elif call.untrainable_reason:
             self.named["unread"][f"calls: {call.untrainable_reason}"] += 1
         if (messages := call.messages) and messages[0]["role"] == "system":
-            prompts, digest = self.prompts[call.agent], _digest(plain(messages[0].get("content")))
+            prompts, digest = self.prompts[call.agent], text_digest(plain(messages[0].get("content")))
             sent, last = prompts.get(digest, (0, 0.0))
             prompts[digest] = sent + 1, max(last, call.started)
 
@@ -135,7 +135,8 @@ class Summary:
         return "; ".join(texts) or "no scores, labels, errors or corrections"
 
 
-def _digest(text: str) -> bytes:
+def text_digest(text: str) -> bytes:
+    """What stands for a text that is not kept."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
 
 

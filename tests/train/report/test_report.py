@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import Reason
+from groundwire.train.from_traces import app as traces_app
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import (
     MAX_CHARACTERS,
@@ -293,6 +294,37 @@ def test_reward_components_have_a_chart(tmp_path: Path) -> None:
         ("executes", [(1, 0.1)]),
         ("match", [(1, 1.0)]),
     ]
+
+
+def test_traces_have_a_page_of_the_same_form_with_their_text_as_data(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": f"Is it {EVIL}?"}, {"role": "assistant", "content": EVIL}]
+    doubted = [*asked, {"role": "user", "content": "No, that is wrong."}, {"role": "assistant", "content": "Sorry."}]
+    chats = [{"messages": messages, "created": 1_760_000_000} for messages in (asked, asked, doubted)]
+    file, written = tmp_path / "chats.jsonl", tmp_path / "page.html"
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    result = CliRunner().invoke(traces_app, [str(file), "--report", str(written)])
+    assert result.exit_code == 0, result.output
+    html = written.read_text()
+    page, text = _Page(html), unescape(html)
+    assert page.tags.count("script") == 2
+    assert (page.addresses, page.handlers) == ([], [])
+    assert "img" not in page.tags
+    assert all(line in text for line in result.output.splitlines()[:-1])
+    assert {each["answer"] for each in page.data["rollouts"]} == {EVIL, "Sorry."}
+    assert len(page.data["tasks"]) == 1
+    assert [each["why"] for each in page.data["rollouts"]] == ["", "", "the user corrects an answer"]
+    assert "Traces of a day" in html
+
+
+def test_a_page_of_many_traces_shows_some_and_says_so(tmp_path: Path) -> None:
+    lines = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "a"}]} for n in range(230)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert CliRunner().invoke(traces_app, [str(tmp_path), "--report", str(tmp_path / "page.html")]).exit_code == 0
+    html = (tmp_path / "page.html").read_text()
+    assert "200 of 230 rollouts" in html
+    assert len(_Page(html).data["rollouts"]) == 200
 
 
 # -- what bounds it
