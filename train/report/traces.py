@@ -72,8 +72,9 @@ class TracesPage:
             points = [*(series[name].points if name in series else ()), (day - first + 1, count)]
             series[name] = Series(name=name, points=points)
         date = datetime.fromtimestamp(first * _DAY_S, timezone.utc)
-        words = {"title": "Traces of a day", "unit": "traces", "reading": f"Day 1 is {date:%d %b %Y}."}
-        return [Chart(key="days", x="day", stacked=True, series=list(series.values()), **words)]
+        words = f"Day 1 is {date:%d %b %Y}."
+        bars = list(series.values())
+        return [Chart(key="days", title="Traces", unit="a day", x="day", stacked=True, series=bars, reading=words)]
 
 
 def _complaint(rollout: Rollout) -> str:
