@@ -14,14 +14,13 @@ import httpx
 
 from chaos import servers
 from chaos.kills import Pieces, disturbed_run
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from chaos.tally import Tally
 from groundwire.tools.errors import UserError
 from groundwire.train.store.health import API, check_store
 
 __all__ = ["run"]
 
-_END_S = 60.0
 _FULL_SHARE = 0.5
 _REFUSED = (1, 2)
 """Exit statuses of a command that ends with a message."""
@@ -55,7 +54,7 @@ def _empty_store(folder: Path, tally: Tally) -> None:
     """The store is killed, its file is emptied, and it starts again: the trainer ends with one message, or goes on."""
     with Processes(folder, tally) as processes:
         pieces = Pieces(folder, processes)
-        deadline = time.monotonic() + _END_S
+        deadline = time.monotonic() + END_S
         while not pieces.steps() and time.monotonic() < deadline:
             time.sleep(0.1)
         processes.kill(pieces.running["store"])
@@ -63,14 +62,14 @@ def _empty_store(folder: Path, tally: Tally) -> None:
             file.unlink()
         pieces.start("store")
         steps, trainer = len(pieces.steps()), pieces.running["trainer"]
-        deadline = time.monotonic() + _END_S
+        deadline = time.monotonic() + END_S
         while trainer.status is None and len(pieces.steps()) < steps + 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         if trainer.status is not None:
             _check_message(trainer, tally)
             processes.kill(trainer)
         elif len(pieces.steps()) < steps + 2:
-            tally.fault("hangs", f"the trainer of an emptied store neither ended nor went on within {_END_S:g} s")
+            tally.fault("hangs", f"the trainer of an emptied store neither ended nor went on within {END_S:g} s")
         tally.add("emptied stores")
         pieces.stop()
 
@@ -84,8 +83,9 @@ def _open_damaged(folder: Path, original: Path, number: int, rng: random.Random,
         tally.add("damaged files")
         process = processes.fork("store with a damaged file", external_processes.store, str(database), port)
         address = f"http://127.0.0.1:{port}"
-        with suppress(UserError):
-            while process.status is None:
+        deadline = time.monotonic() + END_S
+        while process.status is None and time.monotonic() < deadline:
+            with suppress(UserError, httpx.TransportError):  # it starts, or ends meanwhile
                 check_store(address, timeout_s=1)
                 _use(address, damage, tally)
                 return
@@ -123,7 +123,7 @@ def _damage(file: Path, rng: random.Random) -> str:
 def _use(address: str, damage: str, tally: Tally) -> None:
     """Read and write everything; a failure must have its reason, and no status 500."""
     rollout = {"input": {"id": "t"}, "mode": "train"}
-    with httpx.Client(base_url=address + API, headers=servers.JSON, timeout=_END_S, trust_env=False) as client:
+    with httpx.Client(base_url=address + API, headers=servers.JSON, timeout=END_S, trust_env=False) as client:
         ids = []
         requests = [("POST", "/queues/rollouts/enqueue", {"rollouts": [rollout]})]
         requests += [("POST", f"/{name}/search", {"limit": 1000}) for name in ("rollouts", "workers")]

@@ -16,7 +16,7 @@ from typing import Any
 import external_processes
 
 from chaos import workers
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from chaos.tally import Tally
 from groundwire.adapters.tracing.scripted_server import END, encode
 from groundwire.tools.errors import UserError
@@ -26,7 +26,6 @@ __all__ = ["Pieces", "check_journal", "check_trained", "disturbed_run", "run"]
 
 _RUNNERS = 2
 _PAUSE_S = 0.1
-_CALM_S = 2 * workers.DEADLINE_S
 
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
@@ -46,12 +45,13 @@ def disturbed_run(
             pieces.check_running()
             disturb(pieces, rng)
         steps = len(pieces.steps())
-        calm = time.monotonic() + _CALM_S
+        calm = time.monotonic() + END_S
         while len(pieces.steps()) == steps and time.monotonic() < calm:
             time.sleep(0.1)
             pieces.check_running()
         if len(pieces.steps()) == steps:
-            tally.fault("hangs", f"no step ended within {_CALM_S:g} s after the last disturbance")
+            ends = "\n".join(f"{name}: {process.output[-150:]}" for name, process in pieces.running.items())
+            tally.fault("hangs", f"no step ended within {END_S:g} s after the last disturbance", ends)
         pieces.stop()
         tally.add("steps", len(pieces.steps()))
     check_trained(pieces.steps(), tally)
@@ -118,7 +118,7 @@ class Pieces:
         if name == "store":
             self.running[name] = fork(name, external_processes.store, self.database, self._port)
             try:
-                check_store(address, timeout_s=30)
+                check_store(address, timeout_s=END_S)
             except UserError as error:
                 self.processes.tally.fault("hangs", f"the store does not start: {error}")
         elif name == "trainer":

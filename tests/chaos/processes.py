@@ -20,8 +20,8 @@ from chaos.tally import Tally
 
 __all__ = ["END_S", "Process", "Processes"]
 
-END_S = 60.0
-"""A stopped process must have ended after this time: a lot, since the machine may be busy."""
+END_S = 300.0
+"""What must start, end or answer has done so after this time: a lot, since the machine may be busy."""
 _TRACEBACK = re.compile(rb"^(?:\s*\|\s*)?Traceback \(most recent call last\)|^Exception ignored", re.MULTILINE)
 _SAMPLE_S = 0.5
 _SECOND_SIGNAL = "once more: at once"

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from chaos import servers
 from chaos.mutations import Request, gzip_bomb, mutate
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from chaos.tally import Tally
 
 __all__ = ["Server", "fuzz", "run"]
 
-_ANSWER_S = 60.0
-"""A complete request must be answered after this time: a lot, since the machine may be busy."""
 _WAIT_S = 0.3
 _CLIENTS, _SLOW_CLIENTS = 6, 100
 _BOMB_SHARE = 0.002
@@ -91,10 +89,10 @@ def _mutate(request: Request, rng: random.Random) -> Request:
 async def _send(server: Server, request: Request, tally: Tally) -> None:
     sent = request.encode()
     try:
-        status = await asyncio.wait_for(_status(server.port, sent), _WAIT_S if request.waits else _ANSWER_S)
+        status = await asyncio.wait_for(_status(server.port, sent), _WAIT_S if request.waits else END_S)
     except asyncio.TimeoutError:
         if not request.waits:
-            tally.fault("hangs", f"{server.name}: no answer within {_ANSWER_S:g} s", repr(sent))
+            tally.fault("hangs", f"{server.name}: no answer within {END_S:g} s", repr(sent))
         status = None
     except (OSError, ValueError, IndexError):  # closed without an answer
         status = None
@@ -124,7 +122,7 @@ async def _probe(server: Server, end: float, tally: Tally) -> None:
         started = time.monotonic()
         status: object = None
         with suppress(OSError, IndexError, ValueError, asyncio.TimeoutError):
-            status = await asyncio.wait_for(_status(server.port, server.probe.encode()), _ANSWER_S)
+            status = await asyncio.wait_for(_status(server.port, server.probe.encode()), END_S)
         tally.slowest(server.name, time.monotonic() - started)
         if not isinstance(status, int) or status >= 300:
             tally.fault("hangs", f"{server.name}: status {status} for a valid request")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import external_processes
 
 from chaos.mutations import Request
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from groundwire.train.store.health import API, check_store
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def store(folder: Path, processes: Processes) -> Wait:
     def wait() -> list[Server]:
         from chaos.requests import Server
 
-        check_store(f"http://127.0.0.1:{port}", timeout_s=60)
+        check_store(f"http://127.0.0.1:{port}", timeout_s=END_S)
         probe = Request("GET", f"{API}/health".encode(), JSON)
         return [Server(process.name, process, port, probe, _store_requests(port))]
 
@@ -218,7 +218,7 @@ def _mcp_requests(port: int) -> list[Request]:
     headers = {**JSON, "Accept": "application/json, text/event-stream"}
     client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "chaos", "version": "1"}}
     start = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + END_S
     while True:
         try:
             reply = httpx.post(f"http://127.0.0.1:{port}/mcp", json=start, headers=headers, trust_env=False)
@@ -279,7 +279,7 @@ def report(folder: Path, processes: Processes) -> Wait:
 
 def _printed(process: Process, pattern: str) -> re.Match[str]:
     """Wait until the process has printed ``pattern``."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + END_S
     while (found := re.search(pattern, process.output, re.MULTILINE)) is None:
         if process.status is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{process.name} does not start: {process.output}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import external_processes
 
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from chaos.tally import Tally
 from groundwire.adapters.tracing.spans import SpanRecord, TraceLimit
 from groundwire.train.rollouts.outcome import final_outcome
@@ -34,7 +34,7 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
 
         def start() -> Process:
             process = processes.fork("store of long traces", external_processes.store, database, port)
-            check_store(f"http://127.0.0.1:{port}", timeout_s=60)
+            check_store(f"http://127.0.0.1:{port}", timeout_s=END_S)
             return process
 
         store = start()

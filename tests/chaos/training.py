@@ -12,7 +12,7 @@ import external_processes
 import pandas as pd
 import programs
 
-from chaos.processes import Process, Processes
+from chaos.processes import END_S, Process, Processes
 from chaos.tally import Tally
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -22,7 +22,6 @@ __all__ = ["check_run", "finish", "resume", "run"]
 
 _STEPS = 10_000
 _LONGEST_S = 15.0
-_FINISH_S = 180.0
 
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
@@ -32,7 +31,7 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
         port = external_processes.free_port()
         address = f"http://127.0.0.1:{port}"
         processes.fork("store of a real run", external_processes.store, str(folder / "store.db"), port)
-        check_store(address, timeout_s=60)
+        check_store(address, timeout_s=END_S)
         processes.fork("runner of a real run", external_processes.runner, address, 4, "langgraph")
         config = resolve(
             "fast",
@@ -63,11 +62,11 @@ def finish(processes: Processes, found: RunDir, tally: Tally) -> int | None:
     """Let the run do one step more; returns that step, None if it cannot."""
     last = max((line["step"] for line in found.metrics()), default=0)
     trainer = resume(processes, found.path, "--steps", str(last + 1))
-    deadline = time.monotonic() + _FINISH_S
+    deadline = time.monotonic() + END_S
     while trainer.status is None and time.monotonic() < deadline:
         time.sleep(0.1)
     if trainer.status is None:
-        tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {_FINISH_S:g} s")
+        tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {END_S:g} s")
         trainer.signal(signal.SIGKILL)
     elif trainer.status != 0 and "nothing was trained" not in trainer.output:  # by rewards that are all equal
         processes.check_running(trainer)
