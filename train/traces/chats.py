@@ -9,6 +9,7 @@ from typing import Any
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import first, read_messages, read_reply, read_tools, text_of
 from groundwire.train.traces.record import chat_rollout, joined, known_facts, seconds
+from groundwire.train.traces.streams import whole_reply
 
 name = "OpenAI chats"
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -50,10 +51,11 @@ def _rollouts(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter
         ]
         messages = read_messages(listed, reasons)
         response = first(record, "response", "choices", "output")
-        if response is not None:
-            whole = response.get("body", response) if isinstance(response, Mapping) else {"choices": response}
-            reply = read_reply(whole, reasons)
-            messages += [reply] if reply else []
+        response = whole_reply(response.get("body", response) if isinstance(response, Mapping) else response, reasons)
+        if isinstance(response, list) and any("message" in one for one in response if isinstance(one, Mapping)):
+            response = {"choices": response}
+        reply = read_reply(response, reasons)
+        messages += [reply] if reply else []
         if not any(message["role"] == "assistant" for message in messages[1:]):
             unread["chats without a reply"] += 1
             continue

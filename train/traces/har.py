@@ -15,7 +15,7 @@ from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import count_of, first, text_of, value_of
 from groundwire.train.traces.record import seconds, user_turn
 from groundwire.train.traces.spans import Item, TracerSpan, llm_fields, rollout_of
-from groundwire.train.traces.streams import events_of, joined
+from groundwire.train.traces.streams import whole_reply
 
 name = "HAR"
 _ERROR = 400
@@ -40,10 +40,7 @@ def split(record: Mapping[str, Any], file: str, unread: Counter[str]) -> Iterato
     if content.get("encoding") == "base64":
         text = base64.b64decode(text).decode("utf-8", "replace")
     reasons, status = list[str](), int(response.get("status") or 0)
-    reply, error = value_of(text), ""
-    if events := events_of(text):
-        reply, ended = joined(events)
-        reasons += [] if ended else ["streams that were cut off"]
+    reply, error = whole_reply(value_of(text), reasons), ""
     if body.get("previous_response_id"):
         reasons.append("requests that go on with an earlier response by its id")
     if not 0 < status < _ERROR:

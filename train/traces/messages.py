@@ -12,6 +12,7 @@ from typing import Any
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.chat_request import Part, assistant_message, call_part, chat_content
 from groundwire.tools.files import parse_json
+from groundwire.train.traces.streams import whole_reply
 
 Message = dict[str, Any]
 _ROLES = {
@@ -91,14 +92,15 @@ def system_messages(value: Any, unread: list[str]) -> list[Message]:
 
 def read_reply(value: Any, unread: list[str]) -> Message:
     """The assistant's message of a response of any API, of a list of messages, or of a text; empty if there is none."""
-    value = value_of(value)
+    value = whole_reply(value_of(value), unread)
     if isinstance(value, str):
         return {"role": "assistant", "content": value} if value else {}
     if isinstance(value, Mapping):
         for name in ("choices", "candidates", "generations", "output", "messages", "message", "content"):
             inner = value_of(value.get(name))
             if inner and not (name == "content" and _role(value)) and name in value:
-                inner = inner[:1] if name in ("choices", "candidates", "generations") else inner
+                several = isinstance(inner, list) and name in ("choices", "candidates", "generations")
+                inner = inner[:1] if several else inner
                 return read_reply(inner, unread)
         value = [value]
     replies: list[Message] = []
@@ -115,7 +117,7 @@ def read_reply(value: Any, unread: list[str]) -> Message:
     first, *others = replies
     for other in others:
         first = _merged(first, other)
-    return first
+    return first if any(value for name, value in first.items() if name != "role") else {}
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
@@ -168,11 +170,9 @@ def _joined(message: Mapping[str, Any], unread: list[str]) -> Iterator[Message]:
         yield {"role": "tool", "tool_call_id": part.id, "content": part.content}
     if role == "assistant":
         yield assistant_message(others)
-    elif role == "tool" and others:
-        call_id = first(message, "tool_call_id", "id", "call_id")
-        yield {"role": "tool", "tool_call_id": call_id, "content": chat_content(others)}
     elif others or not results:
-        yield {"role": role or "user", "content": chat_content(others) if others else ""}
+        named = {"tool_call_id": first(message, "tool_call_id", "id", "call_id")} if role == "tool" else {}
+        yield {"role": role or "user", **named, "content": chat_content(others) if others else ""}
 
 
 def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Iterator[Part]:
@@ -184,6 +184,8 @@ def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Itera
         yield from _parts([message], unread)
         return
     content = first(message, "content", "contents", "parts")
+    if role == "tool" and isinstance(content, Mapping):
+        content = result_text(content)
     yield from _parts(content, unread)
     extra = message.get("additional_kwargs")
     calls = message.get("tool_calls") or (extra.get("tool_calls") if isinstance(extra, Mapping) else None) or ()
@@ -199,8 +201,9 @@ def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Itera
 
 
 def _parts(content: Any, unread: list[str]) -> Iterator[Part]:
-    content = [content] if isinstance(content, str | Mapping) else content
-    for item in content or ():
+    if not isinstance(content, list | tuple):
+        content = [content if isinstance(content, str | Mapping) else text_of(content)]
+    for item in content:
         if item in (None, ""):
             continue
         if isinstance(item, str):

@@ -9,7 +9,26 @@ from groundwire.adapters.tracing.wire.exchange import CallDeltas
 from groundwire.tools.files import parse_json
 
 
-def events_of(text: str) -> list[Any]:
+def whole_reply(reply: Any, unread: list[str]) -> Any:
+    """A reply that came as a stream, as its text or as a list of its events, as a whole one; any other as it is."""
+    events = reply if isinstance(reply, list) and any(map(_is_event, reply)) else []
+    events = _events_of(reply) if isinstance(reply, str) else events
+    if not events:
+        return reply
+    joined, ended = _joined([event for event in events if isinstance(event, Mapping)])
+    unread += [] if ended else ["streams that were cut off"]
+    return joined
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, Mapping):
+        return False
+    choices = event.get("choices") if isinstance(event.get("choices"), list) else ()
+    named = str(event.get("type")).startswith(("message_", "content_block_", "response."))
+    return named or "candidates" in event or any(isinstance(one, Mapping) and "delta" in one for one in choices or ())
+
+
+def _events_of(text: str) -> list[Any]:
     """The data of server-sent events; one that is cut off is left out."""
     events = []
     for line in text.splitlines():
@@ -21,7 +40,7 @@ def events_of(text: str) -> list[Any]:
     return events
 
 
-def joined(events: Iterable[Any]) -> tuple[dict[str, Any], bool]:
+def _joined(events: Iterable[Any]) -> tuple[dict[str, Any], bool]:
     """The reply as the API gives whole ones, and whether the stream reached its end."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     blocks: dict[Any, dict[str, Any]] = {}

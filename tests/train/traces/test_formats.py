@@ -22,6 +22,7 @@ from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.train import read_traces
+from groundwire.train.traces.export import to_chats
 
 ARGUMENTS = {"city": "Bern"}
 
@@ -384,6 +385,82 @@ def test_a_stream_that_was_cut_off_is_not_learned(tmp_path: Path) -> None:
     assert (rollout.calls[0].unread, rollout.calls[0].reply["content"]) == ("streams that were cut off", "No.")
 
 
+@pytest.mark.parametrize("form", ["events", "text"])
+@pytest.mark.parametrize("place", ["logged", "span"])
+def test_streamed_deltas_are_one_reply_wherever_they_are_written(tmp_path: Path, place: str, form: str) -> None:
+    def recorded(deltas: list[Any]) -> Any:
+        response: Any = deltas
+        if form == "text":
+            response = "".join(f"data: {json.dumps(delta)}\n\n" for delta in deltas)
+        request = {"model": "m1", "messages": CHAT[:2]}
+        if place == "logged":
+            return {"request": request, "response": response}
+        attributes = {"openinference.span.kind": "LLM", "input.value": json.dumps(request)}
+        attributes["output.value"] = response if form == "text" else json.dumps(response)
+        context = {"trace_id": f"t{len(deltas)}", "span_id": "s"}
+        return {"name": "chat", "context": context, "parent_id": None, "attributes": attributes}
+
+    whole, cut = chunks(CALLING), chunks(ANSWER)[:-1]
+    traces = read_traces(write_lines(tmp_path / "t.jsonl", [recorded(whole), recorded(cut)]))
+    calls = {call.reply["content"] or "": call for rollout in traces for call in rollout.calls}
+    assert (calls[""].reply["tool_calls"], calls[""].untrainable_reason) == (CALLING["tool_calls"], "")
+    assert calls["No."].untrainable_reason == "streams that were cut off"
+    assert traces.unread == {"streams that were cut off": 1}
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("Hello", "Hello"), ([{"index": 0, "message": ANSWER}, {"index": 1, "message": ASKED}], "No."),
+        ([{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hey"}]}], "Hey"),
+    ],
+)  # fmt: skip
+def test_a_logged_response_may_be_text_choices_or_items(tmp_path: Path, response: Any, text: str) -> None:
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": CHAT[:2], "response": response}]))
+    assert [call.reply["content"] for call in rollout.calls] == [text]
+
+
+def test_a_reply_of_which_nothing_is_understood_is_none(tmp_path: Path) -> None:
+    attributes = {"openinference.span.kind": "LLM", "input.value": "Rain?", "output.value": json.dumps([{"id": "x"}])}
+    span = {"name": "chat", "context": {"trace_id": "t", "span_id": "s"}, "attributes": attributes}
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [span]))
+    assert rollout.calls[0].untrainable_reason == "its tracer recorded no messages"
+
+
+def test_two_agents_whose_calls_alternate_are_two_conversations(tmp_path: Path) -> None:
+    spans = []
+    for number, agent in enumerate(("planner", "critic", "planner", "critic")):
+        chat = [{"role": "system", "content": agent}, ASKED]
+        chat += [{"role": "assistant", "content": f"{agent} 1"}, ASKED] if number > 1 else []
+        attributes = {"gen_ai.operation.name": "chat", "gen_ai.agent.name": agent}
+        attributes["gen_ai.input.messages"] = json.dumps(chat)
+        attributes["gen_ai.output.messages"] = json.dumps(
+            [{"role": "assistant", "content": f"{agent} {number // 2 + 1}"}]
+        )
+        context, start = {"trace_id": "t", "span_id": f"s{number}"}, 1e9 + number
+        spans.append({"name": "chat", "context": context, "start_time": start, "attributes": attributes})
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", spans))
+    assert [call.agent for call in rollout.calls] == ["planner", "critic", "planner", "critic"]
+    conversations = [[message["content"] for message in chat["messages"]] for chat in to_chats(rollout)]
+    first, second = (
+        [agent, ASKED["content"], f"{agent} 1", ASKED["content"], f"{agent} 2"] for agent in ("planner", "critic")
+    )
+    assert conversations == [first, second]
+
+
+def test_any_language_is_read_and_another_encoding_is_counted(tmp_path: Path) -> None:
+    texts = ("北京今天天气怎么样？", "Wie ist das Wetter in Zürich?", "ما هو الطقس؟", "☔?")
+    chats = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]} for text in texts
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(chat, ensure_ascii=False) for chat in chats), "utf-8")
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(chat, ensure_ascii=False) for chat in chats), "utf-16")
+    (tmp_path / "c.jsonl").write_bytes(json.dumps(chats[1], ensure_ascii=False).encode("latin-1") + b"\n")
+    traces = read_traces(tmp_path)
+    assert [rollout.task["question"] for rollout in traces] == list(texts)
+    assert traces.unread == {"files that are neither JSON nor OTLP": 1, "lines that are no JSON": 1}
+
+
 def test_copied_and_joined_steps_of_a_trajectory_are_not_learned(tmp_path: Path) -> None:
     [whole] = trajectory()
     whole["steps"][2]["is_copied_context"] = True
@@ -416,6 +493,17 @@ def test_the_result_of_a_tool_may_be_any_value(tmp_path: Path) -> None:
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": chat}]))
     assert json.loads(rollout.calls[-1].messages[-1]["content"]) == blob["response"]
     assert RESULT["tool_call_id"] == rollout.calls[-1].messages[-1]["tool_call_id"]
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [({"rows": [1]}, '{"rows":[1]}'), (12, "12"), (True, "true"), (None, ""), ("A" * 9000, "A" * 9000)],
+)
+def test_the_result_of_a_tool_is_that_of_its_call(tmp_path: Path, result: Any, text: str) -> None:
+    chat = [*CHAT[:3], {**RESULT, "content": result}, ANSWER]
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": chat}]))
+    assert rollout.calls[-1].messages[-1] == {**RESULT, "content": text}
+    assert not rollout.untrainable_calls
 
 
 def test_a_tool_has_all_that_a_request_says_of_it_in_its_order(tmp_path: Path) -> None:
