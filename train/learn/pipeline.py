@@ -36,6 +36,7 @@ from groundwire.train.evaluation.run_reader import final_rollouts, untrained
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import check_parts, relative_path, with_resolved_paths
 from groundwire.train.job.trained_model import newest_model
+from groundwire.train.job.trainer import default_trainer
 from groundwire.train.learn.best_of_n import write_best
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
 from groundwire.train.policy.pretrained.locate import find_model
@@ -57,6 +58,8 @@ _STAGES = {
     "best": "after the teacher's answers",
     "grpo": "after reinforcement learning",
 }
+_PASSES = 2
+"""How often reinforcement learning samples each task."""
 _SAMPLES = 4
 """How often a teacher without log-probabilities is asked the same task."""
 
@@ -192,7 +195,8 @@ class Learning:
             )
         for line in lines:
             self._say(line)
-        self._write(data={"judged": judged, "lines": lines})
+        tasks_to_train = sum(split == "train" for split in splits.values())
+        self._write(data={"judged": judged, "tasks": tasks_to_train, "lines": lines})
 
     def _own_splits(self) -> dict[str, str]:
         """The split of each task of the user's own domain."""
@@ -292,7 +296,8 @@ class Learning:
     def _reinforce(self, model: Path) -> Path:
         started = sorted(self.folder.glob("runs/*/config.json"))
         resumed = RunDir.open(started[0].parent) if started else None
-        job = make_job({} if resumed else self._given(model, "runs"), resumed=resumed, objects=self.objects)
+        given = {} if resumed else {"steps": self._steps(), **self._given(model, "runs")}
+        job = make_job(given, resumed=resumed, objects=self.objects)
         for note in job.notes:
             self._say(note)
         run = train(job, resumed, self.output)
@@ -300,6 +305,10 @@ class Learning:
             self._say(f"warning: {reason}")
         self._write(run=self._inside(run.path))
         return newest_model(run)
+
+    def _steps(self) -> int:
+        """Of a few passes over the training tasks; those of a preset are for more tasks."""
+        return math.ceil(_PASSES * self.state["data"]["tasks"] / self._settings()["tasks_per_step"])
 
     def _conclude(self, model: Path) -> LearnResult:
         scores = {
@@ -360,6 +369,8 @@ def learn_from(
     given = with_resolved_paths(with_file(dict(request.given)), "model", "data_dir")
     if not given.get("model"):
         raise CommandError("give the model that is to learn: --model starter, smollm2, a folder, or OWNER/MODEL")
+    if not given.get("config") and _trainer(given, objects) == "local":
+        given["config"] = "tuned" if given["model"] == "starter" else "hf"
     files = [str(path.resolve()) for path in read_traces(*request.files).files]
     request = replace(request, files=files, given=given)
     SFTSettings(**{**request.sft, "chats": "chats.jsonl"})
@@ -378,6 +389,11 @@ def learn_from(
             with suppress(OSError):  # it has others
                 folder.parent.rmdir()
         raise
+
+
+def _trainer(given: Mapping[str, Any], objects: Objects) -> str:
+    local = bool(objects.names())
+    return given.get("trainer") or default_trainer(given.get("config"), device=given.get("device"), dev=local)
 
 
 def _has_agent(given: Mapping[str, Any], objects: Objects) -> bool:

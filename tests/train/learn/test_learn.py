@@ -136,7 +136,7 @@ def test_with_an_agent_the_held_out_tasks_decide_and_a_stopped_walk_goes_on(
     chats = [chat(number, system=old if number < 6 else SYSTEM) for number in range(24)]
     write_traces(tmp_path / "t.jsonl", [*chats, chat(60, score=0)])
     options = ("--agent", "my_app.py:agent", "--reward", "my_app.py:reward", "--model", "starter", "sft.epochs=1")
-    options += ("--tasks-per-step", "2", "--group-size", "2", "--steps", "1", "--max-model-len", "512")
+    options += ("--tasks-per-step", "19", "--group-size", "2", "--max-model-len", "512")
     result = run("t.jsonl", *options)
     [folder] = tmp_path.glob("learned/*")
     state = json.loads((folder / "learn.json").read_text())
@@ -145,6 +145,9 @@ def test_with_an_agent_the_held_out_tasks_decide_and_a_stopped_walk_goes_on(
     assert set(state["comparisons"]) == {"sft - before", "grpo - sft", "grpo - before"}
     assert "6 of 24 conversations (25%) of counter have another prompt than the agent sends now" in state["prompts"][0]
     assert "checkpoints" in state["model"]
+    settings = RunDir.open(folder / state["run"]).config()
+    assert state["data"]["tasks"] == 19  # which two steps of 19 see twice
+    assert [settings[name] for name in ("config", "steps", "learning_rate")] == ["tuned", 2, 1e-4]
     for name in ("verdict", "grpo"):
         del state[name]
     (folder / "learn.json").write_text(json.dumps(state))
