@@ -90,6 +90,22 @@ def test_without_any_outcome_the_reward_is_a_draft_that_says_so(tmp_path: Path) 
         reward({"question": "Say hello."}, "Hello")
 
 
+@pytest.mark.parametrize(
+    ("accepted", "answer", "value"),
+    [
+        ("Zürich", "In Zurich.", 1.0), ("की", "कि", 0.0), ("☔", "", 0.0), ("☔", "☔", 1.0),
+        ("北京 天气", "北京天气。", 1.0),
+        ("서울", "서울입니다", 0.0), ("서울", "서울!", 1.0), ("Нет", "нет", 1.0), ("مشمس", "غائم", 0.0),
+    ],
+)  # fmt: skip
+def test_answers_of_any_language_are_compared(tmp_path: Path, accepted: str, answer: str, value: float) -> None:
+    chats = [chat(f"Question {number}", accepted, score=number) for number in range(2)]
+    written = write_tasks(tmp_path, read_traces(write_chats(tmp_path / "t.jsonl", chats)))
+    module = runpy.run_path(str(tmp_path / "reward.py"))
+    assert "by the score" in written.rule
+    assert module["reward"]({"expected": [accepted], "rejected": []}, answer) == value
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     file = write_chats(tmp_path / "t.jsonl", scored_chats())
     (tmp_path / "reward.py").write_text("mine")
