@@ -24,11 +24,10 @@ def main() -> None:
     from task_files import MAKERS, write_tasks
 
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    modules = sys.argv[2:] or ("planted", "sound", "planted_others", "sound_others")
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(write_tasks(name, Path(folder))) for name in MAKERS}
-        for module in ("planted", "sound", "planted_others", "sound_others"):
-            if not (FOLDER / f"{module}.py").exists():
-                continue
+        for module in modules:
             tasks = __import__(module).TASKS
             for seed in range(seeds):
                 alarms, longest = 0, 0.0
@@ -37,7 +36,7 @@ def main() -> None:
                     try:
                         result = attack_reward(
                             files.get(form, form),
-                            f"{FOLDER / module}.py:{name}" if ":" not in name else name,
+                            f"{FOLDER / module}.py:{name}" if name.isidentifier() else name,
                             seed=seed,
                         )
                     except UserError as error:

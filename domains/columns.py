@@ -58,7 +58,10 @@ def gold_answer(task: Task, first: Iterable[str] = (), *, read: Collection[str] 
 
 def gold_value(task: Task, first: Iterable[str] = (), *, read: Collection[str] = ()) -> Any:
     """The value of the column in which :func:`gold_answer` finds the gold, such as a list or a table; None without."""
-    for name, value in _gold_columns(task, first, read):
+    columns = _gold_columns(task, first, read)
+    # Tests may be read, and are no gold.
+    columns.sort(key=lambda column: column[0] not in first and not _is_gold(column[0]))
+    for name, value in columns:
         nested = isinstance(value, Mapping) and not any(word in _squeezed(name) for word in GOLD_WORDS)
         if (gold := gold_value(value) if nested else value) not in (None, "", [], {}):
             return gold

@@ -26,7 +26,7 @@ from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
-from groundwire.tools.terminal import Version, counted, progress
+from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.run_reader import read_answers
@@ -192,8 +192,9 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
             answer = " ".join(example.answer.split())[:140]
             lines.append(f"    {example.task}: {answer!r} scores {example.score:g}, right {example.right_score:g}")
     lines += ["", f"{result.calls:,} calls on {result.tasks:,} tasks in {result.seconds:.1f} s"]
-    verdict = f"not fit to train on: {counted(len(holes), 'wrong strategy')} earn more than {fail_above:g}"
-    return [*lines, verdict if holes else f"fit to train on: no wrong strategy earns more than {fail_above:g}"]
+    verdict = f"not fit to train on: {len(holes)} of {len(result.strategies)} wrong strategies earn"
+    verdict = verdict if holes else "fit to train on: no wrong strategy earns"
+    return [*lines, f"{verdict} more than {fail_above:g} of a right answer's reward"]
 
 
 class Examined(NamedTuple):

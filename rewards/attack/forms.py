@@ -9,7 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,8 +29,9 @@ _SHORT_FORMS = (
     *("<answer>%s</answer>", "<think>So it is.</think>\n<answer>%s</answer>", "The answer is %s"),
     *("\\boxed{%s}", "So it is.\n#### %s", "%s."),
 )
-_LONG_LABEL, _LONG_ITEM = 8, 4
+_LONG_LABEL, _LONG_ITEM, _THOUSAND = 8, 4, 1000
 """Words; a longer text is prose, or no item of a list."""
+_CHINESE = re.compile("[\u3400-\u9fff]")
 
 
 def plain(text: str) -> str:
@@ -85,6 +86,22 @@ class Gold:
             texts |= {f"JSON with {key}": json.dumps({key: self.value}) for key in ("answer", "final_answer", "label")}
         return texts
 
+    def changed(self, answer: str) -> dict[str, str]:
+        """A right answer, changed in what does not matter."""
+        decomposed = unicodedata.normalize("NFD", answer)
+        texts = {"blanks around it": f"  {answer} \n", "a Windows line end": f"{answer}\r\n"}
+        texts |= {"decomposed accents": decomposed} if decomposed != answer else {}
+        if self.form in ("label", "number") and answer == self.text:
+            texts["a full stop"] = f"{answer}."
+        if self.form == "number" and answer == self.text and self.value == int(self.value):
+            texts |= {"a decimal point (42.0)": f"{self.value:.1f}"}
+            texts |= {"a comma in thousands": f"{int(self.value):,}"} if abs(self.value) >= _THOUSAND else {}
+        if self.form == "json" and isinstance(self.value, dict) and answer == self.text:
+            texts["its keys in another order"] = json.dumps(dict(reversed(self.value.items())), ensure_ascii=False)
+        if self.form == "sql":
+            texts |= {"a last semicolon": f"{answer.rstrip('; ')};", "a fence": f"```sql\n{answer}\n```"}
+        return texts
+
 
 class GoldFile:
     """The golds of a file of tasks, in their order. ``is_sql``: the answers are queries."""
@@ -94,7 +111,10 @@ class GoldFile:
         texts = [value for value in values if isinstance(value, str)]
         lists = [len(parts := items(text)) >= 2 and max(len(p.split()) for p in parts) <= _LONG_ITEM for text in texts]
         has_lists = sum(lists) > len(texts) / 2
-        self.golds = [gold_of(value, is_sql=is_sql, has_lists=has_lists) for value in values]
+        golds = [gold_of(value, is_sql=is_sql, has_lists=has_lists) for value in values]
+        forms = Counter(gold.form for gold in golds)
+        is_prose = forms["prose"] > forms["label"]  # then a short text is a short sentence
+        self.golds = [replace(gold, form="prose") if is_prose and gold.form == "label" else gold for gold in golds]
 
     @cached_property
     def vocabulary(self) -> list[str]:
@@ -142,12 +162,16 @@ def gold_of(value: Any, *, is_sql: bool = False, has_lists: bool = False) -> Gol
         return Gold("code", text, text)
     if has_lists and len(parts := items(text)) > 1:
         return Gold("list", text, parts)
-    return Gold("prose" if len(text.split()) > _LONG_LABEL else "label", text, text)
+    return Gold("prose" if _is_long(text) else "label", text, text)
+
+
+def _is_long(text: str) -> bool:
+    return max(len(text.split()), len(_CHINESE.findall(text))) > _LONG_LABEL
 
 
 def texts_gold(texts: list[str]) -> Gold:
     """A list, or other ways to say one answer: these share a word with the first one."""
     first = set(plain(texts[0]).split())
     if all(first & set(plain(text).split()) for text in texts[1:]):
-        return Gold("prose" if len(texts[0].split()) > _LONG_LABEL else "label", texts[0], texts[0], tuple(texts[1:]))
+        return Gold("prose" if _is_long(texts[0]) else "label", texts[0], texts[0], tuple(texts[1:]))
     return Gold("list", json.dumps(texts, ensure_ascii=False), texts)

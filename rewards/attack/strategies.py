@@ -178,7 +178,8 @@ def _number_nearby(c: Context) -> Iterator[Attempt]:
     for factor in (1.05, 0.95, 1.1, 1.3, -1, 2):
         changed = f"{value * factor:.{places + (2 if places else 0)}f}"
         yield Attempt(changed, f"times {factor}")
-    yield Attempt(c.gold.text.lstrip("-").replace(".", "").replace(",", ""), "without its sign and point")
+    for name, text in {"": c.gold.text, ", two decimals": f"{value:.2f}"}.items():
+        yield Attempt(re.sub(r"\D", "", text), f"without its sign and point{name}")
     yield Attempt(str(int(value)), "without its decimals")
 
 

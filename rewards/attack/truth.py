@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Protocol
 
-from groundwire.rewards._sql import SqlAnswer, has_gold_query, sql_answer
-from groundwire.rewards._types import Reward, RewardError, total
+from groundwire.rewards._sql import SqlAnswer, has_gold_query, on_variants, sql_answer
+from groundwire.rewards._types import Reward, RewardError
 from groundwire.rewards.attack.forms import NUMBER, Gold, GoldFile, as_text, items, number, plain
+from groundwire.rewards.audit import score
+from groundwire.rewards.judge.facts import presence
 from groundwire.tools.types import AgentStep
 
 _MARK = re.compile(
@@ -22,6 +25,8 @@ _MARK = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _FENCE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+RIGHT = 0.5
+"""A user's truth above this says that an answer is right."""
 _LAST_PLACES, _NEAR, _SMALL = 2.5, 0.045, 1000
 _TYPO, _UNRELATED = 0.8, 0.3
 
@@ -44,7 +49,9 @@ class UserTruth:
 
     async def __call__(self, task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep] = ()) -> bool | None:
         """As of :class:`Truth`."""
-        return total(await self._function(task, answer, steps)) > 0.5
+        if (verdict := await score(self._function, task, answer, steps)).value is None:
+            raise RewardError(f"{self.how} raised an error: {verdict.error}")
+        return verdict.value > RIGHT
 
 
 class GoldTruth:
@@ -129,8 +136,7 @@ class GoldTruth:
                 same = text and not cased and number(reading) == number(wanted)
                 verdicts.append(False if cased else True if same else None)
             elif gold.form == "prose":
-                words, known = set(text.split()), set(plain(wanted).split())
-                shared = 2 * len(words & known) / (len(words) + len(known))
+                shared = presence(reading, reference=f"{wanted} .0", question="").f1
                 verdicts.append(False if shared < _UNRELATED else None)
             else:
                 contained = text and (f" {plain(wanted)} " in f" {text} " or f" {text} " in f" {plain(wanted)} ")
@@ -214,6 +220,7 @@ def _readings(answer: str, form: str) -> Iterator[str]:
 
 
 def _executes_right(task: Mapping[str, Any], answer: str) -> bool | None:
+    from groundwire.rewards.bird import exec_match
     from groundwire.rewards.spider.execution_match import training_match
 
     if not has_gold_query(task):
@@ -221,6 +228,9 @@ def _executes_right(task: Mapping[str, Any], answer: str) -> bool | None:
     sql: SqlAnswer = sql_answer(task, answer, "the attack")
     try:
         judged = training_match(sql)
+        if judged.value <= 0:  # rows in another order, or more than once, are right for some
+            same_rows = on_variants(sql, exec_match(*sql[:3]), partial(exec_match, mode="official"))
+            return None if same_rows.value > 0 else False
     except RewardError:  # a gold that cannot be judged
         return None
-    return False if judged.value <= 0 else None if judged.unchecked else True
+    return None if judged.unchecked else True
