@@ -132,7 +132,7 @@ def recorded_and_replayed(agent: Agent, *, other_way: bool, count: int, folder: 
     """How many of ``count`` rollouts went otherwise, or got other bytes, when their calls came from the record."""
     settings = {"model": "starter", "max_tokens": 256, "max_model_len": _CONTEXT, "output_dir": str(folder)}
     # The agents keep no state; without processes of their own an MCP server is started once.
-    settings |= {"rollout_process": "off", "rollout_timeout_s": 300}
+    settings |= {"rollout_process": "off", "rollout_timeout_s": 600}
     job = make_evaluation_job({**settings, **_agent(agent, other_way, folder)})
     run = RunDir.create(folder, backend="custom", domain="spider", config=job.config.to_dict())
     requests = validation_requests(choose_tasks(job.data.validation, count), job.config, 1.0)

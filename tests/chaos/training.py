@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -67,7 +66,7 @@ def finish(processes: Processes, found: RunDir, tally: Tally) -> int | None:
         time.sleep(0.1)
     if trainer.status is None:
         tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {END_S:g} s")
-        trainer.signal(signal.SIGKILL)
+        processes.kill(trainer)
     elif trainer.status != 0 and "nothing was trained" not in trainer.output:  # by rewards that are all equal
         processes.check_running(trainer)
     else:

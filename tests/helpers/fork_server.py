@@ -114,13 +114,18 @@ class Forked:
     @property
     def exitcode(self) -> int | None:
         """As ``subprocess`` has it; None while the process runs."""
-        if self._status is None and select.select([self._connection], [], [], 0)[0]:
+        if self._status is None and self._has_ended(0):
             self._status = self._number()
         return self._status
 
     def join(self, timeout: float | None = None) -> None:
         if self._status is None:
-            select.select([self._connection], [], [], timeout)
+            self._has_ended(timeout)
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        end = select.poll()  # select() takes no file above the 1024th
+        end.register(self._connection, select.POLLIN)
+        return bool(end.poll(None if timeout is None else 1000 * timeout))
 
     def wait(self, timeout: float) -> int | None:
         """The exit status, None after ``timeout`` seconds."""

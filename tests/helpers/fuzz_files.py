@@ -26,7 +26,7 @@ from file_damage import damages
 from spider_folder import DEV, TRAIN, make_spider
 from sqlite_folder import make_folder
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 MAX_MEMORY_MB = 2500
 MAX_OUTPUT = 8000
 """Characters of the output of a command that failed: a message must not repeat a damaged file."""
@@ -220,7 +220,7 @@ def problem(case: Case, *, timeout_s: float = TIMEOUT_S) -> str:
         with suppress(AssertionError):
             program.wait(0)
         return f"more than {MAX_MEMORY_MB} MB" if memory_mb >= MAX_MEMORY_MB else f"no end after {timeout_s:g} s"
-    result = program.wait(10)
+    result = program.wait(600)
     output = result.stdout + result.stderr
     if found := _CRASH.search(output):
         return f"{found[0]}:\n{output[-1500:]}"

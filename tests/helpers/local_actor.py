@@ -1,4 +1,4 @@
-"""An actor of Ray's without Ray: its methods run on the caller's event loop, with copies of arguments and results."""
+"""An actor of Ray without Ray: methods run on the event loop or in threads, with copies of arguments and results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ class LocalActor:
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any) -> Any:
-            result = getattr(self.actor, name)(*_copy(arguments))
-            return _copy(await result if inspect.isawaitable(result) else result)
+            method, copies = getattr(self.actor, name), _copy(arguments)
+            if inspect.iscoroutinefunction(method):
+                return _copy(await method(*copies))
+            return _copy(await asyncio.to_thread(method, *copies))  # it may take long, as in its own process
 
         def remote(*arguments: Any) -> Any:
             self.calls += 1

@@ -36,4 +36,4 @@ def http_server(database: Path, *options: str) -> Iterator[tuple[str, Program]]:
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)
-            server.wait(30)
+            server.wait(600)

@@ -64,7 +64,7 @@ async def many_clients(task: dict[str, Any]) -> str:
     url, headers = "https://api.openai.com/v1/chat/completions", {"Authorization": "Bearer sk-of-the-author"}
 
     def in_thread() -> None:
-        requests.post(url, json=body, headers=headers, timeout=30).raise_for_status()
+        requests.post(url, json=body, headers=headers, timeout=600).raise_for_status()
 
     thread = threading.Thread(target=in_thread)
     thread.start()

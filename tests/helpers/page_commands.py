@@ -81,7 +81,7 @@ def commands(block: str, scratch: Path, programs: Collection[str], *shell: str) 
         capture_output=True,
         cwd=folder,
         env=variables,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, ""), f"{' '.join(shell)}:\n{block}\n{done.stderr}"
     return list(_read(record.read_text().replace(str(home), "~"), folder, variables))

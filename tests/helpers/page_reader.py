@@ -272,7 +272,7 @@ class Reader:
             return False
         self._servers.append(server)
         with contextlib.suppress(urllib.error.HTTPError):  # it wants a token
-            urllib.request.urlopen(addresses()[0], timeout=10)
+            urllib.request.urlopen(addresses()[0], timeout=600)
         self._places.update(dict.fromkeys(places, addresses()[0]))
         return True
 
@@ -280,6 +280,6 @@ class Reader:
         """Ctrl-C for each server."""
         for server in self._servers:
             server.send_signal(signal.SIGINT)
-            done = server.wait(20)
+            done = server.wait(600)
             assert done.returncode == 0, done
         self._servers.clear()

@@ -71,13 +71,13 @@ class Program:
 
 
 def run(
-    *command: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None, timeout: float = 200
+    *command: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Like ``subprocess.run`` of ``python COMMAND``."""
     return Program(*command, folder=folder, environment=environment).wait(timeout)
 
 
-def until(condition: Any, program: Program, timeout: float = 200) -> None:
+def until(condition: Any, program: Program, timeout: float = 600) -> None:
     """Wait until ``condition()``, for as long as ``program`` runs."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -86,7 +86,7 @@ def until(condition: Any, program: Program, timeout: float = 200) -> None:
         time.sleep(0.02)
 
 
-def wait_for(condition: Any, timeout: float = 60) -> None:
+def wait_for(condition: Any, timeout: float = 600) -> None:
     """Wait until ``condition()``."""
     deadline = time.monotonic() + timeout
     while not condition():

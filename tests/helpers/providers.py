@@ -24,7 +24,7 @@ class ApiError(Exception):
 
 async def post(url: str, request: Any, **headers: str) -> httpx.Response:
     """The response to a request. Raises :class:`ApiError`."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=600) as client:
         response = await client.post(url, json=request, headers=headers)
     if response.status_code != 200:
         raise ApiError(response.status_code, response.json())

@@ -178,7 +178,7 @@ def _problem(reader: Reader, command: Command, kind: str, words: Sequence[str]) 
     places = [f"http://127.0.0.1:{port}" for option, port in pairwise(command.words) if option == "--port"]
     if kind in SERVERS and reader.serves(program, *places):
         return []
-    done = program.wait(120)
+    done = program.wait(600)
     said = re.findall(r"^(?:error|failure|verdict).*", done.stdout + done.stderr, re.MULTILINE)
     expected = [*MISSING, *(["^verdict:"] if kind == "look" else [])]
     if done.returncode in ((0, 3, 4) if kind == "learn" else (0,)) or (

@@ -215,7 +215,7 @@ def test_an_audit_ends_on_sigterm_with_a_word(tmp_path: Path) -> None:
     program = Program(str(reward), "--reward", "slow", "--limit", "1")
     until(started.exists, program)
     program.send_signal(signal.SIGTERM)
-    ended = program.wait(60)
+    ended = program.wait(600)
     assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (130, ["stopped"])
 
 
@@ -237,5 +237,5 @@ def test_an_error_while_a_command_ends_on_sigterm_is_one_sentence(tmp_path: Path
     program = Program(str(command))
     until(started.exists, program)
     program.send_signal(signal.SIGTERM)
-    ended = program.wait(60)
+    ended = program.wait(600)
     assert (ended.returncode, ended.stderr.splitlines()) == (1, ["error: a call is not in the store"])

@@ -30,7 +30,7 @@ class _Server(HttpServer):
 async def _send(server: HttpServer, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), 600)
     writer.close()
     return answer
 
@@ -85,5 +85,5 @@ async def test_connections_without_a_request_are_closed(monkeypatch: pytest.Monk
         writer.write(head)
         await asyncio.sleep(0.5)  # a request that takes long is no idle connection
         writer.write(b"body")
-        assert (await asyncio.wait_for(reader.read(), 30)).endswith(b"4")
+        assert (await asyncio.wait_for(reader.read(), 600)).endswith(b"4")
         writer.close()

@@ -86,7 +86,7 @@ def adapters_of_langchain(request, network):
     if not (target / "langchain_mcp_adapters").exists():
         packages = ["langchain-mcp-adapters==0.3.2", "mcp>=1.24,<2", "httpx-sse"]
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *packages]
-        installed = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=120)
+        installed = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=600)
         if installed.returncode:
             pytest.skip(f"langchain-mcp-adapters cannot be installed here: {installed.stderr.strip()[-200:]}")
     return target
@@ -128,7 +128,7 @@ def test_the_mcp_inspector_calls_a_tool(database, network):
     ]
     command = ["npx", "--yes", INSPECTOR, "--cli", sys.executable, *COMMAND[1:], "--database", str(database), *call]
     try:
-        ended = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=180)
+        ended = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
         pytest.skip(f"{INSPECTOR} took too long to install")
     if "npm error" in ended.stderr or "Cannot find module" in ended.stderr:  # npx was stopped in an earlier install

@@ -371,7 +371,7 @@ def _cpu_ticks_during(seconds, pid):
 async def test_slow_queries_do_not_delay_the_other_of_many_clients(url):
     """The others are answered while the slow queries run, which do not end before they are cancelled."""
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=120))  # one each would take the longest time
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=600))  # one each would take the longest time
         transports = [streamable_http_client(url, http_client=http) for _ in range(32)]
         clients = [await stack.enter_async_context(Client(transport)) for transport in transports]
         slow = [asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW})) for client in clients[:8]]
@@ -395,7 +395,7 @@ async def test_a_flood_of_slow_queries_delays_nobody_and_most_are_refused_as_bus
     """
     flood_size = 2 * (mcp_server._SLOW_THREADS + mcp_server._MAX_WAITING_SLOW)
     with http_server(database, "--timeout", "60") as (url, _):
-        many = httpx2.AsyncClient(timeout=120, limits=httpx2.Limits(max_connections=None))
+        many = httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=None))
         async with many, Client(streamable_http_client(url, http_client=many)) as flood, Client(url) as other:
             query = functools.partial(flood.call_tool, "query_database_by_sql", {"sql": SLOW})
             slow = [asyncio.create_task(query()) for _ in range(flood_size)]
@@ -422,7 +422,7 @@ async def test_a_flood_of_slow_queries_delays_nobody_and_most_are_refused_as_bus
 def _post(url, **headers):
     request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=600) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -485,7 +485,7 @@ def test_a_start_that_fails_has_a_one_line_error(database, options, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = [option.format(database=database, taken=port) for option in options]
-        ended = run(*COMMAND[1:], *options, timeout=60)
+        ended = run(*COMMAND[1:], *options, timeout=600)
     assert ended.returncode == 2
     assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
@@ -497,7 +497,7 @@ def test_ctrl_c_ends_the_server_without_a_traceback(database, transport):
     if transport == "http":
         with http_server(database) as (_, process):
             process.send_signal(signal.SIGINT)
-            ended = process.wait(30)
+            ended = process.wait(600)
             assert ended.returncode == 0
             [_, errors] = ended.stderr.split("\n", 1)
     else:
@@ -514,7 +514,7 @@ def test_ctrl_c_ends_the_server_without_a_traceback(database, transport):
             process.stdin.flush()
             assert process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == -signal.SIGINT
+            assert process.wait(600) == -signal.SIGINT
             errors = process.stderr.read()
     assert errors == ""
 
@@ -558,7 +558,7 @@ async def test_connections_that_send_no_request_are_closed(monkeypatch):
     for sent, answer in ((b"", b""), (head, b""), (head + b"\r\n", b"HTTP/1.1 204")):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
-        assert (await asyncio.wait_for(reader.read(12), 30)) == answer
+        assert (await asyncio.wait_for(reader.read(12), 600)) == answer
         writer.close()
     server.should_exit = True
     await serving

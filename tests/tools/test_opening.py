@@ -55,7 +55,7 @@ def _outcome(read: Callable[[str | Path], Any], path: str | Path) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(600)
     assert outcome, "it waits"
     return outcome[0]
 

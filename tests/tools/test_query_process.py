@@ -233,5 +233,5 @@ def test_a_process_ends_with_its_killed_parent(database: Path) -> None:
     [pid] = children(parent.pid)
     assert is_running(pid)
     parent.send_signal(signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(600)
     wait_for(lambda: not is_running(pid))

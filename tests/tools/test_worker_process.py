@@ -137,5 +137,5 @@ def test_a_busy_process_ends_with_its_killed_parent() -> None:
     until(lambda: bool(children(parent.pid)), parent)
     [worker] = children(parent.pid)
     parent.send_signal(signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(600)
     wait_for(lambda: not is_running(worker))

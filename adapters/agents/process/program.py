@@ -17,7 +17,6 @@ import logging
 import os
 import pickle
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -188,7 +187,7 @@ class Program:
             with suppress(TimeoutError):
                 self._control = self._listener.accept()[0]
                 self._control.setblocking(True)
-                with self._control.makefile("rb", buffering=0) as unbuffered:  # what follows is for select() to see
+                with self._control.makefile("rb", buffering=0) as unbuffered:  # what follows is waited for
                     introduction = json.loads(unbuffered.readline() or "{}")
                 if introduction.get("token") == self._token:
                     self._replies = self._control.makefile("rb")
@@ -198,7 +197,10 @@ class Program:
                 f"the process that imports agent {agent!r} has ended, with {how_ended(self._process.returncode)}"
             )
         for seconds in (_LONG_S, _START_S - _LONG_S):
-            if select.select([self._control], [], [], seconds)[0]:
+            self._control.settimeout(seconds)  # select() takes no file above the 1024th
+            with suppress(TimeoutError):
+                self._control.recv(1, socket.MSG_PEEK)
+                self._control.setblocking(True)
                 return
             _log.warning("the import of agent %r goes on after %g s", agent, seconds)
         raise ValueError(f"agent {agent!r}: its import did not end within {_START_S:g} s")

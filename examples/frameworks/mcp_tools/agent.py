@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 server = MCPServerStdio(
     name="sqlite",
     params={"command": sys.executable, "args": [str(Path(__file__).with_name("server.py"))]},
-    client_session_timeout_seconds=60,  # the default is 5: a busy machine may take longer to start it
+    client_session_timeout_seconds=300,  # the default is 5: a busy machine may take longer to start it
     cache_tools_list=True,
     tool_meta_resolver=lambda call: {"database": call.run_context.context["db_path"]},
 )

@@ -90,7 +90,11 @@ async def test_calls_reach_the_policy_past_a_proxy_of_clients_made_before(monkey
     session.proxies = {"http": "http://127.0.0.1:9", "https": "http://127.0.0.1:9"}
 
     def agent(question: str) -> str:
-        replies = [client.post(url, json=body), session.post(url, json=body), requests.post(url, json=body, timeout=9)]
+        replies = [
+            client.post(url, json=body),
+            session.post(url, json=body),
+            requests.post(url, json=body, timeout=600),
+        ]
         return " ".join(reply.json()["choices"][0]["message"]["content"] for reply in replies)
 
     async with ScriptedPolicyServer(replies=["fine"] * 3) as policy:

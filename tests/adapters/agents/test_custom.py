@@ -108,7 +108,7 @@ def test_a_plain_def_runs_in_its_own_thread_with_the_rollouts_context() -> None:
 
 
 def test_plain_defs_run_as_concurrently_as_rollouts() -> None:
-    everybody = threading.Barrier(200, timeout=30)
+    everybody = threading.Barrier(200, timeout=600)
 
     def waits_for_the_others(question: Question, endpoint: Endpoint) -> str:
         everybody.wait()
@@ -138,7 +138,7 @@ def test_a_plain_def_ends_silently_after_its_time_limit(capfd: pytest.CaptureFix
     assert begun.is_set()
     assert thread.daemon
     go_on.set()
-    thread.join(30)
+    thread.join(600)
     assert capfd.readouterr().err == ""
 
 

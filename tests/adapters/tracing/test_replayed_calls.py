@@ -109,7 +109,7 @@ class Agent:
     async def ask(self, path: str, body: Any, agent: str = "", call_id: str = "") -> httpx.Response:
         headers = {"baggage": f"agent={agent}"} if agent else {}
         headers |= {CALL_HEADER: call_id} if call_id else {}
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=600) as client:
             return await client.post(f"{self._root}{path}", json=body, headers=headers)
 
     async def calls(self) -> list[LLMCall]:
@@ -263,7 +263,7 @@ async def test_a_stream_that_the_agent_left_ends_where_it_did(tiny_policy: Any, 
     async def leave(agent: Agent) -> bytes:
         read = b""
         url, body = f"{agent._root}v1/chat/completions", CHAT | {"stream": True}
-        client = httpx.AsyncClient(trust_env=False, timeout=60)
+        client = httpx.AsyncClient(trust_env=False, timeout=600)
         async with client, client.stream("POST", url, json=body) as reply:
             async for part in reply.aiter_raw():
                 read += part

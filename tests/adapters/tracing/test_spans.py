@@ -243,7 +243,7 @@ async def test_a_flush_waits_for_late_numbers_which_are_in_the_order_of_arrival(
         call = LLMCall(rollout_id=ids[0], attempt_id=ids[1], sequence=0)
         writer.finish(writer.reserve(*ids), lambda sequence, call=call: replace(call, sequence=sequence))
         await asyncio.sleep(0)  # the second is numbered after the first
-    await asyncio.wait_for(writer.flush(), 10)
+    await asyncio.wait_for(writer.flush(), 600)
     await store.get(ids[0])
     assert [call.sequence for call in rollout.calls] == [1, 2]
     await writer.close(timeout_s=1)

@@ -147,7 +147,7 @@ def test_a_run_with_objects_needs_them_again(fitted: Path) -> None:
 
 
 def test_the_command_says_how_to_continue_a_scripts_run(fitted: Path) -> None:
-    done = run_program("-m", "train.run", "--resume", str(fitted / "runs" / "latest"), timeout=60)
+    done = run_program("-m", "train.run", "--resume", str(fitted / "runs" / "latest"), timeout=600)
     assert done.returncode == 2
     assert "continue it there, with fit(..., resume=" in done.stderr
 

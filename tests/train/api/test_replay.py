@@ -197,7 +197,7 @@ def test_the_agent_of_a_replay_may_have_its_own_python(folder: Path, recorded: P
 def test_objects_of_a_script_are_replayed(tmp_path: Path) -> None:
     async def agent(task: Any) -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": task["question"]}]}
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=600) as client:
             reply = await client.post("https://api.openai.com/v1/chat/completions", json=body)
         return f"{more}{reply.json()['choices'][0]['message']['content']}"
 

@@ -126,7 +126,7 @@ def test_a_killed_run_continues_from_its_last_step(tmp_path: Path) -> None:
     program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
     until((run / "checkpoints" / "step-00001").exists, program)
     program.send_signal(signal.SIGKILL)
-    assert program.wait(30).returncode == -signal.SIGKILL
+    assert program.wait(600).returncode == -signal.SIGKILL
     done = _run("--resume", str(run))
     assert done.returncode == 1, done.stderr
     assert "nothing was trained: in no group of 2 step(s) did the rewards of rollouts differ" in done.stdout
@@ -150,7 +150,7 @@ def test_ctrl_c_stops_and_tells_how_to_continue(tmp_path: Path) -> None:
     program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
     until((run / "checkpoints" / "step-00001").exists, program)
     program.send_signal(signal.SIGINT)
-    stopped = program.wait(60)
+    stopped = program.wait(600)
     assert stopped.returncode == 130
     assert "--resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr

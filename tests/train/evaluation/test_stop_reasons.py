@@ -60,7 +60,7 @@ SLOW = """
 import openai, time
 
 def answer(question, endpoint):
-    client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=60)
+    client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=600)
     asked = [{"role": "user", "content": question.text}]
     client.chat.completions.create(model=endpoint.model, messages=asked, **{**endpoint.sampling, "max_tokens": 4})
     time.sleep(0 if endpoint.sampling["temperature"] < 1 else 600)

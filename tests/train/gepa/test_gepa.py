@@ -219,7 +219,7 @@ def test_runners_of_an_external_store_run_the_agent_with_the_prompts_of_the_sear
     finally:
         for program in others:
             program.send_signal(signal.SIGTERM)
-        ended = [program.wait(60) for program in others]
+        ended = [program.wait(600) for program in others]
     assert done.returncode == 0, (done.stdout, done.stderr, ended)
     best = json.loads((tmp_path / "runs" / "latest" / "prompts.json").read_text())
     assert RULE in best["instructions"]

@@ -48,7 +48,7 @@ def _interrupt(folder: RunDir, when: Callable[[], bool], number: int) -> str:
     until(when, program)
     program.send_signal(number)
     program.send_signal(number)  # from the terminal, and again from the parent process
-    stopped = program.wait(60)
+    stopped = program.wait(600)
     assert stopped.returncode == 130, stopped.stderr
     assert "Traceback" not in stopped.stderr
     return stopped.stderr

@@ -42,7 +42,8 @@ def test_other_devices():
     assert not bf16_is_faster(model_of(135_000_000, "mps"))
 
 
-def test_a_large_model_is_sampled_with_all_threads():
+def test_a_large_model_is_sampled_with_all_threads(monkeypatch):
+    monkeypatch.setattr("groundwire.train.policy.model.processors", lambda: 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -275,7 +275,7 @@ def test_a_gguf_file_is_served_and_tools_that_its_template_lacks_are_refused(tmp
     with serve(file) as server:
         body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         with httpx.Client(
-            base_url=server.base_url, headers={"Authorization": f"Bearer {server.api_key}"}, timeout=60
+            base_url=server.base_url, headers={"Authorization": f"Bearer {server.api_key}"}, timeout=600
         ) as client:
             reply = client.post("/chat/completions", json=body)
             with_tools = client.post("/chat/completions", json={**body, "tools": [TOOL]})

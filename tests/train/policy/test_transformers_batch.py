@@ -79,8 +79,8 @@ def test_a_reply_is_the_same_alone_and_beside_requests_that_come_and_go(tiny_pol
         for pair in pairs:
             second = threading.Semaphore(0)
             together.append(engine.submit(*pair, on_token=lambda *_, semaphore=second: semaphore.release()))
-            assert second.acquire(timeout=60)
-            assert second.acquire(timeout=60)  # the next one comes when this one has two tokens
+            assert second.acquire(timeout=600)
+            assert second.acquire(timeout=600)  # the next one comes when this one has two tokens
         for future, expected in zip(together, alone, strict=True):
             assert future.result(60).token_ids == expected.token_ids
             assert future.result().logprobs == pytest.approx(expected.logprobs, abs=1e-4)

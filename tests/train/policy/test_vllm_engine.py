@@ -140,7 +140,7 @@ def test_a_cancelled_request_is_aborted(engine: VLLMEngine, folder: Path) -> Non
     endless = engine.submit([99], Sampling())
     assert engine.submit([1], Sampling(max_tokens=1)).result(10).token_ids == [1]
     endless.cancel()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while "aborted" not in (folder / "log").read_text() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert "aborted" in (folder / "log").read_text()
@@ -198,7 +198,7 @@ def test_no_process_outlives_a_killed_trainer(folder: Path) -> None:
 
 
 def has_ended(process: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         state = Path(f"/proc/{process}/stat")
         if not state.exists() or state.read_text().split()[2] == "Z":

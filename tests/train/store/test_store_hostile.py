@@ -437,7 +437,7 @@ async def test_a_damaged_value_of_the_stores_file_ends_its_request_with_one_sent
             await client.dequeue(1)
 
         with pytest.raises(StoreFailedError, match=r"the store fails at .* start the store with a copy of the file"):
-            await asyncio.wait_for(read(), 30)
+            await asyncio.wait_for(read(), 600)
         if "rollouts SET" in damage:
             assert (await client.get(ids[1])) is not None
         await client.stop()
@@ -466,7 +466,7 @@ async def test_a_request_that_alone_fails_ends_at_the_clients_deadline() -> None
 
     answered = asyncio.create_task(others())
     with pytest.raises(StoreGoneError, match=r"has been away for .* status 503: the store's file: disk I/O error"):
-        await asyncio.wait_for(client.unfinished("run"), 20)
+        await asyncio.wait_for(client.unfinished("run"), 600)
     answered.cancel()
     await client.stop()
     await runner.cleanup()

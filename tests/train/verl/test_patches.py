@@ -100,7 +100,7 @@ def test_verl_finds_the_names_of_adapters_in_each_vllm(methods: tuple[str, ...],
             "print(getattr(WeightsMapper(), 'get_unstacked_mapper', tuple)())",
         ]
     )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert shown.stdout.strip() == (methods[0] if methods else "()")
 
 

@@ -320,7 +320,7 @@ async def test_what_arrives_as_a_writer_ends_is_written(writers: int) -> None:
             await coalescer.put([number], "train")
 
     coalescer = WriteCoalescer[int]([store] * writers)
-    await asyncio.wait_for(asyncio.gather(put(range(100)), put(range(100, 200))), timeout=10)
+    await asyncio.wait_for(asyncio.gather(put(range(100)), put(range(100, 200))), timeout=600)
     assert sorted(written) == list(range(200))
 
 

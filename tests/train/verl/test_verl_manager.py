@@ -240,7 +240,7 @@ def _write_tasks(run: RunDir, tasks: list[Any]) -> None:
 
 
 def _until(queue: _TransferQueue, partition: str, uids: list[str]) -> list[str]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while any(queue.tags.get((partition, uid), {}).get("status") in (None, "running") for uid in uids):
         assert time.monotonic() < deadline, queue.tags
         time.sleep(0.05)

@@ -376,7 +376,7 @@ def test_the_trainer_is_told_once_that_all_prompts_have_ended(tmp_path: Path) ->
             made.service.submit([_prompt(uid)])
         assert not made.service.wait(0.1)
         released.set()
-        assert made.service.wait(60)
+        assert made.service.wait(600)
         assert made.queue.statuses == {uid: ["running", "finished"] for uid in ("u", "v")}
         assert not made.service.wait(0)
 
@@ -391,12 +391,12 @@ def test_the_trainer_is_told_of_a_failed_group_at_once(tmp_path: Path) -> None:
 
     with _service(tmp_path, _Backend(act=first_four_held)) as made:
         made.service.submit([_prompt("held")])
-        assert all(started.acquire(timeout=60) for _ in range(4))
+        assert all(started.acquire(timeout=600) for _ in range(4))
         made.service.submit([_prompt("alone", rollouts=1)])  # a single reward has nothing to be compared with
-        assert made.service.wait(60)
+        assert made.service.wait(600)
         assert made.queue.statuses == {"held": ["running"], "alone": ["running", "failure"]}
         released.set()
-        assert made.service.wait(60)
+        assert made.service.wait(600)
         assert made.queue.statuses["held"] == ["running", "finished"]
 
 

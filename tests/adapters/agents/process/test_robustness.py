@@ -170,9 +170,9 @@ def test_when_the_runner_ends_no_process_is_left(tmp_path: Path, end: signal.Sig
     (tmp_path / "slow.py").write_text(
         "import os, pathlib, subprocess, time\n"
         "def agent(question):\n"
-        "    subprocess.Popen(['setsid', 'sleep', '60'])\n"
+        "    subprocess.Popen(['setsid', 'sleep', '6000'])\n"
         "    pathlib.Path(os.environ['BEGUN']).touch()\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(6000)\n"
     )
     program = f"""
 import asyncio
@@ -190,7 +190,7 @@ asyncio.run(backend.run(Question(id="1", text="a", database=""), Endpoint(base_u
     asyncio.run(until_true((tmp_path / "begun").exists))
     assert len(_processes(marker)) >= 5
     runner.send_signal(end)
-    printed, _ = runner.communicate(timeout=60)
+    printed, _ = runner.communicate(timeout=600)
     asyncio.run(until_true(lambda: not _processes(marker)))
     assert not Path(printed.decode().strip()).exists()
 
