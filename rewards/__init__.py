@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
-from groundwire.rewards._registry import check, get, names, notes
+from groundwire.rewards._registry import check, comparison, get, has_functions, names, notes
 from groundwire.rewards._sql import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards._types import (
     METRIC,
+    Comparison,
     JudgeAbstainedError,
     Reward,
     RewardError,
     UnusableRewardError,
     answers_of,
+    comparison_of,
     components,
     declared_range,
     judges_sql,
@@ -27,6 +29,7 @@ from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [
     "METRIC",
+    "Comparison",
     "JudgeAbstainedError",
     "JudgeSettings",
     "JudgeSettingsError",
@@ -36,10 +39,13 @@ __all__ = [
     "UnusableRewardError",
     "answers_of",
     "check",
+    "comparison",
+    "comparison_of",
     "components",
     "declared_range",
     "describe_call",
     "get",
+    "has_functions",
     "has_variants",
     "in_training",
     "judges_sql",

@@ -17,6 +17,7 @@ from groundwire.rewards._functions import reward_function
 from groundwire.rewards._sql import has_variants, judged_on_variants
 from groundwire.rewards._types import (
     METRIC,
+    Comparison,
     Reward,
     UnusableRewardError,
     all_of,
@@ -35,6 +36,7 @@ from groundwire.tools.types import AgentStep
 
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin=__name__)
 names = _registry.names
+_COMPARE = "judge:compare"
 _TERM = re.compile(
     r"\s*(?:(?P<weight>-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?"
     r"(?P<name>[^\W\d][\w.:/-]*|\.{0,2}/[\w.:/-]*)\s*"
@@ -53,24 +55,46 @@ def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
 
     Raises :class:`groundwire.tools.plugins.UnknownNameError`; its subclass :class:`UnusableRewardError` included.
     """
-    bound: list[tuple[float, str, Reward]] = []
+    bound: list[tuple[float, str, Any]] = []
     for weight, term in _terms(name):
         reward: Any = _load(term)
         if _takes_judge(reward):
             reward = functools.partial(reward, judge=judge or JudgeSettings())
         bound.append((weight, term, reward))
-    return bound[0][2] if len(bound) == 1 and bound[0][:2] == (1.0, name) else combine(bound)
+    reward = bound[0][2] if len(bound) == 1 and bound[0][:2] == (1.0, name) else combine(bound)
+    if (of_group := comparison(name, judge=judge)) is not None:
+        reward.compare = of_group
+    return reward
+
+
+def comparison(name: str, *, judge: JudgeSettings | None = None) -> Comparison | None:
+    """How the reward ``name``, of which another environment may have a part, compares answers (``reward.compare``)."""
+    weights = {term: weight for weight, term in _terms(name)} if name else {}
+    if _COMPARE not in weights:
+        return None
+    from groundwire.rewards.judge.compare import compare
+
+    return functools.partial(compare, judge=judge or JudgeSettings(), weight=weights[_COMPARE])
+
+
+def has_functions(name: str) -> bool:
+    """Whether a term of the reward ``name`` is a function of the user's."""
+    return any(_is_function(term) for _, term in _terms(name))
 
 
 def notes(name: str, *, judge: JudgeSettings | None = None) -> list[str]:
     """Notes for the user before a run with reward ``name``: the judge of its answers.
 
-    Raises as :func:`get`, and :class:`.JudgeSettingsError` for settings of a judge that it does not ask.
+    Raises as :func:`get`, and :class:`.JudgeSettingsError` for settings of a judge that it does not ask, or lacks.
     """
+    settings = judge or JudgeSettings()
     judged = [term for _, term in _terms(name) if _takes_judge(_load(term))]
-    if not judged and judge not in (None, JudgeSettings()):
+    if not judged and settings != JudgeSettings():
         raise JudgeSettingsError(f"reward {name!r} uses no judge: leave out the judge's options")
-    return [f"{' and '.join(judged)}: {(judge or JudgeSettings()).describe()}"] if judged else []
+    asked = f"; {2 * settings.samples} requests rank the answers to a task, if they differ" * (_COMPARE in judged)
+    if asked and settings.model is None:
+        raise JudgeSettingsError(f"{_COMPARE} needs a judge's model, which ranks answers: give --judge-model")
+    return [f"{' and '.join(judged)}: {settings.describe()}{asked}"] if judged else []
 
 
 def _terms(name: str) -> list[tuple[float, str]]:
@@ -155,6 +179,7 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
     for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
         register(name, f"groundwire.rewards.bird:{name}")
     register("executes", "groundwire.rewards._sql:executes")
+    register(_COMPARE, "groundwire.rewards.judge.compare:judge_compare")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
     register("spider_test_suite", "groundwire.rewards.spider.execution_match:spider_test_suite")

@@ -23,6 +23,7 @@ from groundwire.rewards import (
 )
 from groundwire.rewards.attack import AttackResult, UserTruth, attack, code_hash, save_attack
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
+from groundwire.rewards.judge.compare import against_gold
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
@@ -222,6 +223,7 @@ def examine(
     chosen, every, name, function, notes, data = _load(domain, reward, data_dir, judges)
     tasks = _sample(every, limit)
     view = AgentView.of(chosen, function)
+    function = against_gold(function, view.gold)
     golds, databases = list(map(view.gold, tasks)), chosen.database
     with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
         auditing = audit(tasks, function, golds=golds, answers=view.answers, database=databases, on_end=on_end)

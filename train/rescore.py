@@ -11,15 +11,16 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 
-from groundwire.rewards import Reward, declared_range, in_training
+from groundwire.rewards import Comparison, Reward, comparison_of, declared_range, in_training
 from groundwire.rewards.audit import Score, map_concurrently, score
-from groundwire.tools.errors import exit_on_user_error
+from groundwire.rewards.judge.compare import compared_later
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
@@ -27,9 +28,11 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.complete import RunDirectory
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.metrics import RIGHT
+from groundwire.train.rollouts.outcome import GroupComparison, groups_of
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
-_COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward", "task", "answer", "agent_steps")
+_COLUMNS = (*GroupComparison.COLUMNS, "group", "rollout_id", "task", "agent_steps")
 _TOLERANCE = 1e-9
 _EXAMPLES = 3
 
@@ -93,7 +96,10 @@ async def rescore(
         with in_training(rollout.mode == "train"):
             return await score(reward, rollout.task, rollout.outcome.answer, rollout.outcome.steps)
 
+    compared_later.set(True)
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)
+    if (compare := comparison_of(reward)) is not None:
+        scores = await _compared(kept, scores, compare)
     least = min([0.0, declared_range(reward)[0], *(scored.value for scored in scores if scored.value is not None)])
     rescored = []
     groups: dict[tuple[int, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
@@ -123,6 +129,21 @@ async def rescore(
         for (step, name), (old, new) in sorted(groups.items())
     ]
     return RescoredRun(rollouts=rescored, groups=rescored_groups, failed=len(rollouts) - len(kept))
+
+
+async def _compared(rollouts: Sequence[Rollout], scores: Sequence[Score], compare: Comparison) -> list[Score]:
+    """The scores with what ``compare`` adds to those of the answers of a group."""
+    again = [
+        replace(rollout, outcome=replace(rollout.outcome, reward=scored.value, message=scored.error))
+        for rollout, scored in zip(rollouts, scores, strict=True)
+    ]
+    groups = [[again[place] for place in places] for places in groups_of(again)]
+    if all(len(group) == 1 for group in groups):
+        raise CommandError("no task has two answers: there is nothing to compare")
+    failures = {rollout.outcome.failure for rollout in again} - {""}
+    complete = GroupComparison(compare, failures, rollouts, StepTimer())
+    await map_concurrently(complete, groups, on_end=lambda: None)
+    return [Score(rollout.outcome.reward, rollout.outcome.message) for rollout in again]
 
 
 def _differ(rewards: Sequence[float]) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from groundwire.rewards._types import JudgeAbstainedError
-from groundwire.rewards.judge.prompt import RESPONSE_FORMAT
 from groundwire.rewards.judge.settings import API_KEY, JudgeSettings, numbers
 from groundwire.tools.secrets import mask_secrets
 
@@ -45,7 +44,7 @@ class JudgeClient:
     """
 
     def __init__(self, settings: JudgeSettings, *, teacher: bool = False) -> None:
-        self._settings, self._teacher = settings, teacher
+        self._settings = settings
         self.model = settings.teacher if teacher else settings.model
         self._base_url = settings.teacher_base_url if teacher else settings.base_url
         if self._base_url is None and find_spec("litellm") is None:
@@ -55,12 +54,12 @@ class JudgeClient:
         self._timeout_s = settings.deadline_s * _REQUEST_SHARE
         self._http: httpx.AsyncClient | None = None
 
-    async def ask(self, messages: list[dict[str, str]]) -> tuple[str, float | None]:
+    async def ask(self, messages: list[dict[str, str]], response_format: Any) -> tuple[str, float | None]:
         """The reply to a request, and its cost in USD, if it has token counts. Raises :class:`JudgeRequestError`."""
         settings = self._settings
         payload: dict[str, Any] = {"model": self.model, "messages": messages}
         payload |= {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
-        payload |= {} if self._teacher else {"response_format": RESPONSE_FORMAT}
+        payload |= {"response_format": response_format} if response_format else {}
         if self._base_url is None:
             await asyncio.to_thread(_import_litellm)  # takes seconds, and must not count as the request's time
         send = self._send_to_litellm if self._base_url is None else self._send_to_endpoint

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,7 +20,14 @@ from groundwire.rewards._types import JudgeAbstainedError, all_of
 from groundwire.rewards.judge.cache import JudgeCache, cache_key
 from groundwire.rewards.judge.client import JudgeClient, JudgeRequestError
 from groundwire.rewards.judge.facts import presence
-from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores, teacher_messages
+from groundwire.rewards.judge.prompt import (
+    UnreadableError,
+    comparison_messages,
+    messages,
+    parse_scores,
+    response_format,
+    teacher_messages,
+)
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
 T = TypeVar("T")
@@ -89,6 +96,36 @@ class Judge:
         spread = max(means) - min(means) if len(means) > 1 else None
         return Verdict(scores=scores, score=settings.weighted(scores), spread=spread)
 
+    async def compare(self, *, question: str, answers: Sequence[str]) -> dict[str, tuple[int, float]]:
+        """For each of ``answers``, which differ: how many it beats less those that beat it, summed over the samples,
+        and the share of its comparisons, 0 to 1, in which the two orders contradict each other. Raises as
+        :meth:`verdict`.
+        """
+        if len(answers) == 1:
+            return {answers[0]: (0, 0.0)}
+        work = []
+        for sample in range(self._settings.samples):
+            order = random.Random(cache_key([sample, question, *answers])).sample(answers, len(answers))
+            work += [self._compared(question, places, sample) for places in (order, order[::-1])]
+        scores = await self._in_time(all_of(work), f"{self._client.name} gave no verdict")
+        standings = {}
+        for answer in answers:
+            gaps = [
+                [of_order[answer] - of_order[rival] for of_order in both]
+                for both in zip(scores[::2], scores[1::2], strict=True)
+                for rival in answers
+                if rival != answer
+            ]
+            won = sum((min(gap) > 0) - (max(gap) < 0) for gap in gaps)
+            standings[answer] = won, sum(min(gap) < 0 < max(gap) for gap in gaps) / len(gaps)
+        return standings
+
+    async def _compared(self, question: str, answers: Sequence[str], sample: int) -> dict[str, float]:
+        named = {f"answer_{place}": answer for place, answer in enumerate(answers, 1)}
+        prompt = functools.partial(comparison_messages, question=question, answers=named)
+        scores = await self._scores(prompt, sample, list(named))
+        return {named[name]: score for name, score in scores.items()}
+
     async def reference(self, question: str) -> str:
         """The teacher's answer to ``question``: asked for once, then in the cache, for all processes and runs.
 
@@ -110,19 +147,21 @@ class Judge:
             self._ask(client, identity, lambda _: request, read), f"{client.name} gave no answer"
         )
 
-    async def _scores(self, prompt: Callable[..., Messages], sample: int) -> dict[str, float]:
-        settings = self._settings
+    async def _scores(
+        self, prompt: Callable[..., Messages], sample: int, names: Sequence[str] = CRITERIA
+    ) -> dict[str, float]:
+        settings, read = self._settings, functools.partial(parse_scores, names=names)
         identity: dict[str, object] = {
             "model": settings.model,
             "base_url": settings.base_url,
             "messages": prompt(fence="FENCE"),
         }
-        identity |= {"response_format": RESPONSE_FORMAT, "sample": sample}
+        identity |= {"response_format": response_format(names), "sample": sample}
 
         def request(problem: str) -> Messages:
             return prompt(fence=secrets.token_hex(16), unreadable=problem)
 
-        return await self._ask(self._client, identity, request, parse_scores)
+        return await self._ask(self._client, identity, request, read)
 
     async def _in_time(self, work: Awaitable[T], problem: str) -> T:
         """What ``work`` returns within the deadline."""
@@ -154,7 +193,7 @@ class Judge:
                 if (cached := await asyncio.to_thread(self._cache.reply, key)) is not None:
                     return read(cached)
             for _ in range(2):
-                reply = await self._reply(client, request(problem))
+                reply = await self._reply(client, request(problem), identity.get("response_format"))
                 try:
                     value = read(reply)
                 except UnreadableError as error:
@@ -164,7 +203,7 @@ class Judge:
                 return value
         raise JudgeAbstainedError(f"{client.name} gave no verdict in two replies: {problem}")
 
-    async def _reply(self, client: JudgeClient, request: Messages) -> str:
+    async def _reply(self, client: JudgeClient, request: Messages, form: object) -> str:
         """One reply, counted against the caps, with retries after transient failures."""
         settings, cost, attempts = self._settings, await client.max_cost(request), 0
         reserve = functools.partial(self._cache.reserve, max_calls=settings.max_calls, max_usd=settings.max_usd)
@@ -173,7 +212,7 @@ class Judge:
             async with self._slots:
                 await asyncio.to_thread(reserve, cost)
                 try:
-                    reply, usd = await client.ask(request)
+                    reply, usd = await client.ask(request, form)
                     if usd is not None:
                         await asyncio.to_thread(self._cache.settle, cost, usd)
                     return reply

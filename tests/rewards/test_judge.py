@@ -256,11 +256,11 @@ async def test_concurrent_requests_are_limited(tmp_path: Path, monkeypatch: pyte
 class _Counting(JudgeClient):
     at_once = most_at_once = 0
 
-    async def ask(self, messages: Any) -> Any:
+    async def ask(self, messages: Any, response_format: Any) -> Any:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            return await super().ask(messages)
+            return await super().ask(messages, response_format)
         finally:
             self.at_once -= 1
 

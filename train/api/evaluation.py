@@ -82,6 +82,8 @@ def run_evaluation(
         from groundwire.train.evaluation import evaluator
     from groundwire.train.evaluation.run_reader import table_entry
 
+    if samples < 2 and job.view.compares:
+        raise ConfigError("the reward ranks the answers to a task, and one sample has one: give --samples 2 or more")
     config, upstream = job.config, evaluator.upstream_of(job)
     evaluation = {"samples": samples, "base_url": job.endpoint and job.endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": evaluation}

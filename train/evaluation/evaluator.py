@@ -44,11 +44,18 @@ def evaluate(
     rollouts: list[Rollout] = []
     notes = RolloutNotes(callback.on_note, failures=False)
     with runtime_of(job, run=run, timer=timer, upstream=upstream) as runtime:
+        together = samples if runtime.view.compares else 1
+        if runtime.view.compares:
+            callback.on_note("answers are ranked among those to the same task: the accuracy of any model is 0.5")
         for sample in range(samples):
-            callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
-            requests = validation_requests(tasks, config, config.val_temperature, sample=sample)
-            deadline_s = validation_deadline_s(config, len(requests))
-            ended = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
+            if sample % together == 0:
+                name = f"sample {sample + 1} of {samples}" if together < samples else "questions"
+                callback.on_phase_start(name, together * len(tasks))
+                numbers = range(sample, sample + together)
+                batch = validation_requests(tasks, config, config.val_temperature, samples=numbers)
+                deadline_s = validation_deadline_s(config, len(batch))
+                batch = runtime.run(batch, deadline_s=deadline_s, on_end=callback.on_rollout_end)
+            ended, batch = batch[: len(tasks)], batch[len(tasks) :]
             run.write_rollouts(0, ended, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
             answers = {str(rollout.task["id"]): rollout.outcome.answer for rollout in ended}
             job.domain.write_predictions(run.path, tasks, answers, sample)
@@ -84,15 +91,17 @@ def try_tasks(
     show: Callable[[Rollout, AgentView], None] = lambda rollout, view: None,
 ) -> tuple[list[Rollout], AgentVerdict]:
     """Run ``count`` tasks, of training as well if validation has less than half of them, ``show`` each as it ends, and
-    write nothing; returns them and a verdict.
+    write nothing; returns them and a verdict. A reward that compares answers gets half as many tasks, two answers each.
 
     With ``samples``, a model that is trained also answers each task that many times as in training, which the notes
     tell of.
     """
     config = job.config
+    answers, temperature = (2, config.temperature) if job.view.compares else (1, config.val_temperature)
+    count //= answers
     tasks = choose_tasks(job.data.validation, count)
     tasks += choose_tasks(job.data.train, count - len(tasks)) if 2 * len(tasks) < count else []
-    requests = validation_requests(tasks, config, config.val_temperature)
+    requests = validation_requests(tasks, config, temperature, samples=range(answers))
     callback.on_phase_start("tasks", len(requests))
     with runtime_of(job, run=run, timer=StepTimer()) as runtime:
         ended = runtime.run(
@@ -103,11 +112,7 @@ def try_tasks(
         )
         found = first_verdict(job, runtime, ended, ids=job.endpoint is None)
         if samples and not found.problems and job.endpoint is None and job.trainer.updates_model:
-            again = [
-                request
-                for sample in range(samples)
-                for request in validation_requests(tasks, config, config.temperature, sample=sample)
-            ]
+            again = validation_requests(tasks, config, config.temperature, samples=range(samples))
             callback.on_phase_start("samples", len(again))
             sampled = runtime.run(again, deadline_s=config.step_deadline_s, on_end=callback.on_rollout_end)
             said, advice = pass_rate(sampled, max_tokens=config.max_tokens)

@@ -54,9 +54,9 @@ def choose_tasks(tasks: Sequence[T], count: int) -> list[T]:
 
 
 def validation_requests(
-    tasks: Iterable[Task], config: RunConfig, temperature: float, *, step: int = 0, sample: int = 0
+    tasks: Sequence[Task], config: RunConfig, temperature: float, *, step: int = 0, samples: Iterable[int] = (0,)
 ) -> list[Rollout]:
-    """One rollout per task, the one of number ``sample``; a ``temperature`` of 0 is greedy.
+    """A rollout of each task for each number in ``samples``; a ``temperature`` of 0 is greedy.
 
     A task's seed is independent of those of other runs' seeds, of other samples and of training.
     """
@@ -74,5 +74,6 @@ def validation_requests(
                 "seed": derive_seed(config.seed, "validation", task["id"], sample),
             },
         )
+        for sample in samples
         for task in tasks
     ]

@@ -90,7 +90,8 @@ def verdict(
         *broken_tools(rollouts),
     ]
     if not any(text and ends for text, ends in findings):  # of which equal answers may be the consequence
-        text, ends = equal_answers(rollouts)
+        as_before = view.compares and len({rollout.group for rollout in rollouts}) == len(rollouts)
+        text, ends = equal_answers(rollouts, as_before=as_before)
         findings.append((text, ends and updates_model))
     problems, notes = ([text for text, ends in findings if text and ends == kind] for kind in (True, False))
     return AgentVerdict(problems, notes)
@@ -207,12 +208,14 @@ def _question(rollout: Rollout) -> str:
     return str(rollout.task.get("question", ""))
 
 
-def equal_answers(rollouts: Sequence[Rollout]) -> tuple[str, bool]:
-    """That all answers to different tasks are empty or equal, or all rewards; and whether both are."""
+def equal_answers(rollouts: Sequence[Rollout], *, as_before: bool = False) -> tuple[str, bool]:
+    """That all answers to different tasks are empty or equal, or all rewards, unless these only say that the answers
+    are ``as_before`` training; and whether both are.
+    """
     ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
     tasks, answers = set(map(_question, ended)), {rollout.outcome.answer.strip() for rollout in ended}
     rewards = {rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None}
-    if len(tasks) < _MIN_ANSWERS or (len(answers) > 1 and len(rewards) > 1):
+    if len(tasks) < _MIN_ANSWERS or (len(answers) > 1 and (as_before or len(rewards) > 1)):
         return "", False
     equal = f"all rewards are {rewards.pop():g}: there is nothing to learn" if len(rewards) == 1 else ""
     if len(answers) > 1:

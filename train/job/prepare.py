@@ -147,7 +147,8 @@ def _make_reward(
         return rewards.with_time_limit(given, config.reward_timeout_s), []
     name = config.reward or domain.default_reward
     if runs_elsewhere(name, config):
-        return reward_elsewhere(str(config.runner_python), name), []
+        reward = reward_elsewhere(str(config.runner_python), name, config.judge)
+        return reward, rewards.notes("judge:compare", judge=config.judge) if rewards.comparison_of(reward) else []
     if not name:
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
     return make_reward(config, domain), rewards.notes(name, judge=config.judge)
@@ -187,7 +188,11 @@ def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> N
 
 
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
-    """Some judges need reference answers."""
+    """Some judges need reference answers, others all answers to a task."""
+    if view.compares and (config.further_rollouts or config.trainer == "gepa"):
+        raise ConfigError(
+            "the reward ranks the answers to a task: leave out further_rollouts and trainer gepa"
+        )
     judged = "rule_judge_hybrid" in (config.reward or view.domain.default_reward or "") and view.answers.name == "prose"
     if not judged or config.judge.teacher is not None or config.judge.without_reference:
         return

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation import ProgressCallback
 from groundwire.train.evaluation.evaluator import runtime_of
 from groundwire.train.evaluation.validation import validation_deadline_s, validation_requests
@@ -28,11 +29,13 @@ def write_best(job: Job, file: Path, callback: ProgressCallback, *, samples: int
     Writes a chat for each conversation of these answers, as ``groundwire sft --chats`` reads them. Returns the numbers
     of answered tasks and of all.
     """
+    if job.view.compares:
+        raise ConfigError("best of n judges each answer alone, and the reward ranks several: give another --reward")
     config, tasks, best = job.config, job.data.validation, dict[str, Rollout]()
     with runtime_of(job, run=RunDir(file.parent), timer=StepTimer()) as runtime:
         for sample in range(samples):
             left = [task for task in tasks if str(task["id"]) not in best]
-            requests = validation_requests(left, config, config.temperature, sample=sample)
+            requests = validation_requests(left, config, config.temperature, samples=[sample])
             callback.on_phase_start(f"the teacher, sample {sample + 1} of at most {samples}", len(requests))
             deadline_s = validation_deadline_s(config, len(requests))
             for rollout in runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end):

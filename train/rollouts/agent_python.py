@@ -83,11 +83,11 @@ def _last_line(python: str, *arguments: str, stdin: str = "") -> str:
     return last
 
 
-def reward_elsewhere(python: str, name: str) -> rewards.Reward:
+def reward_elsewhere(python: str, name: str, judge: rewards.JudgeSettings) -> rewards.Reward:
     """The reward ``name`` of the environment of ``python`` ("": a ``LitAgent``'s): not to be called here, and what
     its code says of itself. Raises :class:`ConfigError`.
     """
-    reward = no_reward(ELSEWHERE)
+    reward = no_reward(ELSEWHERE, rewards.comparison(name, judge=judge))
     form, reads = json.loads(_last_line(python, "-m", _MODULE, name)) if name else (None, [])
     vars(reward).update(form=form, reads=reads)
     return reward

@@ -27,19 +27,21 @@ def answers_of(domain: Domain, reward: rewards.Reward) -> AnswerKind:
 class AgentView:
     """The view of the tasks of ``domain``, whose answers are ``answers``, when the reward may read ``read``.
 
-    ``shown`` are the columns that agents see all the same.
+    ``shown`` are the columns that agents see all the same. ``compares``: whether it ranks the answers of a group.
     """
 
     domain: Domain
     answers: AnswerKind
     read: frozenset[str]
     shown: tuple[str, ...] = ()
+    compares: bool = False
 
     @classmethod
     def of(cls, domain: Domain, reward: rewards.Reward, agent_columns: str = "") -> AgentView:
         """The view of a run with ``reward`` and the setting ``agent_columns``."""
         shown = tuple(filter(None, agent_columns.split(",")))
-        return cls(domain, answers_of(domain, reward), rewards.names_read(reward), shown)
+        compares = rewards.comparison_of(reward) is not None
+        return cls(domain, answers_of(domain, reward), rewards.names_read(reward), shown, compares)
 
     def columns(self, task: Task) -> dict[str, Any]:
         """The columns that an agent sees."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.spans import TraceLimit
 from groundwire.tools import clock
 from groundwire.train.rollouts.errors import RunnersEndedError
-from groundwire.train.rollouts.outcome import FailureScores, final_outcome
+from groundwire.train.rollouts.outcome import FailureScores, final_outcome, groups_of
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.rollouts.silent_runners import SilentRunners
 from groundwire.train.store.base import RolloutStore
@@ -44,7 +44,7 @@ class RolloutCollector:
     has ended. ``runner_failure`` gives a message once no runner of the run is left.
 
     After ``attempt_timeout_s`` seconds, or beyond ``trace_limit``, the store gives up an attempt. ``on_result`` gets
-    each rollout of :meth:`run`, before it is returned.
+    each rollout of :meth:`run`, before it is returned. ``compare`` completes the rewards of a group that has ended.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
@@ -69,6 +69,7 @@ class RolloutCollector:
         settings: Mapping[str, Any] | None = None,
         prompts: Mapping[str, str] | None = None,
         on_result: Callable[[Rollout], None] = lambda rollout: None,
+        compare: Callable[[Sequence[Rollout]], Awaitable[None]] | None = None,
         unresponsive_s: float | None = None,
         silent_runners: SilentRunners | None = None,
         runner_command: str = "",
@@ -77,6 +78,7 @@ class RolloutCollector:
         self._store, self._proxy, self._model = store, proxy, model
         self._scores = scores or FailureScores()
         self._notify_runners, self._runner_failure, self._on_result = notify_runners, runner_failure, on_result
+        self._compare = compare
         self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
         self._max_attempts, self._timeout_s, self._unresponsive_s = 1 + retries, attempt_timeout_s, unresponsive_s
         self._trace_limit = trace_limit or TraceLimit()
@@ -116,8 +118,8 @@ class RolloutCollector:
         return list(rollouts)
 
     async def each(self, rollouts: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
-        """Run the rollouts; yields each with its index as it ends, in the time that :meth:`run` gives. A failure has
-        no score yet.
+        """Run the rollouts; yields each with its index as it ends, in the time that :meth:`run` gives, or as its group
+        has been compared. A failure has no score yet.
 
         Any number of batches may run at once.
         """
@@ -132,7 +134,7 @@ class RolloutCollector:
         ends = [self._watch(rollout.rollout_id) for rollout in rollouts]
         self._notify_runners()
 
-        async def result(index: int) -> tuple[int, Rollout]:
+        async def result(index: int) -> None:
             try:
                 await asyncio.wait_for(ends[index], deadline - time.monotonic())
                 ended = True
@@ -140,12 +142,19 @@ class RolloutCollector:
                 ended = False
             left_s = max(deadline - time.monotonic(), _COLLECT_S)
             await self._collect(rollouts[index], ended=ended, timeout_s=left_s)
-            return index, rollouts[index]
 
-        tasks = [asyncio.ensure_future(result(index)) for index in range(len(rollouts))]
+        async def results(group: Sequence[int]) -> Sequence[int]:
+            await asyncio.gather(*map(result, group))
+            if self._compare is not None:
+                await self._compare([rollouts[index] for index in group])
+            return group
+
+        groups = groups_of(rollouts) if self._compare is not None else [[index] for index in range(len(rollouts))]
+        tasks = [asyncio.ensure_future(results(group)) for group in groups]
         try:
             for task in asyncio.as_completed(tasks):
-                yield await task
+                for index in await task:
+                    yield index, rollouts[index]
         finally:
             for task in tasks:
                 task.cancel()

@@ -143,7 +143,7 @@ def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
     """The reward of a run, with its judge and its time limit. Raises :class:`.UnknownNameError`."""
     name = settings.reward or domain.default_reward
     if runs_elsewhere(name, settings):
-        return no_reward(ELSEWHERE)
+        return no_reward(ELSEWHERE, rewards.comparison(name, judge=settings.judge))
     if not name:
         return no_reward("the tasks have no reward: give the name of one, or a function (module:function)")
     return rewards.with_time_limit(rewards.get(name, judge=settings.judge), settings.reward_timeout_s)
@@ -151,13 +151,15 @@ def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
 
 def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
     """Whether only the environment of ``runner_python`` has the reward: a function, or that of a ``LitAgent`` ("")."""
-    return isinstance(settings, RunConfig) and bool(settings.runner_python) and (":" in reward or not reward)
+    elsewhere = isinstance(settings, RunConfig) and bool(settings.runner_python)
+    return elsewhere and (not reward or rewards.has_functions(reward))
 
 
-def no_reward(message: str) -> rewards.Reward:
-    """A reward that cannot be computed here: ``message`` says why."""
+def no_reward(message: str, compare: rewards.Comparison | None = None) -> rewards.Reward:
+    """A reward that cannot be computed here: ``message`` says why. It may ``compare`` the answers of a group."""
 
     async def reward(task: Any, answer: str, steps: Any) -> float:
         raise rewards.RewardError(message)
 
+    reward.compare = compare  # type: ignore[attr-defined]
     return reward

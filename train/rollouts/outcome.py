@@ -5,19 +5,21 @@ The score depends on the rewards of the run: no failure may be better than a wro
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.spans import read_rewards
 from groundwire.domains import Task
-from groundwire.rewards import RewardError
+from groundwire.rewards import Comparison, RewardError, total
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, reward_number
+from groundwire.tools.secrets import mask_secrets
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.rollouts.errors import UnreadableAnswerError
+from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Outcome, Rollout
 
 if TYPE_CHECKING:
@@ -93,6 +95,56 @@ def _reward_problem(rollout: Rollout) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def groups_of(rollouts: Iterable[Rollout]) -> list[list[int]]:
+    """The places of the rollouts that a reward compares with each other."""
+    groups = defaultdict[Any, list[int]](list)
+    for place, rollout in enumerate(rollouts):
+        groups[rollout.mode, rollout.step, rollout.group, rollout.sampling.get("temperature")].append(place)
+    return list(groups.values())
+
+
+class GroupComparison:
+    """Adds what ``compare`` gives the answers of a group to their rewards, when all have ended.
+
+    A failure of the types ``scored`` is worse than any answer. The one answer to a question of a validation is compared
+    with that of the same validation before training, which ``recorded`` has: 0.5 is as good, the mean the rate of wins.
+    """
+
+    COLUMNS = ("step", "mode", "temperature", "task_id", "status", "reward", "answer")
+
+    def __init__(
+        self, compare: Comparison, scored: Collection[str], recorded: Iterable[Rollout], timer: StepTimer
+    ) -> None:
+        self._compare, self._scored, self._recorded, self._timer = compare, scored, recorded, timer
+        self._start = dict[Any, Rollout]()
+
+    async def __call__(self, group: Sequence[Rollout]) -> None:
+        """Complete the rewards of rollouts of one task; without a verdict those with answers fail."""
+        answered, compared = [rollout.outcome for rollout in group if rollout.succeeded], [*group]
+        if group[0].mode == "val" and len(group) == 1:
+            compared += group if group[0].step == 0 else self._before_training(group[0])
+        answers = [rollout.outcome.answer for rollout in compared if rollout.succeeded]
+        failed = sum(rollout.outcome.failure in self._scored for rollout in compared)
+        try:
+            with self._timer.busy("reward"):
+                values = await self._compare(group[0].task, answers, failed=failed) if answered else []
+            for outcome, value in zip(answered, values, strict=False):
+                outcome.reward = (outcome.reward or 0.0) + total(value)
+                outcome.reward_components = {**outcome.reward_components, **value}
+        except Exception as error:  # it asks another program
+            for outcome in answered:
+                outcome.reward, outcome.reward_components = None, {}
+                outcome.failure, outcome.message = getattr(error, "kind", RewardError.kind), mask_secrets(str(error))
+
+    def _before_training(self, rollout: Rollout) -> list[Rollout]:
+        def key(of: Rollout) -> Any:
+            return str(of.task["id"]), of.sampling.get("temperature")
+
+        if not self._start:
+            self._start = {key(other): other for other in self._recorded if (other.mode, other.step) == ("val", 0)}
+        return [self._start[key(rollout)]] if key(rollout) in self._start else []
 
 
 class FailureScores:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from groundwire.adapters.tracing.spans import TraceLimit
 from groundwire.domains import Domain
 from groundwire.tools.http.access_token import given_token, token_for
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
@@ -29,7 +31,7 @@ from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.event_loop import EventLoopThread
-from groundwire.train.rollouts.outcome import FailureScores
+from groundwire.train.rollouts.outcome import FailureScores, GroupComparison
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
@@ -96,6 +98,12 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
+        self._compare: GroupComparison | None = None
+        if (compare := rewards.comparison_of(reward)) is not None:
+            if replay is not None:
+                raise ConfigError("the reward ranks the answers to a task, and a replay has one: give another --reward")
+            recorded = chain.from_iterable(run.rollout_batches(GroupComparison.COLUMNS, []))
+            self._compare = GroupComparison(compare, failure_scores(config.failures), recorded, timer)
         check = None
         if (address := config.external_store_address) and config.n_runners:
             check = RequestCheck.of(
@@ -217,6 +225,7 @@ class RolloutRuntime:
             settings=config.for_agents(),
             prompts=config.prompts,
             on_result=self._otlp(),
+            compare=self._compare,
             unresponsive_s=UNRESPONSIVE_S if self._silent is not None else None,
             silent_runners=self._silent,
             runner_command=config.runner_command() if external else "",

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groundwire.domains import Task
@@ -173,8 +174,8 @@ class RolloutService:
             of_group = config.model_copy(update={"group_size": count})
             groups = requests_of_step(tasks, of_group, step, drawn=self._steps[step].drawn)
         else:
-            samples = (validation_requests(tasks, config, config.val_temperature, sample=n) for n in range(count))
-            groups = zip(*samples, strict=True)
+            validated = partial(validation_requests, tasks, config, config.val_temperature, step=step)
+            groups = zip(*(validated(samples=[number]) for number in range(count)), strict=True)
         for prompt, group in zip(prompts, groups, strict=True):
             yield [replace(request, group=prompt.uid) for request in group]
 

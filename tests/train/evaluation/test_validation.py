@@ -77,7 +77,10 @@ def test_the_questions_of_a_shorter_validation_are_among_those_of_a_longer_one()
 def test_samples_of_other_seeds_are_other_samples() -> None:
     tasks = [{"id": str(i), "question": "?"} for i in range(3)]
     samples = [
-        [request.sampling["seed"] for request in validation_requests(tasks, RunConfig(seed=seed), 1.0, sample=sample)]
+        [
+            request.sampling["seed"]
+            for request in validation_requests(tasks, RunConfig(seed=seed), 1.0, samples=[sample])
+        ]
         for seed in range(3)
         for sample in range(8)
     ]

@@ -18,6 +18,7 @@ from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.adapters.tracing.open_attempts import call_summary
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, PrivateTasks, Task
+from groundwire.rewards.judge.compare import compared_later
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.infrastructure import infrastructure_errors
@@ -191,6 +192,7 @@ class RolloutAgent:
 
     async def _score(self, rollout: Rollout, answer: adapters.Answer) -> tuple[float, dict[str, float]]:
         """Raises :class:`rewards.RewardError` or :class:`UnreadableAnswerError`."""
+        compared_later.set(rewards.comparison_of(self.reward) is not None)
         try:
             with rewards.in_training(rollout.mode == "train"):
                 score = await self.view.score(self.reward, dict(rollout.task), answer.text, answer.steps)
