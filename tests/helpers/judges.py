@@ -68,3 +68,19 @@ def obedient(reference_for: Callable[[str], float] = lambda answer: 0.0) -> Call
         return verdict(reference_for(json.loads(answers[0].removeprefix("answer to grade: "))))
 
     return reply
+
+
+def compared_answers(body: dict[str, Any]) -> list[str]:
+    """The answers in a request to compare them, in its order."""
+    lines = body["messages"][1]["content"].split("\n")
+    return [json.loads(line.partition(": ")[2]) for line in lines if re.match(r"answer_\d+: ", line)]
+
+
+def comparing(score: Callable[[str], float], *, first: float = 0.0) -> Callable[[dict[str, Any]], str]:
+    """A judge that compares answers by their ``score``, and adds ``first`` to the one that it reads first."""
+
+    def reply(body: dict[str, Any]) -> str:
+        scores = [score(answer) + (0.0 if place else first) for place, answer in enumerate(compared_answers(body))]
+        return json.dumps({"reason": "because", **{f"answer_{place}": one for place, one in enumerate(scores, 1)}})
+
+    return reply

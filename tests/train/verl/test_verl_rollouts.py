@@ -21,10 +21,13 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 from fork_server import Forked
+from judges import comparing
+from judges import settings as judge_settings
 from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
-from groundwire.rewards import Reward
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.rewards import Reward, get
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -230,6 +233,30 @@ def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path
             "has_gradient": True,
             "prefix_hashes": "",
         }
+
+
+async def test_a_group_is_ranked_and_a_validation_is_compared_with_that_before_training(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=comparing(lambda answer: float(answer == "right"))) as server:
+        reward = get("judge:compare", judge=judge_settings(server, tmp_path))
+
+        def sample() -> _Queue:
+            with _service(tmp_path, _Backend(), reward=reward) as made:
+                for prompt in (_prompt("v", 1, "val", 0), _prompt("u"), _prompt("v", 1, "val", 4)):
+                    made.queue.statuses.clear()
+                    made.service.submit([prompt])
+                    made.until_done()
+                    made.service.finish_sampling(prompt.partition, prompt.step, {})
+                    made.service.metrics.finish_writing()
+            return made.queue
+
+        queue = await asyncio.to_thread(sample)
+    assert sorted(row.reward for key, row in queue.rows.items() if key.startswith("u")) == pytest.approx(
+        [1 / 6, 1 / 6, 5 / 6, 5 / 6]
+    )
+    rollouts, _ = RunDir(tmp_path).rollouts()
+    before, after = (rollout for rollout in rollouts if rollout.mode == "val")
+    assert (before.step, before.outcome.reward, after.step) == (0, 0.5, 4)
+    assert (before.outcome.answer, after.outcome.answer, after.outcome.reward) == ("right", "wrong", 0.0)
 
 
 class _Teacher:
