@@ -13,7 +13,6 @@ from groundwire.rewards._registry import check, comparison, get, has_functions, 
 from groundwire.rewards._sql import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards._types import (
     METRIC,
-    Comparison,
     JudgeAbstainedError,
     Reward,
     RewardError,
@@ -29,7 +28,6 @@ from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [
     "METRIC",
-    "Comparison",
     "JudgeAbstainedError",
     "JudgeSettings",
     "JudgeSettingsError",

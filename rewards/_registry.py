@@ -17,7 +17,6 @@ from groundwire.rewards._functions import reward_function
 from groundwire.rewards._sql import has_variants, judged_on_variants
 from groundwire.rewards._types import (
     METRIC,
-    Comparison,
     Reward,
     UnusableRewardError,
     all_of,
@@ -26,6 +25,7 @@ from groundwire.rewards._types import (
     declared_range,
     judges_sql,
 )
+from groundwire.rewards.judge.compare import NAME, compare
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 from groundwire.tools.binding import is_async
 from groundwire.tools.loading import load_object
@@ -36,7 +36,6 @@ from groundwire.tools.types import AgentStep
 
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin=__name__)
 names = _registry.names
-_COMPARE = "judge:compare"
 _TERM = re.compile(
     r"\s*(?:(?P<weight>-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?)\s*\*\s*)?"
     r"(?P<name>[^\W\d][\w.:/-]*|\.{0,2}/[\w.:/-]*)\s*"
@@ -62,19 +61,15 @@ def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
             reward = functools.partial(reward, judge=judge or JudgeSettings())
         bound.append((weight, term, reward))
     reward = bound[0][2] if len(bound) == 1 and bound[0][:2] == (1.0, name) else combine(bound)
-    if (of_group := comparison(name, judge=judge)) is not None:
+    if of_group := comparison(name, judge=judge):
         reward.compare = of_group
     return reward
 
 
-def comparison(name: str, *, judge: JudgeSettings | None = None) -> Comparison | None:
-    """How the reward ``name``, of which another environment may have a part, compares answers (``reward.compare``)."""
-    weights = {term: weight for weight, term in _terms(name)} if name else {}
-    if _COMPARE not in weights:
-        return None
-    from groundwire.rewards.judge.compare import compare
-
-    return functools.partial(compare, judge=judge or JudgeSettings(), weight=weights[_COMPARE])
+def comparison(name: str, *, judge: JudgeSettings | None = None) -> Any:
+    """What :func:`rewards.comparison_of` gives for the reward ``name``, whose functions may be elsewhere."""
+    weights = [weight for weight, term in _terms(name) if term == NAME] if name else []
+    return functools.partial(compare, judge=judge or JudgeSettings(), weight=weights[0]) if weights else None
 
 
 def has_functions(name: str) -> bool:
@@ -91,9 +86,9 @@ def notes(name: str, *, judge: JudgeSettings | None = None) -> list[str]:
     judged = [term for _, term in _terms(name) if _takes_judge(_load(term))]
     if not judged and settings != JudgeSettings():
         raise JudgeSettingsError(f"reward {name!r} uses no judge: leave out the judge's options")
-    asked = f"; {2 * settings.samples} requests rank the answers to a task, if they differ" * (_COMPARE in judged)
+    asked = f"; {2 * settings.samples} requests rank the answers to a task, if they differ" * (NAME in judged)
     if asked and settings.model is None:
-        raise JudgeSettingsError(f"{_COMPARE} needs a judge's model, which ranks answers: give --judge-model")
+        raise JudgeSettingsError(f"{NAME} needs a judge's model, which ranks answers: give --judge-model")
     return [f"{' and '.join(judged)}: {settings.describe()}{asked}"] if judged else []
 
 
@@ -179,7 +174,7 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
     for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
         register(name, f"groundwire.rewards.bird:{name}")
     register("executes", "groundwire.rewards._sql:executes")
-    register(_COMPARE, "groundwire.rewards.judge.compare:judge_compare")
+    register(NAME, "groundwire.rewards.judge.compare:judge_compare")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
     register("spider_test_suite", "groundwire.rewards.spider.execution_match:spider_test_suite")

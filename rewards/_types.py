@@ -19,10 +19,6 @@ T = TypeVar("T")
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
 
-Comparison = Callable[..., Awaitable[list[dict[str, float]]]]
-"""``async (task, answers, *, failed=0) -> [components]``: what is added to the rewards of all answers to a task.
-``failed`` other rollouts have none, and are worse."""
-
 METRIC = "metric/"
 """The prefix of components that are logged but not summed."""
 
@@ -79,8 +75,10 @@ def declared(reward: Any, name: str, default: Any) -> Any:
     return getattr(reward, name, default)
 
 
-def comparison_of(reward: Any) -> Comparison | None:
-    """How ``reward`` compares the answers of a group; None if it judges each alone."""
+def comparison_of(reward: Any) -> Any:
+    """``async (task, answers, *, failed=0) -> [components]``: what is added to the ``reward`` of each of all answers to
+    a task, to which ``failed`` rollouts have none. None if it judges each answer alone.
+    """
     return declared(reward, "compare", None)
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.rewards import Comparison, Reward, comparison_of, declared_range, in_training
+from groundwire.rewards import Reward, comparison_of, declared_range, in_training
 from groundwire.rewards.audit import Score, map_concurrently, score
 from groundwire.rewards.judge.compare import compared_later
 from groundwire.tools.errors import CommandError, exit_on_user_error
@@ -131,7 +131,7 @@ async def rescore(
     return RescoredRun(rollouts=rescored, groups=rescored_groups, failed=len(rollouts) - len(kept))
 
 
-async def _compared(rollouts: Sequence[Rollout], scores: Sequence[Score], compare: Comparison) -> list[Score]:
+async def _compared(rollouts: Sequence[Rollout], scores: Sequence[Score], compare: Any) -> list[Score]:
     """The scores with what ``compare`` adds to those of the answers of a group."""
     again = [
         replace(rollout, outcome=replace(rollout.outcome, reward=scored.value, message=scored.error))

@@ -34,7 +34,7 @@ async def judge_compare(task: Mapping[str, Any], answer: str, steps: Sequence[Ag
 async def compare(
     task: Mapping[str, Any], answers: Sequence[str], *, judge: JudgeSettings, weight: float = 1.0, failed: int = 0
 ) -> list[dict[str, float]]:
-    """As :data:`.Comparison`: for each answer ``weight`` times its rank, 0 to 1, and a metric.
+    """As :func:`rewards.comparison_of` says: for each answer ``weight`` times its rank, 0 to 1, and a metric.
 
     Raises :class:`rewards.JudgeAbstainedError` if there is no verdict, or nothing to compare.
     """

@@ -155,7 +155,7 @@ def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
     return elsewhere and (not reward or rewards.has_functions(reward))
 
 
-def no_reward(message: str, compare: rewards.Comparison | None = None) -> rewards.Reward:
+def no_reward(message: str, compare: Any = None) -> rewards.Reward:
     """A reward that cannot be computed here: ``message`` says why. It may ``compare`` the answers of a group."""
 
     async def reward(task: Any, answer: str, steps: Any) -> float:

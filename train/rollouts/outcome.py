@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.spans import read_rewards
 from groundwire.domains import Task
-from groundwire.rewards import Comparison, RewardError, total
+from groundwire.rewards import RewardError, total
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, reward_number
 from groundwire.tools.secrets import mask_secrets
@@ -114,9 +114,7 @@ class GroupComparison:
 
     COLUMNS = ("step", "mode", "temperature", "task_id", "status", "reward", "answer")
 
-    def __init__(
-        self, compare: Comparison, scored: Collection[str], recorded: Iterable[Rollout], timer: StepTimer
-    ) -> None:
+    def __init__(self, compare: Any, scored: Collection[str], recorded: Iterable[Rollout], timer: StepTimer) -> None:
         self._compare, self._scored, self._recorded, self._timer = compare, scored, recorded, timer
         self._start = dict[Any, Rollout]()
 
@@ -142,8 +140,7 @@ class GroupComparison:
         def key(of: Rollout) -> Any:
             return str(of.task["id"]), of.sampling.get("temperature")
 
-        if not self._start:
-            self._start = {key(other): other for other in self._recorded if (other.mode, other.step) == ("val", 0)}
+        self._start = self._start or {key(one): one for one in self._recorded if (one.mode, one.step) == ("val", 0)}
         return [self._start[key(rollout)]] if key(rollout) in self._start else []
 
 

@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groundwire.domains import Task
@@ -174,8 +173,8 @@ class RolloutService:
             of_group = config.model_copy(update={"group_size": count})
             groups = requests_of_step(tasks, of_group, step, drawn=self._steps[step].drawn)
         else:
-            validated = partial(validation_requests, tasks, config, config.val_temperature, step=step)
-            groups = zip(*(validated(samples=[number]) for number in range(count)), strict=True)
+            made = validation_requests(tasks, config, config.val_temperature, step=step, samples=range(count))
+            groups = (made[place :: len(tasks)] for place in range(len(tasks)))
         for prompt, group in zip(prompts, groups, strict=True):
             yield [replace(request, group=prompt.uid) for request in group]
 
