@@ -114,7 +114,7 @@ def _sampled(
         replayer = Replayer(branch_job(run, **model), run)
     with replayer:
         [whole] = replayer.run([Branch(recorded)])
-        message = whole.replies.get(call.reply_key, {})
+        message = whole.reply(call)
         if edit:
             reply = _edited(replayer.written(call, message))
         with progress("Sampling", samples) as on_end:
@@ -129,9 +129,13 @@ def _sampled(
     if not judged:
         raise RunDirError(f"{head}: no continuation has a reward: {left_out}")
     value = by_text(("", is_success) for _, is_success in judged)[0][1]
+    choices = [place for place, other in enumerate(recorded.calls, 1) if other.reply_key == call.reply_key]
+    if len(choices) > 1:
+        others = "all are sampled" if reply is None else "the others are as recorded"
+        lines.append(f"calls {', '.join(map(str, choices))} are choices of one request: {others}")
     if reply is None:
         lines.append(f"from here on {value} succeed; by the reply that was sampled:")
-        texts = [message_text(each.replies.get(call.reply_key, {})) for each, _ in judged]
+        texts = [message_text(each.reply(call)) for each, _ in judged]
     else:
         lines.append(f"with the reply {_cut(reply)} {value} succeed; by the answer:")
         texts = [each.again.outcome.answer for each, _ in judged]

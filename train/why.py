@@ -28,8 +28,8 @@ from groundwire.train.artifacts.run_dir import LAST_RUN, RunDamagedError, RunDir
 from groundwire.train.cli.complete import RunDirectory
 from groundwire.train.cli.options import REPLAY_OPTIONS, BaseUrl, SettingsCommand, given_settings, takes_settings
 from groundwire.train.config.failures import POLICY_FAILURES
-from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose, scored
-from groundwire.train.evaluation.run_reader import settings_changes
+from groundwire.train.evaluation.diagnosis import KINDS, credit_lines, diagnose, scored
+from groundwire.train.evaluation.run_reader import rollout_named, settings_changes
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.report.turns import FILE, loss_lines, read_turns
 from groundwire.train.store.rollout import Rollout
@@ -130,9 +130,10 @@ def explain(run: RunDir, rollout_id: str | None = None) -> tuple[list[str], list
     damaged: list[str] = []
     batches, decoder = run.rollout_batches(_COLUMNS, damaged), token_decoder(run)
     if rollout_id is not None:
+        rollout_id = rollout_named(run, rollout_id)
         lines = list(_explain(batches, rollout_id, run.config, decoder))
         values = read_turns(run, damaged)[1]
-        return [*lines, *(line for name, of in values.items() if lines[0].startswith(name) for line in of)], damaged
+        return [*lines, *values.get(rollout_id, ())], damaged
     lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
     try:
         lines += warnings_by_step(run.metrics())
@@ -196,16 +197,9 @@ def _explain(
     batches: Iterable[Sequence[Rollout]], rollout_id: str, settings: Settings, decoder: TokenDecoder
 ) -> Iterator[str]:
     """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
-    matches: list[tuple[Rollout, Reason]] = []
-    for rollouts in batches:
-        if any(rollout.rollout_id.startswith(rollout_id) for rollout in rollouts):
-            explained = zip(rollouts, diagnose(rollouts, settings(rollouts[0].step)), strict=True)
-            matches += [match for match in explained if match[0].rollout_id.startswith(rollout_id)]
-    matches = [match for match in matches if match[0].rollout_id == rollout_id] or matches
-    if len(matches) != 1:
-        problem = f"{len(matches)} rollouts begin with" if matches else "no rollout of this run is"
-        raise CommandError(f"{problem} {rollout_id!r}; report.html and rollouts.parquet have the ids")
-    [(rollout, reason)] = matches
+    rollouts = next(batch for batch in batches if any(rollout.rollout_id == rollout_id for rollout in batch))
+    reasons = diagnose(rollouts, settings(rollouts[0].step))
+    rollout, reason = next(p for p in zip(rollouts, reasons, strict=True) if p[0].rollout_id == rollout_id)
     yield f"{rollout.rollout_id} (step {rollout.step}, task {rollout.task['id']}): {reason.text}"
     calls = (f"call {number}{f' ({call.agent})' if call.agent else ''}" for number, call in enumerate(rollout.calls, 1))
     yield from list(credit_lines(rollout)) or calls
@@ -240,7 +234,7 @@ def find_mismatches(calls: Sequence[LLMCall], decoder: TokenDecoder) -> list[Pre
         if call.failed or not call.prompt_ids or not call.response_ids:
             continue
         prompt, asked = call.prompt_ids, token_bytes(call.prompt_ids)
-        if places and contexts.longest_prefix(asked) is None:
+        if places and not call.choice and contexts.longest_prefix(asked) is None:
             compared = [(common_tokens(context, asked), places[context]) for context in contexts.neighbours(asked)]
             position, earlier = max([*compared, (common_tokens(last, asked), previous)])
             before = calls[earlier]

@@ -12,7 +12,7 @@ record's id, and so none is trained on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ class _Record(NamedTuple):
     """The choices of each, by arrival."""
     start: int
     """The first request that is sampled anew."""
-    answer: LLMCall | None
-    """The reply to it; None to sample it."""
+    answers: Sequence[LLMCall]
+    """The choices of the reply to it; none to sample it."""
     is_cut: bool
 
 
@@ -155,19 +155,19 @@ class Replay:
         calls: Iterable[LLMCall],
         *,
         start: LLMCall | None = None,
-        answer: LLMCall | None = None,
+        answers: Sequence[LLMCall] = (),
         is_cut: bool = False,
     ) -> None:
         """Answer the calls of a rollout with those of the recorded one.
 
-        The request of ``start`` and those that arrived later are sampled, ``start`` unless ``answer`` is its reply.
+        The request of ``start`` and those that arrived later are sampled, ``start`` unless ``answers`` are its reply.
         ``is_cut``: the recorded one was stopped, and with it what had no reply yet.
         """
         requests: dict[str, list[LLMCall]] = {}
         for call in sorted(calls, key=lambda call: call.sequence):
             requests.setdefault(call.reply_key, []).append(call)
         place = len(requests) if start is None else list(requests).index(start.reply_key)
-        self._records[rollout_id] = _Record(recorded_id, list(requests.values()), place, answer, is_cut)
+        self._records[rollout_id] = _Record(recorded_id, list(requests.values()), place, answers, is_cut)
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that has ended."""
@@ -203,7 +203,7 @@ class Replay:
         if record.is_cut and request.call.status == CLIENT_GONE:
             raise RefusedError(400, f"the record of rollout {exchange.replayed} ends here", code=NOT_RECORDED)
         if request in attempt.sampled:
-            exchange.recorded = [record.answer] if request is attempt.sampled[0] and record.answer else ()
+            exchange.recorded = record.answers if request is attempt.sampled[0] else ()
 
     def ended(self, exchange: HttpExchange) -> None:
         """The agent has the reply of an exchange."""

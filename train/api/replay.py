@@ -33,7 +33,9 @@ from groundwire.train.evaluation.replayed import (
     call_difference,
     likeliest,
     outcome_difference,
+    with_race,
 )
+from groundwire.train.evaluation.run_reader import rollout_named
 from groundwire.train.evaluation.validation import choose_tasks, validation_deadline_s
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import prepare
@@ -84,8 +86,12 @@ class ReplayedRollout:
     again: Rollout
     difference: Difference | None
     """None if it went as recorded, up to the call from which on it was sampled."""
-    replies: Mapping[str, Mapping[str, Any]]
-    """The assistant's messages now, by the ``reply_key`` of the recorded calls."""
+    replies: Mapping[tuple[str, int], Mapping[str, Any]]
+    """The assistant's messages now, by the ``reply_key`` and choice of the recorded calls."""
+
+    def reply(self, call: LLMCall) -> Mapping[str, Any]:
+        """The assistant's message that answers a recorded call now; empty if the agent has not made it."""
+        return self.replies.get((call.reply_key, call.choice or 0), {})
 
     @property
     def is_success(self) -> bool | None:
@@ -154,9 +160,7 @@ def choose_rollouts(run: RunDir, *, rollout_id: str | None, failed: bool, count:
     rollouts, _ = run.rollouts(("rollout_id", "status", "reward"))
     chosen = [rollout.rollout_id for rollout in rollouts]
     if rollout_id is not None:
-        chosen = [name for name in chosen if name.startswith(rollout_id)]
-        if not chosen:
-            raise RunDirError(f"{run.path} has no rollout {rollout_id!r:.60}")
+        chosen = [rollout_named(run, rollout_id)]
     elif failed:
         wrong = [rollout for rollout in rollouts if rollout.outcome.failure or (rollout.outcome.reward or 0.0) <= RIGHT]
         if not wrong:
@@ -172,10 +176,7 @@ def find_call(run: RunDir, rollout_id: str, number: int) -> tuple[Rollout, LLMCa
 
     Raises :class:`RunDirError` and :class:`CommandError` if there is none.
     """
-    names, _ = choose_rollouts(run, rollout_id=rollout_id, failed=False, count=0)
-    if rollout_id not in names and len(names) > 1:
-        raise RunDirError(f"{run.path} has {len(names)} rollouts that begin with {rollout_id!r:.60}")
-    name = rollout_id if rollout_id in names else names[0]
+    name = rollout_named(run, rollout_id)
     rollout = next(each for batch in run.rollout_batches(None, []) for each in batch if each.rollout_id == name)
     if not rollout.calls:
         raise CommandError(f"rollout {name} has no LLM call in its record, so none can be sampled anew")
@@ -241,20 +242,22 @@ class Replayer(ExitStack):
     def run(
         self, branches: Sequence[Branch], *, reply: str | None = None, on_end: Callable[[], None] = lambda: None
     ) -> list[ReplayedRollout]:
-        """Run the agent again for each branch; ``reply`` answers its call.
+        """Run the agent again for each branch; ``reply`` answers its call, and other choices of it are as recorded.
 
-        Raises :class:`RunDirError` if the recorded calls cannot be answered.
+        Raises :class:`RunDirError` if the recorded calls cannot be answered, and :class:`CommandError` if one choice of
+        an endpoint would be.
         """
         requests = []
         for recorded, call, number in branches:
             _check(self._run, recorded, has_tokenizer=self._record is not None)
-            request, answer = _request(recorded, self.job.config, self._tasks), None
+            request, answers = _request(recorded, self.job.config, self._tasks), list[LLMCall]()
             if call is not None:
                 self.samples += 1
                 seed = derive_seed(self.job.config.seed, "branch", recorded.rollout_id, call.sequence, number)
                 sampling = {"temperature": self.temperature(recorded), "seed": seed}
-                request.sampling, answer = {**request.sampling, **sampling}, self._answer(call, reply)
-            part: dict[str, Any] = {"start": call, "answer": answer, "is_cut": recorded.outcome.failure in _CUT}
+                request.sampling = {**request.sampling, **sampling}
+                answers = [] if reply is None else self._answers_with(reply, call, recorded)
+            part: dict[str, Any] = {"start": call, "answers": answers, "is_cut": recorded.outcome.failure in _CUT}
             self._answers.add(request.rollout_id, recorded.rollout_id, recorded.calls, **part)
             requests.append(request)
         self._runtime.run(requests, deadline_s=validation_deadline_s(self.job.config, len(requests)), on_end=on_end)
@@ -264,9 +267,13 @@ class Replayer(ExitStack):
         attempt, difference = self._answers.attempts.get(again.rollout_id), None
         if branch.call is None or attempt is None or not attempt.has_left_record:
             difference = _difference(branch.rollout, again, attempt, self._record)
-        messages = {call.reply_key: call.reply for call in again.calls if not call.choice}
+        messages = {(call.reply_key, call.choice): call.reply for call in again.calls}
         requests = attempt.requests if attempt is not None else ()
-        replies = {request.call.reply_key: messages.get(request.replay_key, {}) for request in requests}
+        replies = {
+            (call.reply_key, call.choice or 0): messages.get((request.replay_key, call.choice), {})
+            for request in requests
+            for call in request.calls
+        }
         self._answers.forget(again.rollout_id)
         return ReplayedRollout(recorded=branch.rollout, again=again, difference=difference, replies=replies)
 
@@ -278,13 +285,16 @@ class Replayer(ExitStack):
         calls = [{"name": each["name"], "arguments": json.loads(each["arguments"])} for each in functions]
         return "\n".join([message.get("content") or "", *(f"<tool_call>{json.dumps(c)}</tool_call>" for c in calls)])
 
-    def _answer(self, call: LLMCall, text: str | None) -> LLMCall | None:
-        if text is None:
-            return None
+    def _answers_with(self, text: str, call: LLMCall, rollout: Rollout) -> list[LLMCall]:
+        """The choices of a request with another text for one of them."""
+        choices = [other for other in rollout.calls if other.reply_key == call.reply_key]
+        if len(choices) > 1 and choices[0].reply_body:
+            raise CommandError(f"an endpoint sent {len(choices)} choices as one reply, so none of them can be replaced")
         tokenizer = self._writer.tokenizer
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         free: dict[str, Any] = {"status": 200, "error": "", "grammar": "", "finish_reason": "stop", "reply_body": ""}
-        return replace(call, **free, reply_key=uuid.uuid4().hex, response_ids=ids, logprobs=[0.0] * len(ids))
+        own = replace(call, **free, reply_key=uuid.uuid4().hex, response_ids=ids, logprobs=[0.0] * len(ids))
+        return [own if choice is call else choice for choice in choices]
 
 
 def replay_notes(job: Job, run: RunDir, *, differs: bool) -> list[str]:
@@ -336,7 +346,7 @@ def _check(run: RunDir, rollout: Rollout, *, has_tokenizer: bool) -> None:
             f"{run.path} was written by an older version of groundwire, which kept too little of each call to answer "
             "it again: only runs of this version can be replayed"
         )
-    if not has_tokenizer and any(not call.reply_body and call.response_ids for call in rollout.calls):
+    if not has_tokenizer and any(not (call.reply_body or call.choice) and call.response_ids for call in rollout.calls):
         folders = ", ".join(map(str, tokenizer_folders(run))) or "a checkpoint"
         raise RunDirError(f"{run.path} cannot be replayed without its tokenizer, which is not in {folders}")
 
@@ -347,7 +357,8 @@ def _difference(
     if recorded.outcome.failure in _CUT and not (attempt.missing if attempt is not None else recorded.calls):
         return None
     if attempt is None or not attempt.unrecorded:
-        return outcome_difference(recorded, again, attempt)
+        difference = outcome_difference(recorded, again, attempt)
+        return with_race(difference, attempt) if difference is not None and attempt is not None else difference
     exchange, chat = attempt.unrecorded[0]
     ids: Sequence[int] = ()
     if engine is not None:
@@ -358,4 +369,4 @@ def _difference(
     if engine is not None and request is not None:
         decode = engine.tokenizer.decode
         texts = TextsOfCall(decode(request.call.prompt_ids), decode(list(ids)), chat.get("messages") or ())
-    return call_difference(attempt, exchange, request, texts)
+    return with_race(call_difference(attempt, exchange, request, texts), attempt)

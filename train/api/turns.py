@@ -207,11 +207,12 @@ def _turns_of(
         for number, call in enumerate(rollout.calls, 1):
             if id(call) in trained:
                 value = values[str(rollout.task["id"]), replayer.temperature(rollout), tuple(before)]
-                tools = dict.fromkeys(name for name, _ in tool_calls(replayed.replies.get(call.reply_key, {})))
+                tools = dict.fromkeys(name for name, _ in tool_calls(replayed.reply(call)))
                 if turns:
                     turns[-1].after = value
                 turns.append(FailedTurn(rollout, call, number, ", ".join(tools), value))
-            before.append((call.agent, call.prompt_key, *call.response_ids))
+            text = message_text(replayed.reply(call))  # of an endpoint without token ids
+            before.append((call.agent, call.prompt_key, text, *call.response_ids))
         rollouts.append(turns)
     return rollouts
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from groundwire.adapters.tracing.replay import RecordedRequest, ReplayedAttempt
 from groundwire.adapters.tracing.sampling import same_prompt
-from groundwire.adapters.tracing.wire.exchange import HttpExchange
+from groundwire.adapters.tracing.wire.exchange import CLIENT_GONE, HttpExchange
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import masked_values
 from groundwire.train.store.rollout import Rollout
 
 CAUSES = {
     "clock": "a clock",
-    "random": "a random number or id",
+    "random": "a random number, id or folder",
     "order": "calls or results in another order",
     "tool": "a tool whose result changed",
     "prompt": "other prompts: the agent's code, its settings or the task changed",
@@ -31,13 +33,18 @@ CAUSES = {
 """The kinds of differences."""
 
 _TIME = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\b1[5-9]\d{8}(\d{3}){0,3}\b")
-_RANDOM = re.compile(r"[-+]?\d[\d.e+-]*|[0-9a-fA-F-]{6,}")
+_RANDOM = re.compile(r"[-+]?\d[\d.e+-]*|[0-9a-fA-F-]{6,}|(?=\w*\d\w*[A-Za-z])(?=\w*[A-Za-z]\w*\d)\w{6,}")
+"""A number, a UUID or other hexadecimal digits, or letters and digits in turn."""
+_FOLDER = re.compile(rf".*?(?:/te?mp|/var/folders|\\Temp|{re.escape(tempfile.gettempdir())})[/\\]", re.IGNORECASE)
 _WORDS, _END_OF_WORD = re.compile(r"\w+|\W"), re.compile(r"\w*\Z")
 _VALUE, _END_OF_VALUE = re.compile(r"\A[\w.:+/-]*"), re.compile(r"[\w.:+/-]*\Z")
 """What is after and before a difference within one value."""
 _WINDOW = 400
 """Characters in which the first difference ends."""
 _TOLERANCE = 1e-9
+_RACE_S = 0.01
+_OF_RACE = {"prompt", "random", "order", "calls", "steps", "answer"}
+"""The kinds of differences that an agent has which goes on with another one of its replies."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,41 @@ def _prompt_difference(number: str, texts: TextsOfCall) -> Difference:
         return Difference("order", f"the prompt of {number} has the same in another order: {shown}")
     if _TIME.search(old) and _TIME.search(new):
         return Difference("clock", f"the prompt of {number} has a clock: {shown}")
+    folder = _FOLDER.match(old)
+    if folder and new.startswith(folder[0]):
+        return Difference("random", f"the prompt of {number} has a temporary folder, whose name is random: {shown}")
     if role == "tool":
         return Difference("tool", f"before {number} the result of {tool or 'a tool'} is another one: {shown}")
-    if _RANDOM.fullmatch(old) and _RANDOM.fullmatch(new):
+    if _is_random(old, new):
         return Difference("random", f"the prompt of {number} has a random number or id: {shown}")
     return Difference("prompt", f"the prompt of {number} is another one: {shown}")
+
+
+def _is_random(old: str, new: str) -> bool:
+    """Whether two values, such as ``session-3f2a91c0``, differ in what may be another in every run."""
+    if _RANDOM.fullmatch(old) and _RANDOM.fullmatch(new):
+        return True
+    parts = [re.split(r"[^0-9A-Za-z]+", value) for value in (old, new)]
+    if len(parts[0]) != len(parts[1]):
+        return False
+    differing = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
+    return bool(differing) and all(_RANDOM.fullmatch(part) for pair in differing for part in pair)
+
+
+def with_race(difference: Difference, attempt: ReplayedAttempt) -> Difference:
+    """Say so if the difference follows replies to calls at once that ended nearly together in the record."""
+    if difference.kind not in _OF_RACE:
+        return difference
+    answered = sorted((other.call for other in attempt.requests if other.answered), key=lambda call: call.ended)
+    for first, second in pairwise(answered):
+        gap_s, are_replies = second.ended - first.ended, CLIENT_GONE not in (first.status, second.status)
+        are_last = all(call.started <= second.ended for call in answered)
+        if are_replies and are_last and second.started < first.ended and gap_s < _RACE_S:
+            race = f"before it two of its calls at once were answered within {1000 * gap_s:.1f} ms in the record"
+            return replace(
+                difference, sentence=f"{difference.sentence}; {race}, and an agent that takes the first may take either"
+            )
+    return difference
 
 
 def first_difference(old: str, new: str) -> tuple[str, str, int]:

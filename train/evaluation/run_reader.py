@@ -67,6 +67,16 @@ def final_rollouts(run: RunDir) -> Rollouts:
     return first_and_last(run)[1]
 
 
+def rollout_named(run: RunDir, beginning: str) -> str:
+    """The id of the one rollout that begins so, or is just this. Raises :class:`RunDirError` if none or several are."""
+    names = [rollout.rollout_id for rollout in run.rollouts(["rollout_id"])[0]]
+    names = [name for name in names if name.startswith(beginning)]
+    if beginning not in names and len(names) != 1:
+        problem = f"{len(names)} rollouts that begin with" if names else "no rollout"
+        raise RunDirError(f"{run.path} has {problem} {beginning!r:.60}; report.html and rollouts.parquet have the ids")
+    return beginning if beginning in names else names[0]
+
+
 def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:
     """The answers of all rollouts that ended, by the id of their task, and messages about files that cannot be read."""
     unreadable: list[str] = []

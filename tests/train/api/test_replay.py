@@ -25,7 +25,7 @@ from groundwire.train.api.replay import ReplayedRollout, replay, replay_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.evaluation.replayed import first_difference
+from groundwire.train.evaluation.replayed import TextsOfCall, _prompt_difference, first_difference
 
 # The agent asks two questions, one with a tool's result, then the same two in tasks and two in threads at once, then
 # three others at once twice, and goes on with the answers in their order. The file ``changes`` says how it differs from
@@ -221,6 +221,53 @@ def test_what_differs_first_is_shown_as_whole_values() -> None:
     assert first_difference("is 10.", "is 1.")[:2] == ("10", "1")
     assert first_difference("a b", "a b c") == ("b", "b c", 2)
     assert first_difference("", "new")[:2] == ("", "new")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "kind", "what"),
+    [
+        ("at 12:01:03.5", "at 12:01:47.1", "clock", "a clock: '12:01:47.1' now"),
+        ("at 1764201600", "at 1764201755", "clock", "a clock"),
+        ("in /tmp/tmp.qv7DcyqqHc/skills", "in /tmp/tmp.nnVTneC0VZ/skills", "random", "a temporary folder"),
+        ("in /tmp/tmpabcdefgh/x", "in /tmp/tmpijklmnop/x", "random", "a temporary folder"),
+        ("in /var/folders/x1/abc/T/ab", "in /var/folders/x1/abc/T/cd", "random", "a temporary folder"),
+        (
+            "id 3f2a91c0-77aa-4c1e-9f00-0242ac120002",
+            "id 9d1b00c4-1a2b-4f3c-8a77-0242ac120003",
+            "random",
+            "a random number",
+        ),
+        ("session-3f2a91c0 is", "session-9d1b00c4 is", "random", "a random number or id: 'session-9d1b00c4' now"),
+        ("call_q8Zr2LxkP01m", "call_Ab3dTT9xwQ4e", "random", "a random number or id"),
+        ("table employee1", "table employee2", "prompt", "another one"),
+        ("in src/first/x.py", "in src/second/x.py", "prompt", "another one"),
+        ("in /tmp/x", "in /home/x", "prompt", "another one"),
+    ],
+)
+def test_what_differs_in_every_run_is_named(then: str, now: str, kind: str, what: str) -> None:
+    message = {"role": "user", "content": f"Begin {now} end"}
+    difference = _prompt_difference("call 1", TextsOfCall(f"Begin {then} end", f"Begin {now} end", [message]))
+    assert difference.kind == kind
+    assert what in difference.sentence
+
+
+@pytest.mark.parametrize(("gap_s", "is_named"), [(0.0001, True), (0.05, False)])
+def test_replies_at_the_same_time_are_named_as_a_cause(
+    folder: Path, recorded: Path, gap_s: float, is_named: bool
+) -> None:
+    """Which of them an agent had first is not in the record."""
+
+    def end(row: dict[str, Any]) -> None:
+        for number, call in enumerate(calls := row["calls"][9:12]):
+            call |= {"started": calls[0]["started"], "ended": row["calls"][12]["started"] - (3 - number) * gap_s}
+
+    change_rows(folder, end)
+    for each in replayed(folder, recorded, "order"):
+        assert each.difference is not None
+        named = (
+            "before it two of its calls at once were answered within 0.1 ms in the record" in each.difference.sentence
+        )
+        assert named == is_named
 
 
 def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:

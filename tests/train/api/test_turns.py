@@ -5,44 +5,25 @@ The policy is a server that chooses its replies at random by the seed of each re
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import CLIENT, recorded_run
 from typer.testing import CliRunner
 
-from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.tools.terminal import console
-from groundwire.train.api.evaluation import make_evaluation_job, run_evaluation
+from groundwire.adapters.tracing.scripted_server import Reply
 from groundwire.train.api.replay import Branch, Replayer, branch_job
 from groundwire.train.api.turns import FIRST_SAMPLES, FailedTurn, TurnValue, losses, lost_chances, next_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
-from groundwire.train.job.job import ModelEndpoint
 from groundwire.train.report.turns import FILE
 from groundwire.train.store.rollout import Rollout
 
-CLIENT = """
-import json, openai
-
-async def ask(agent, text, **options):
-    message = {"role": "user", "content": text}
-    async with openai.AsyncOpenAI(max_retries=0) as client:
-        reply = await client.chat.completions.create(
-            model="gpt-5-mini", messages=[message], extra_headers={"x-agent-name": agent}, **options
-        )
-    return reply.choices[0].message
-
-def reward(task, answer):
-    return float(answer == "right")
-"""
 # A writer is nearly always right; its check replaces many right answers.
 CHECK = (
     CLIENT
@@ -129,42 +110,8 @@ AGENTS = {
 }
 
 
-@contextmanager
-def policy(choose: Callable[[str, random.Random], str | Reply]) -> Iterator[str]:
-    """The address of a policy."""
-
-    def reply(body: Mapping[str, Any]) -> str | Reply:
-        return choose(body["messages"][-1]["content"], random.Random(body["seed"]))
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = ScriptedPolicyServer(reply, model="random")
-    try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-        yield server.base_url
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-@contextmanager
-def recorded(folder: Path, name: str, tasks: int = 24, **given: Any) -> Iterator[RunDir]:
-    """An evaluation of an agent, whose policy still answers; with a ``model`` in this process, if one is given."""
-    code, choose = AGENTS[name]
-    (folder / "agent.py").write_text(code)
-    rows = [{"id": f"t{n}", "question": f"Where is city {n}?"} for n in range(tasks)]
-    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = {"agent": "agent.py:agent", "domain": "tasks.jsonl", "reward": "agent.py:reward"}
-    settings: dict[str, Any] = {key: str(folder / value) for key, value in names.items()}
-    settings |= {"model": "random", "val_temperature": 1.0, "output_dir": str(folder / "runs")}
-    settings |= {"rollout_process": "off", "max_tokens": 8, **given}
-    with policy(choose) as url:
-        endpoint = None if "model" in given else ModelEndpoint(url)
-        job = make_evaluation_job(settings, endpoint, split="train")
-        yield run_evaluation(job, samples=1, output=console(quiet=True))[0]
+def recorded(folder: Path, name: str, tasks: int = 24, **given: Any) -> AbstractContextManager[RunDir]:
+    return recorded_run(folder, *AGENTS[name], tasks=tasks, **given)
 
 
 def files(run: RunDir) -> dict[str, bytes]:
@@ -230,7 +177,7 @@ def test_calls_at_once_are_left_at_any_call(given: dict[str, Any], tmp_path: Pat
             for place, call in enumerate(rollout.calls):
                 for ended in replayer.run([Branch(rollout, call, number) for number in range(4)]):
                     assert ended.difference is None
-                    assert {earlier.reply_key for earlier in rollout.calls[:place]} <= ended.replies.keys()
+                    assert all(ended.reply(earlier) for earlier in rollout.calls[:place])
                     kept = {tuple(earlier.response_ids) for earlier in rollout.calls[:place]}
                     assert kept <= {tuple(again.response_ids) for again in ended.again.calls}
                     assert len(ended.again.calls) == 4
@@ -266,7 +213,7 @@ def test_a_reply_of_ones_own_may_call_a_tool(tmp_path: Path) -> None:
         with Replayer(branch_job(run, {}), run) as replayer:
             [whole] = replayer.run([Branch(rollout)])
             call = rollout.calls[1]
-            written = replayer.written(call, whole.replies[call.reply_key])
+            written = replayer.written(call, whole.reply(call))
             assert written.strip() == '<tool_call>{"name": "lookup", "arguments": {"city": "Bern"}}</tool_call>'
             [ended] = replayer.run([Branch(rollout, call)], reply=written.replace('"Bern"', '"Bern", "unit": "m"'))
         assert ended.is_success

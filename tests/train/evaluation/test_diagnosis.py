@@ -232,8 +232,8 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
     assert "call 3 (rewrite_query): return 0.5, advantage 0, weight 1\n" in done.stdout
     ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
     assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
-    assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
-    assert "no rollout of this run is 'xx'" in unknown.stderr
+    assert "has 2 rollouts that begin with 'ro-a'" in ambiguous.stderr
+    assert "has no rollout 'xx'" in unknown.stderr
 
 
 def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:

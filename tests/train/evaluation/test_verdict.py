@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from scripted_policy import scripted_policy
 from typer.testing import CliRunner
 
-from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.adapters.tracing.scripted_server import Reply
 from groundwire.tools.errors import UserError
 from groundwire.train import fit, run
 from groundwire.train.api.evaluation import run_dev
@@ -116,22 +114,6 @@ def refuses_tools(body: dict[str, Any]) -> Reply | str:
     return Reply(text="tools of the type 12 are not served", status=400) if body.get("tools") else echo(body)
 
 
-@contextmanager
-def policy(replies: Callable[[dict[str, Any]], Reply | str]) -> Iterator[str]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = ScriptedPolicyServer(replies, model="big")
-    try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
-        yield server.base_url
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 HELD_OUT = [{"question": f"Which singer is number {number} of all singers?", "gold": "x"} for number in range(6)]
 TASKS = [{"question": f"Which song is number {number} of all songs?", "gold": "x"} for number in range(4)]
 
@@ -154,7 +136,7 @@ def agent_named(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str
 def dev(agent: Any, replies: Any = echo, reward: Any = length, **settings: Any) -> tuple[bool, str]:
     """Whether training can work, and what ``--dev`` prints."""
     out = io.StringIO()
-    with policy(replies) as url:
+    with scripted_policy(replies, model="big") as url:
         given, objects = parse_arguments(agent, TASKS, reward, {"model": "big", **settings}, validation=HELD_OUT)
         job = make_job(given, objects=objects, dev=True, endpoint=ModelEndpoint(url, None))
         return not run_dev(job, Console(file=out, width=200))[1].problems, out.getvalue()
@@ -249,7 +231,7 @@ def test_each_rollout_is_printed_as_it_ends_first_its_input() -> None:
         return str(echo(body))
 
     out = io.StringIO()
-    with policy(reply) as url:
+    with scripted_policy(reply, model="big") as url:
         given, objects = parse_arguments(
             NAMES["good"], TASKS, length, {"model": "big", "n_runners": 1}, validation=HELD_OUT
         )
@@ -263,7 +245,7 @@ def test_each_rollout_is_printed_as_it_ends_first_its_input() -> None:
 def test_the_exit_code_is_the_verdict(name: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "wild_agents.py").write_text(AGENTS)
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TASKS + HELD_OUT))
-    with policy(echo) as url:
+    with scripted_policy(echo, model="big") as url:
         arguments = ["--dev", "--base-url", url, "--model", "big", "--domain", str(tmp_path / "tasks.jsonl")]
         arguments += [
             "--agent",
