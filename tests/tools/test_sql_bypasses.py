@@ -170,7 +170,7 @@ def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
     with pytest.raises((QueryTimeoutError, SqlError)):
         run_query(database, sql, timeout_s=0.1)
     # Not a measurement: each of these would take minutes or never end.
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 100
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory where Linux shows it")

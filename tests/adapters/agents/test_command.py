@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +91,10 @@ def test_its_options_are_agent_options() -> None:
 
 
 async def test_what_a_program_leaves_running_does_not_hold_its_rollout() -> None:
-    began = time.monotonic()
     program = "import subprocess; subprocess.Popen(['sleep', '6000'], start_new_session=True); print('fine')"
     assert (await asyncio.wait_for(_run(program), 600)).text == "fine"
     closed = "import os, time; print('fine', flush=True); os.close(1); os.close(2); time.sleep(0.3)"
     assert (await asyncio.wait_for(_run(closed), 600)).text == "fine"
-    assert time.monotonic() - began < 30
 
 
 async def test_rollouts_share_neither_working_folder_nor_home_nor_processes(
