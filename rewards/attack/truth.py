@@ -72,7 +72,7 @@ class GoldTruth:
         """As of :class:`Truth`."""
         index = self._index[str(task["id"])]
         if self._file.golds[index].form == "sql":
-            return await asyncio.to_thread(_executes_right, task, answer)
+            return await asyncio.to_thread(executes_right, task, answer)
         return self.verdict(index, answer)
 
     def verdict(self, index: int, answer: str) -> bool | None:
@@ -197,7 +197,8 @@ def _readings(answer: str, form: Form) -> Iterator[str]:
     yield from (" ".join(part) for n in range(1, min(5, len(words))) for part in (words[:n], words[-n:]))
 
 
-def _executes_right(task: Mapping[str, Any], answer: str) -> bool | None:
+def executes_right(task: Mapping[str, Any], answer: str) -> bool | None:
+    """Whether a query has the gold's results, also on variants of the database. Runs queries."""
     from groundwire.rewards.bird import exec_match
     from groundwire.rewards.spider.execution_match import training_match
 
