@@ -12,7 +12,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from groundwire.train.store.agent_lightning import SpanFields
 from groundwire.train.store.limits import MAX_ITEMS, MAX_REQUEST_BYTES, BadRequestError, problem
-from groundwire.train.store.otlp_values import plain_attributes
 
 _CHUNK = 50
 _IDS = ("agentlightning.rollout_id", "agentlightning.attempt_id", "agentlightning.span_sequence_id")
@@ -70,9 +69,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Iterator[dict[str, Any]]:
 
 def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
     """The resource or the span names the rollout, the attempt and perhaps the sequence number, else that is None."""
-    resource = plain_attributes(of_resource.resource.attributes)
+    resource = _attributes(of_resource.resource.attributes)
     for span in (span for of_scope in of_resource.scope_spans for span in of_scope.spans):
-        attributes, context = plain_attributes(span.attributes), _context(span)
+        attributes, context = _attributes(span.attributes), _context(span)
         rollout_id, attempt_id, number = [attributes.get(name, resource.get(name)) for name in _IDS]
         if rollout_id is None or attempt_id is None:
             continue
@@ -97,17 +96,31 @@ def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
             "events": [
                 {
                     "name": event.name,
-                    "attributes": plain_attributes(event.attributes),
+                    "attributes": _attributes(event.attributes),
                     "timestamp": event.time_unix_nano / _NANO,
                 }
                 for event in span.events
             ],
-            "links": [
-                {"context": _context(link), "attributes": plain_attributes(link.attributes)} for link in span.links
-            ],
+            "links": [{"context": _context(link), "attributes": _attributes(link.attributes)} for link in span.links],
         }
 
 
 def _context(of: Any) -> dict[str, Any]:
     trace_id, span_id = of.trace_id.hex().rjust(32, "0"), of.span_id.hex().rjust(16, "0")
     return {"trace_id": trace_id, "span_id": span_id, "is_remote": False, "trace_state": {}}
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    """An OTLP value as JSON; bytes as hexadecimal."""
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return _attributes(value.kvlist_value.values)
+    if kind == "bytes_value":
+        return value.bytes_value.hex()
+    return None if kind is None else getattr(value, kind)

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import MAX_BYTES, open_regular, parse_json
+from groundwire.train.traces.otlp import parts_in
 
 _OTLP_LISTS = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
 _LISTS = ("data", "entries", "traces", "runs", "spans", "items")
 """Keys of a document whose list has the records."""
+_NAMED = {"traceId", "timeUnixNano", "observedTimeUnixNano"}
+"""Of fields that a span or a log record has, and not what is read as the other one."""
 _TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _BLOCK = 1 << 20
 _SPACE = b"\xef\xbb\xbf \t\r\n"
@@ -140,9 +143,8 @@ def _objects(stream: Any, unread: Counter[str]) -> Iterator[bytes]:
 
 
 def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
-    """The resources of OTLP's ``TracesData`` or ``LogsData``, of several one after the other, or each after its length
-    (collector).
-    """
+    """OTLP's ``TracesData`` or ``LogsData`` as JSON, one after the other, or each after its length (collector)."""
+    from google.protobuf.json_format import MessageToDict
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.logs.v1.logs_pb2 import LogsData, ResourceLogs
     from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, TracesData
@@ -154,22 +156,15 @@ def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
         if not body or len(body) < size:
             unread[_CUT if body else "files that are neither JSON nor OTLP"] += 1
             return
-        resources = list[Any]()
-        with suppress(DecodeError):
-            resources = list(TracesData.FromString(body).resource_spans if framed else [ResourceSpans.FromString(body)])
-        if not resources or any(not span.trace_id for one in resources for of in one.scope_spans for span in of.spans):
-            with suppress(DecodeError):  # both have the same numbers of fields
-                logs = LogsData.FromString(body).resource_logs if framed else [ResourceLogs.FromString(body)]
-                resources = list(logs) if any(_has_logs(one) for one in logs) else resources
-        if not resources:
+        for form in (TracesData, LogsData) if framed else (ResourceSpans, ResourceLogs):  # with the same field numbers
+            with suppress(DecodeError):
+                value = MessageToDict(form.FromString(body))
+                parts = list(parts_in(value))
+                if not parts or any(not _NAMED.isdisjoint(part) for part in parts):
+                    yield value
+                    break
+        else:
             unread["messages that are no OTLP"] += 1
-        yield from resources
-
-
-def _has_logs(resource: Any) -> bool:
-    """Whether what was read as log records has their times, which spans read so have not."""
-    logs = [log for scope in resource.scope_logs for log in scope.log_records]
-    return bool(logs) and all(log.time_unix_nano or log.observed_time_unix_nano for log in logs)
 
 
 def _varint(stream: Any) -> int:

@@ -6,11 +6,11 @@ OpenLLMetry), OpenInference (Phoenix), Langfuse's and the AI SDK's own names.
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from groundwire.train.store.otlp_values import plain_attributes, plain_value
 from groundwire.train.traces.messages import count_of, read_messages, text_of, value_of
 from groundwire.train.traces.record import plain, seconds
 from groundwire.train.traces.spans import Item, TracerSpan, agent_in, each, llm_fields, rollout_of
@@ -65,7 +65,7 @@ _DETAILS, _EVALUATION = "gen_ai.client.inference.operation.details", "gen_ai.eva
 def takes(record: Any) -> bool:
     """Whether ``record`` has spans or log records of OTLP, or is one as an SDK prints it."""
     if not isinstance(record, Mapping):
-        return hasattr(record, "scope_spans") or hasattr(record, "scope_logs")
+        return False
     context = record.get("context")
     printed = isinstance(context, Mapping) and "trace_id" in context and "span_id" in context
     known = {"traceId", "spanId"}, {"trace_id", "span_id", "severity_number"}
@@ -74,20 +74,15 @@ def takes(record: Any) -> bool:
 
 def split(record: Any, _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
     """The trace and the item of each span of ``record``, and of each log record that is an event of GenAI."""
-    parts = list(_parts_in(record) if isinstance(record, Mapping) else _parts_of(record))
+    parts = list(parts_in(record))
     kept = [part for part in parts if not _is_log(part) or _event_of(part).startswith("gen_ai.")]
     if others := len(parts) - len(kept):
         unread["log records that are no events of the GenAI conventions"] += others
     yield from each(_read, kept, name, unread)
 
 
-def _parts_of(resource: Any) -> Iterator[Any]:
-    """The spans or the log records of a resource of OTLP's protobuf."""
-    for scope in getattr(resource, "scope_spans", ()) or getattr(resource, "scope_logs", ()):
-        yield from getattr(scope, "spans", ()) or getattr(scope, "log_records", ())
-
-
-def _parts_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def parts_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The spans and log records of ``record``."""
     for resource in [part for name in _RESOURCES for part in _lists(record, name)] or [record]:
         scopes = [scope for name in _SCOPES for scope in _lists(resource, name)]
         for part in [part for scope in scopes for name in _PARTS for part in _lists(scope, name)] or [resource]:
@@ -95,36 +90,28 @@ def _parts_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield part
 
 
-def _is_log(part: Any) -> bool:
-    return not _OF_LOGS.isdisjoint(part) if isinstance(part, Mapping) else hasattr(part, "severity_number")
+def _is_log(part: Mapping[str, Any]) -> bool:
+    return not _OF_LOGS.isdisjoint(part)
 
 
-def _event_of(log: Any) -> str:
+def _event_of(log: Mapping[str, Any]) -> str:
     """The name of a log record that is an event; else empty."""
-    if isinstance(log, Mapping):
-        return str(
-            log.get("eventName") or log.get("event_name") or _attributes(log.get("attributes")).get("event.name")
-        )
-    return str(log.event_name or plain_attributes(log.attributes).get("event.name"))
+    return str(log.get("eventName") or log.get("event_name") or _attributes(log.get("attributes")).get("event.name"))
 
 
-def _of_log(log: Any) -> dict[str, Any]:
+def _of_log(log: Mapping[str, Any]) -> dict[str, Any]:
     """An event that a log record has, as that of its span."""
-    if not isinstance(log, Mapping):
-        trace, span = log.trace_id.hex(), log.span_id.hex()
-        time = seconds(log.time_unix_nano) or seconds(log.observed_time_unix_nano)
-        attributes, body = plain_attributes(log.attributes), plain_value(log.body)
-    else:
-        trace, span = _id(log.get("traceId") or log.get("trace_id")), _id(log.get("spanId") or log.get("span_id"))
-        times = ("timeUnixNano", "timestamp", "observedTimeUnixNano", "observed_timestamp")
-        time = next((time for name in times if (time := seconds(log.get(name)))), 0.0)
-        attributes, body = _attributes(log.get("attributes")), log.get("body")
-        body = body if "severity_number" in log else _json_value(body)
-    event, body = _event_of(log), value_of(body)
-    said = {**attributes, **(body if isinstance(body, Mapping) else {})}
-    known = said if event == _EVALUATION else {_KIND[0]: "chat"}
-    facts = {"trace": trace, "span": span, "started": time, "attributes": known, "events": [(event, said)]}
-    return {"parent": "", "name": event, "ended": 0.0, "failed": False, "message": "", **facts}
+    times = ("timeUnixNano", "timestamp", "observedTimeUnixNano", "observed_timestamp")
+    event, body = _event_of(log), log.get("body")
+    body = value_of(body if "severity_number" in log else _json_value(body))  # as an SDK prints it, or OTLP's
+    said = {**_attributes(log.get("attributes")), **(body if isinstance(body, Mapping) else {})}
+    return {
+        **_of_json(log),
+        "name": event,
+        "started": next((time for name in times if (time := seconds(log.get(name)))), 0.0),
+        "attributes": said if event == _EVALUATION else {_KIND[0]: "chat"},
+        "events": [(event, said)],
+    }
 
 
 def _lists(holder: Mapping[str, Any], name: str) -> list[Any]:
@@ -152,22 +139,9 @@ def _of_json(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id(value: Any) -> str:
-    return str(value or "").removeprefix("0x")
-
-
-def _of_protobuf(span: Any) -> dict[str, Any]:
-    return {
-        "trace": span.trace_id.hex(),
-        "span": span.span_id.hex(),
-        "parent": span.parent_span_id.hex(),
-        "name": span.name,
-        "started": span.start_time_unix_nano / 1e9,
-        "ended": span.end_time_unix_nano / 1e9,
-        "failed": span.status.code == 2,
-        "message": span.status.message,
-        "attributes": plain_attributes(span.attributes),
-        "events": [(event.name, plain_attributes(event.attributes)) for event in span.events],
-    }
+    """An id in hexadecimal, also of one in base64, as protobuf's JSON has bytes."""
+    text = str(value or "")
+    return base64.b64decode(text).hex() if text.endswith("=") else text.removeprefix("0x")
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
@@ -193,9 +167,9 @@ def _json_value(value: Any) -> Any:
     return None
 
 
-def _read(span: Any) -> tuple[str, Item]:
+def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
     is_log = _is_log(span)
-    raw = _of_log(span) if is_log else _of_json(span) if isinstance(span, Mapping) else _of_protobuf(span)
+    raw = _of_log(span) if is_log else _of_json(span)
     if not raw["trace"].strip("0"):
         raise ValueError("a span without a trace")
     attributes, unread_parts = raw["attributes"], list[str]()

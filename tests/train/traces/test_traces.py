@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import gzip
 import json
@@ -201,6 +202,20 @@ def test_spans_in_any_order_in_several_files_are_one_trace_each(tmp_path: Path) 
     for rollout in rollouts:
         check_conversation(rollout)
     assert sorted({call.agent for rollout in rollouts for call in rollout.calls}) == ["forecaster", "other"]
+
+
+def test_ids_in_base64_are_those_in_hexadecimal(tmp_path: Path) -> None:
+    lines = as_json(record_spans())
+    known = lines[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"]
+    ids = {known: base64.b64encode(bytes.fromhex("d31f" * 8)).decode()}
+    assert ids[known].startswith("0x")
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "a.jsonl").write_text(text.replace(known, ids[known]))
+    (tmp_path / "b.jsonl").write_text(text.replace(known, "d31f" * 8))
+    for file in ("a.jsonl", "b.jsonl"):
+        [rollout] = read_traces(tmp_path / file)
+        check_conversation(rollout)
+        assert rollout.rollout_id == "d31f" * 8
 
 
 def test_a_missing_parent_is_counted_and_loses_no_call(tmp_path: Path) -> None:
