@@ -41,9 +41,9 @@ def main(
             summary = Summary(page.watch(traces) if page else traces)
         lines = list(summary.lines(traces))
         say("\n".join(lines))
-        if report is not None and page is not None:
+        if report and page:
             report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(page.html(summary, lines), encoding="utf-8")
+            report.write_text(page.html(lines), encoding="utf-8")
             say(f"{report} ({report.stat().st_size / 1e6:.1f} MB)")
         if write is None:
             return

@@ -159,8 +159,7 @@ class Learning:
 
     def _data(self, traces: Any, chats: Path, *, with_agent: bool) -> None:
         given, tasks = self.request.given, self.folder / "task"
-        for name in ("tasks.jsonl", "reward.py"):  # of a time that was stopped
-            (tasks / name).unlink(missing_ok=True)
+        shutil.rmtree(tasks, ignore_errors=True)  # of a time that was stopped
         with spinner("reading the traces"):
             written = write_tasks(tasks, traces)
         own = bool(given.get("domain") or self.objects.domain)
@@ -195,8 +194,8 @@ class Learning:
             )
         for line in lines:
             self._say(line)
-        tasks_to_train = sum(split == "train" for split in splits.values())
-        self._write(data={"judged": judged, "tasks": tasks_to_train, "lines": lines})
+        trained = sum(split == "train" for split in splits.values())
+        self._write(data={"judged": judged, "tasks": trained, "lines": lines})
 
     def _own_splits(self) -> dict[str, str]:
         """The split of each task of the user's own domain."""
@@ -212,8 +211,8 @@ class Learning:
         given, task = dict(self.request.given), self.folder / "task"
         if not (given.get("domain") or self.objects.domain):
             given["domain"] = str(task / "tasks.jsonl")
-            if not (given.get("reward") or self.objects.reward):
-                given["reward"] = f"{task / 'reward.py'}:reward"
+            if not self.objects.reward:
+                given.setdefault("reward", f"{task / 'reward.py'}:reward")
         if self.state.get("teacher", "").startswith("best"):
             del given["teacher"], given["teacher_model"]
         return {**given, "model": str(model), "output_dir": str(self.folder / folder)}
@@ -296,7 +295,8 @@ class Learning:
     def _reinforce(self, model: Path) -> Path:
         started = sorted(self.folder.glob("runs/*/config.json"))
         resumed = RunDir.open(started[0].parent) if started else None
-        given = {} if resumed else {"steps": self._steps(), **self._given(model, "runs")}
+        steps = math.ceil(_PASSES * self.state["data"]["tasks"] / self._settings()["tasks_per_step"])
+        given = {} if resumed else {"steps": steps, **self._given(model, "runs")}  # a preset's are for more tasks
         job = make_job(given, resumed=resumed, objects=self.objects)
         for note in job.notes:
             self._say(note)
@@ -305,10 +305,6 @@ class Learning:
             self._say(f"warning: {reason}")
         self._write(run=self._inside(run.path))
         return newest_model(run)
-
-    def _steps(self) -> int:
-        """Of a few passes over the training tasks; those of a preset are for more tasks."""
-        return math.ceil(_PASSES * self.state["data"]["tasks"] / self._settings()["tasks_per_step"])
 
     def _conclude(self, model: Path) -> LearnResult:
         scores = {
@@ -369,7 +365,8 @@ def learn_from(
     given = with_resolved_paths(with_file(dict(request.given)), "model", "data_dir")
     if not given.get("model"):
         raise CommandError("give the model that is to learn: --model starter, smollm2, a folder, or OWNER/MODEL")
-    if not given.get("config") and _trainer(given, objects) == "local":
+    trainer = given.get("trainer") or default_trainer(None, device=given.get("device"), dev=bool(objects.names()))
+    if not given.get("config") and trainer == "local":
         given["config"] = "tuned" if given["model"] == "starter" else "hf"
     files = [str(path.resolve()) for path in read_traces(*request.files).files]
     request = replace(request, files=files, given=given)
@@ -386,14 +383,9 @@ def learn_from(
     except UserError:
         if "data" not in read_json(folder / STATE):  # nothing was made of the traces
             shutil.rmtree(folder)
-            with suppress(OSError):  # it has others
-                folder.parent.rmdir()
+            with suppress(OSError):
+                folder.parent.rmdir()  # if nothing else is in it
         raise
-
-
-def _trainer(given: Mapping[str, Any], objects: Objects) -> str:
-    local = bool(objects.names())
-    return given.get("trainer") or default_trainer(given.get("config"), device=given.get("device"), dev=local)
 
 
 def _has_agent(given: Mapping[str, Any], objects: Objects) -> bool:

@@ -313,7 +313,6 @@ def test_traces_have_a_page_of_the_same_form_with_their_text_as_data(tmp_path: P
     assert {each["answer"] for each in page.data["rollouts"]} == {EVIL, "Sorry."}
     assert len(page.data["tasks"]) == 1
     assert [each["why"] for each in page.data["rollouts"]] == ["", "", "the user corrects an answer"]
-    assert "Day 1 is 09 Oct 2025" in html
 
 
 def test_a_page_of_many_traces_shows_some_and_says_so(tmp_path: Path) -> None:
