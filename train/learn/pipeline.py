@@ -98,9 +98,7 @@ class LearnResult:
 
 
 def verdict(change: Mapping[str, Any], unit: str) -> tuple[str, str]:
-    """The verdict on a :func:`~groundwire.train.evaluation.metrics.compare` with its numbers; ``unit`` is what was
-    compared.
-    """
+    """The verdict on a ``change`` of :mod:`groundwire.train.evaluation.metrics`, and its line; ``unit``: of what."""
     difference, (low, high), count = change["difference"], change["difference_ci95"], change["questions"]
     numbers = f"{format_change(change)} on {count} {unit}"
     if low > 0 or high < 0:
@@ -211,8 +209,8 @@ class Learning:
         given, task = dict(self.request.given), self.folder / "task"
         if not (given.get("domain") or self.objects.domain):
             given["domain"] = str(task / "tasks.jsonl")
-            if not self.objects.reward:
-                given.setdefault("reward", f"{task / 'reward.py'}:reward")
+            if not (given.get("reward") or self.objects.reward):
+                given["reward"] = f"{task / 'reward.py'}:reward"
         if self.state.get("teacher", "").startswith("best"):
             del given["teacher"], given["teacher_model"]
         return {**given, "model": str(model), "output_dir": str(self.folder / folder)}
