@@ -20,14 +20,7 @@ from groundwire.rewards._types import JudgeAbstainedError, all_of
 from groundwire.rewards.judge.cache import JudgeCache, cache_key
 from groundwire.rewards.judge.client import JudgeClient, JudgeRequestError
 from groundwire.rewards.judge.facts import presence
-from groundwire.rewards.judge.prompt import (
-    UnreadableError,
-    comparison_messages,
-    messages,
-    parse_scores,
-    response_format,
-    teacher_messages,
-)
+from groundwire.rewards.judge.prompt import UnreadableError, messages, parse_scores, response_format, teacher_messages
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
 T = TypeVar("T")
@@ -122,7 +115,7 @@ class Judge:
 
     async def _compared(self, question: str, answers: Sequence[str], sample: int) -> dict[str, float]:
         named = {f"answer_{place}": answer for place, answer in enumerate(answers, 1)}
-        prompt = functools.partial(comparison_messages, question=question, answers=named)
+        prompt = functools.partial(messages, question=question, answer=named)
         scores = await self._scores(prompt, sample, list(named))
         return {named[name]: score for name, score in scores.items()}
 

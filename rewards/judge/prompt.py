@@ -15,7 +15,7 @@ import contextlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from groundwire.rewards.judge.settings import CRITERIA
@@ -89,32 +89,32 @@ class UnreadableError(Exception):
 
 
 def messages(
-    *, question: str, reference: str, answer: str, fence: str, swapped: bool = False, unreadable: str = ""
+    *,
+    question: str,
+    answer: str | dict[str, str],
+    fence: str,
+    reference: str = "",
+    swapped: bool = False,
+    unreadable: str = "",
 ) -> list[dict[str, str]]:
-    """The request's messages. ``unreadable`` is the problem of the last reply."""
-    texts = {"reference answer": reference, "answer to grade": answer} if reference else {"answer to grade": answer}
-    system = _SYSTEM
+    """The request's messages: grade an ``answer``, or compare several, by their names.
+
+    ``unreadable`` is the problem of the last reply.
+    """
+    system, scores, texts = _SYSTEM, list(CRITERIA), {"reference answer": reference} if reference else {}
+    if isinstance(answer, dict):
+        system, scores, texts = _COMPARE, list(answer), answer
+    else:
+        texts["answer to grade"] = answer
     for sentence, other in () if reference else _WITHOUT_REFERENCE.items():
         system = system.replace(sentence, other)
     lines = [f"{name}: {_json_string(text)}" for name, text in texts.items()]
     if swapped:
         lines.reverse()
-    return _request(system, CRITERIA, question, lines, fence, unreadable)
-
-
-def comparison_messages(*, question: str, answers: Mapping[str, str], fence: str, unreadable: str = "") -> Any:
-    """The request for scores of ``answers``, by their names. ``unreadable`` as for :func:`messages`."""
-    lines = [f"{name}: {_json_string(text)}" for name, text in answers.items()]
-    return _request(_COMPARE, answers, question, lines, fence, unreadable)
-
-
-def _request(
-    system: str, names: Iterable[str], question: str, lines: Sequence[str], fence: str, unreadable: str
-) -> list[dict[str, str]]:
     data = "\n".join([f"BEGIN DATA {fence}", f"question: {_json_string(question)}", *lines, f"END DATA {fence}"])
     again = _RETRY.format(why=unreadable) if unreadable else ""
-    reply = _REPLY.format(fence=fence, scores=", ".join(f'"{name}": 0.0' for name in names))
-    return [{"role": "system", "content": system + reply}, {"role": "user", "content": data + again}]
+    system += _REPLY.format(fence=fence, scores=", ".join(f'"{name}": 0.0' for name in scores))
+    return [{"role": "system", "content": system}, {"role": "user", "content": data + again}]
 
 
 def teacher_messages(question: str) -> list[dict[str, str]]:

@@ -58,7 +58,7 @@ class JudgeSettings(Settings):
 
     deadline_s: float = setting(
         30.0,
-        "Seconds for all requests of a rollout, with waiting and retries, two thirds for one at most; then "
+        "Seconds for all requests of a rollout or group, with waiting and retries, two thirds for one; then "
         "the judge abstains",
         gt=0,
     )

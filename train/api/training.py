@@ -73,6 +73,9 @@ def make_job(
             raise CommandError(f"{job.data.source}: no {split} tasks are left; the run needs some of both")
     if rewards.has_variants(job.reward):
         job.notes.append(_VARIANTS)
+    if job.view.compares and config.steps:
+        requests = 2 * config.judge.samples * config.steps * config.most_groups
+        job.notes.append(f"reward: at most {requests:,} requests to the judge in {config.steps} steps, and validations")
     return job if resumed is None else check_continuation(resumed, job)
 
 

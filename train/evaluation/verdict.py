@@ -209,9 +209,7 @@ def _question(rollout: Rollout) -> str:
 
 
 def equal_answers(rollouts: Sequence[Rollout], *, as_before: bool = False) -> tuple[str, bool]:
-    """That all answers to different tasks are empty or equal, or all rewards, unless these only say that the answers
-    are ``as_before`` training; and whether both are.
-    """
+    """That all answers to different tasks are empty or equal, or all rewards (unless ``as_before``); whether both."""
     ended = [rollout for rollout in rollouts if not rollout.outcome.failure]
     tasks, answers = set(map(_question, ended)), {rollout.outcome.answer.strip() for rollout in ended}
     rewards = {rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None}

@@ -122,7 +122,10 @@ class GroupComparison:
         """Complete the rewards of rollouts of one task; without a verdict those with answers fail."""
         answered, compared = [rollout.outcome for rollout in group if rollout.succeeded], [*group]
         if group[0].mode == "val" and len(group) == 1:
-            compared += group if group[0].step == 0 else self._before_training(group[0])
+            if group[0].step and not self._start:
+                self._start = {_key(one): one for one in self._recorded if (one.mode, one.step) == ("val", 0)}
+            start = self._start.get(_key(group[0])) if group[0].step else group[0]
+            compared += [start] if start is not None else []
         answers = [rollout.outcome.answer for rollout in compared if rollout.succeeded]
         failed = sum(rollout.outcome.failure in self._scored for rollout in compared)
         try:
@@ -136,12 +139,9 @@ class GroupComparison:
                 outcome.reward, outcome.reward_components = None, {}
                 outcome.failure, outcome.message = getattr(error, "kind", RewardError.kind), mask_secrets(str(error))
 
-    def _before_training(self, rollout: Rollout) -> list[Rollout]:
-        def key(of: Rollout) -> Any:
-            return str(of.task["id"]), of.sampling.get("temperature")
 
-        self._start = self._start or {key(one): one for one in self._recorded if (one.mode, one.step) == ("val", 0)}
-        return [self._start[key(rollout)]] if key(rollout) in self._start else []
+def _key(rollout: Rollout) -> tuple[str, Any]:
+    return str(rollout.task["id"]), rollout.sampling.get("temperature")
 
 
 class FailureScores:

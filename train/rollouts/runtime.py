@@ -98,12 +98,11 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
-        self._compare: GroupComparison | None = None
-        if (compare := rewards.comparison_of(reward)) is not None:
-            if replay is not None:
-                raise ConfigError("the reward ranks the answers to a task, and a replay has one: give another --reward")
-            recorded = chain.from_iterable(run.rollout_batches(GroupComparison.COLUMNS, []))
-            self._compare = GroupComparison(compare, failure_scores(config.failures), recorded, timer)
+        if (compare := rewards.comparison_of(reward)) and replay is not None:
+            raise ConfigError("the reward ranks the answers to a task, and a replay has one: give another --reward")
+        recorded = chain.from_iterable(run.rollout_batches(GroupComparison.COLUMNS, []))
+        scored = failure_scores(config.failures)
+        self._compare = GroupComparison(compare, scored, recorded, timer) if compare else None
         check = None
         if (address := config.external_store_address) and config.n_runners:
             check = RequestCheck.of(
