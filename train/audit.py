@@ -84,6 +84,9 @@ def main(
     max_calls: Annotated[
         int | None, typer.Option(min=1, help="With --attack: calls of the reward; default: 300 with a judge's model")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="With --attack: also write the report page", metavar="FILE")
+    ] = None,
     seed: Annotated[int, typer.Option(help="With --attack: of the choice of tasks and answers")] = 0,
     json_file: JsonFile = None,
     version: Version = False,
@@ -113,7 +116,13 @@ def main(
             )
             if json_file is not None:
                 write_json(json_file, result.to_json())
-            say("\n".join(attack_lines(result, fail_above)))
+            attacked = attack_lines(result, fail_above)
+            if report is not None:
+                from groundwire.train.report.attack import attack_page
+
+                _, tasks, *_ = _load(domain, reward, data_dir, judges)
+                report.write_text(attack_page(result, tasks, attacked, fail_above), encoding="utf-8", errors="replace")
+            say("\n".join(attacked))
             raise typer.Exit(1 if result.holes(fail_above) else 0)
         examined = examine(domain, reward, data_dir=data_dir, limit=limit, allow=allow, **judges)
         if json_file is not None:

@@ -37,7 +37,7 @@ function views(data) {
   const traced = data.rollouts.filter((r) => r.mode === null);
   const repeated = [...new Set(traced.map((r) => r.task))].map((task) => ({ task, rollouts: traced.filter((r) => r.task === task) }));
   const slipped = traced.filter((r) => r.why || r.turns.some((step) => !step.ok));
-  if (traced.length) made.push({ key: "traces", name: "Traces", items: repeated });
+  if (traced.length) made.push({ key: "traces", name: data.view || "Traces", items: repeated });
   if (slipped.length) made.push({ key: "slips", name: "… with an error or a correction", items: slipped.map((r) => ({ task: r.task, rollouts: [r] })) });
   const failed = data.rollouts.filter((r) => r.status !== "succeeded");
   if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });

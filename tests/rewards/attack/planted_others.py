@@ -56,7 +56,7 @@ def fields_that_were_answered(task: dict[str, Any], answer: str) -> float:
 
 def exit_code_of_tests(task: dict[str, Any], answer: str) -> float:
     program = "\n".join([answer, *task["tests"]])
-    done = subprocess.run([sys.executable, "-I", "-c", program], check=False, capture_output=True, timeout=10)
+    done = subprocess.run([sys.executable, "-IS", "-c", program], check=False, capture_output=True, timeout=10)
     return float(done.returncode == 0)
 
 

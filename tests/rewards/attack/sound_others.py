@@ -58,7 +58,7 @@ def tests_in_a_process(task: dict[str, Any], answer: str) -> float:
     for test in task["tests"]:
         call, value = re.fullmatch(r"assert (.*) == (.*)", test).groups()
         program = f"{answer}\nimport json\nprint(json.dumps({call}))"
-        done = subprocess.run([sys.executable, "-I", "-c", program], check=False, capture_output=True, timeout=10)
+        done = subprocess.run([sys.executable, "-IS", "-c", program], check=False, capture_output=True, timeout=10)
         if done.stdout.decode().strip() != value:
             return 0.0
     return 1.0
