@@ -23,7 +23,10 @@ _ORDERED = re.compile(
     r"|steps?|route|path|top \w+|from .+ to|(?:first|last|largest|smallest|oldest|newest|earliest) to)\b",
     re.IGNORECASE,
 )
-_CASED = re.compile(r"\b(?:case|capital(?:s|i[sz]ed?|i[sz]ation)|upper|lower|verbatim|identifier|password)\b", re.I)
+_CASED = re.compile(
+    r"\bcase[- ]sensitiv|\bexact case|\b(?:upper|lower)[ -]?case|\bcapitali[sz]|\bcapital letter|\bverbatim|password",
+    re.IGNORECASE,
+)
 _IRREGULAR = re.compile(r"[a-z\d][A-Z]")
 _SHORT_FORMS = (
     *("<answer>%s</answer>", "<think>So it is.</think>\n<answer>%s</answer>", "The answer is %s"),
@@ -126,10 +129,11 @@ class GoldFile:
 
     @cached_property
     def _has_cased(self) -> bool:
-        """Whether different golds of the file are equal but for their case, or most have capitals inside of words."""
+        """Whether most golds have capitals inside of words, or several differ in case only. Labels do so by mistake."""
         texts = {gold.text for gold in self.golds if gold.form in ("label", "list")}
         irregular = sum(bool(_IRREGULAR.search(text)) for text in texts)
-        return len({text.casefold() for text in texts}) < len(texts) or irregular > len(texts) / 2
+        alike = len(texts) - len({text.casefold() for text in texts})
+        return irregular > len(texts) / 2 or (len(texts) > len(self.golds) / 2 and alike >= max(2, len(texts) / 20))
 
     def case_matters(self, index: int) -> bool:
         """Whether the case of the gold's letters decides: golds of the file differ in it, or the question says so."""
