@@ -118,8 +118,9 @@ class Connection:
                 raise NeedsProcessError
             self._open_virtual_tables(listed)
             self.start(deadline, stops)
-        except SQLITE_ERRORS:
-            if self.stopped:
+        except BaseException as error:
+            self.close()
+            if self.stopped and isinstance(error, SQLITE_ERRORS):
                 raise StoppedError from None
             raise
         if hasattr(self.raw, "setlimit"):
@@ -163,9 +164,12 @@ class Connection:
         """Whether one of the stop events is set."""
         return any(stop.is_set() for stop in self._stops)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Close the file now: the object and SQLite's form a cycle, which the garbage collector finds much later."""
         with contextlib.suppress(AttributeError, sqlite3.Error):
             self.raw.close()
+
+    __del__ = close
 
     def _progress(self) -> bool:
         self._checks += 1
@@ -225,7 +229,7 @@ def acquire(path: str, deadline: float, stops: tuple[threading.Event, ...] = (),
         if fitting[0].raw.is_current():
             fitting[0].start(deadline, stops)
             return fitting[0]
-        fitting[0].raw.close()
+        fitting[0].close()
 
 
 def release(connection: Connection) -> None:
@@ -234,8 +238,7 @@ def release(connection: Connection) -> None:
         _idle.append(connection)
         unused = _idle.pop(0) if len(_idle) > _IDLE_CONNECTIONS else None
     if unused is not None:
-        # Now: the object and SQLite's form a cycle, which the garbage collector would find much later.
-        unused.raw.close()
+        unused.close()
 
 
 def _drop_pool() -> None:
