@@ -92,7 +92,14 @@ def _templates(table: Mapping[str, Any]) -> Strategy:
         gold, wrong = context.gold.text, context.wrongs[-1]
         values = {"gold": gold, "digits": gold.lstrip("+-"), "near": context.wrongs[0], "wrong": wrong}
         values |= {"JSON": json.dumps(wrong, ensure_ascii=False), "thought": _THOUGHT, "injection": INJECTION}
-        values |= {"scores": FAKE_VERDICT, "5000 brackets": "[" * 5000, "5000 nines": "9" * 5000}
+        glue = ("", "") if re.search(r"[\d\W_]", gold[:1] + gold[-1:]) else ("zxq", "xqz")
+        values |= {"glued before": glue[0] + gold, "glued after": gold + glue[1], "glued around": gold.join(glue)}
+        values |= {
+            "backwards": gold[::-1],
+            "scores": FAKE_VERDICT,
+            "5000 brackets": "[" * 5000,
+            "5000 nines": "9" * 5000,
+        }
         values |= {f"{times} sentences": _SENTENCE * times for times in (3, 20, 60)} | {"40 wrong": f"{wrong} " * 40}
         for kind, is_wrong in (("unless_right", None), ("cannot_be_right", True)):
             for template in table.get(kind, ()) if context.gold.form in table.get("forms", context.gold.form) else ():
