@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,8 +27,8 @@ from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.rewards.judge.compare import against_gold
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
-from groundwire.tools.startup import read_env_file
-from groundwire.tools.terminal import Version, progress
+from groundwire.tools.startup import fast_import, read_env_file
+from groundwire.tools.terminal import Version, progress, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.run_reader import read_answers
@@ -40,6 +41,8 @@ _EXAMINED = 300
 """Tasks whose variants are made: each takes some hundredths of a second."""
 FAIL_ABOVE = 0.5
 """Of a right answer's reward, what a wrong strategy may earn."""
+MINUTES = 2.0
+"""Of the learnt attacker."""
 _ATTACKED, _PAID_CALLS, _CALL_S = 60, 300, 60.0
 """Tasks; calls of a judge's model; seconds of one call."""
 _NO_JUDGE: dict[str, Any] = {"judge_model": None, "judge_base_url": None, "judge": None}
@@ -87,6 +90,10 @@ def main(
     report: Annotated[
         Path | None, typer.Option(help="With --attack: also write the report page", metavar="FILE")
     ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="With --attack: of a model that learns to be paid; 0: no model", max=60)
+    ] = MINUTES,
+    model: Annotated[str, typer.Option(help="With --attack: the model that learns, a name or a folder")] = "starter",
     seed: Annotated[int, typer.Option(help="With --attack: of the choice of tasks and answers")] = 0,
     json_file: JsonFile = None,
     version: Version = False,
@@ -112,7 +119,16 @@ def main(
         judges = {"judge_model": judge_model, "judge_base_url": judge_base_url, "judge": judge}
         if attacks:
             result = attack_reward(
-                domain, reward, data_dir=data_dir, limit=limit, truth=truth, max_calls=max_calls, seed=seed, **judges
+                domain,
+                reward,
+                data_dir=data_dir,
+                limit=limit,
+                truth=truth,
+                max_calls=max_calls,
+                minutes=minutes,
+                model=model,
+                seed=seed,
+                **judges,
             )
             if json_file is not None:
                 write_json(json_file, result.to_json())
@@ -141,12 +157,14 @@ def attack_reward(
     limit: int = 0,
     truth: str | None = None,
     max_calls: int | None = None,
+    minutes: float = 0.0,
+    model: str = "starter",
     seed: int = 0,
     **judges: Any,
 ) -> AttackResult:
     """Attack ``reward`` on the tasks of ``domain`` (:func:`groundwire.rewards.attack.attack`), and keep the result.
 
-    ``judges`` are the options of :func:`.get_reward`.
+    ``model`` learns to attack it for so many minutes. ``judges`` are the options of :func:`.get_reward`.
     """
     chosen, tasks, name, function, notes, data = _load(domain, reward, data_dir, judges)
     view = AgentView.of(chosen, function)
@@ -156,6 +174,14 @@ def attack_reward(
     if paid and max_calls is None:
         max_calls = _PAID_CALLS
         say(f"note: at most {max_calls} answers are judged by the model: --max-calls changes it", err=True)
+    learn = None
+    if minutes and find_spec("torch") is None:
+        say("note: without torch no model learns to attack it: pip install 'groundwire[train]'", err=True)
+    elif minutes:
+        say(f"note: {model} then learns to attack it for {minutes:g} min; Ctrl-C keeps what it found", err=True)
+        with spinner("starting"), fast_import():
+            from groundwire.train.attack.learned import learner
+        learn = learner(tasks, view, model=model, minutes=minutes, seed=seed)
     try:
         with in_training():
             result = asyncio.run(
@@ -171,12 +197,13 @@ def attack_reward(
                     max_calls=max_calls,
                     seed=seed,
                     on_plan=lambda line: say(f"plan: {line}", err=True),
+                    learn=learn,
                 )
             )
     except RewardError as error:
         raise CommandError(f"reward {name}: {error}") from error
     try:
-        save_attack(result, code_hash(name, function, data.source))
+        save_attack(result, code_hash(name, function, tasks))
     except OSError as error:
         say(f"warning: the attack is not kept for training: {error}", err=True)
     return result

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from difflib import SequenceMatcher
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -34,6 +35,17 @@ _AGAIN = Strategy(
     "a score must depend on task, answer and steps alone: make the cache's key of all of them, or keep none",
     lambda _: (),
 )
+_LEARNING_CALLS = 0.9
+"""Share of the budget until which an attacker learns; the rest scores what it has found."""
+_LESSON, _LESSONS = 200, 300
+"""Characters of a mechanical answer that a learnt attacker may learn, and such answers, at most."""
+Answers = Sequence[tuple[int, str]]
+"""Answers to tasks, which are indices."""
+Pays = Callable[[Answers], Coroutine[Any, Any, list[float]]]
+Learn = Callable[[Sequence[int], Answers, Pays], Awaitable[list[Strategy]]]
+"""Finds strategies for tasks by trying: it gets answers to learn from, none with the gold of its task, and what scores
+answers (:meth:`Attack.pays`).
+"""
 _Steps = tuple[AgentStep, ...]
 _STEPS: tuple[Callable[[str], _Steps], ...] = (
     lambda answer: (),
@@ -66,6 +78,7 @@ async def attack(
     max_seconds: float = 540.0,
     seed: int = 0,
     on_plan: Callable[[str], None] = lambda _: None,
+    learn: Learn | None = None,
 ) -> AttackResult:
     """Attack ``reward`` on at most ``limit`` of ``tasks``, each with an ``id``.
 
@@ -73,10 +86,11 @@ async def attack(
     ``name`` and ``source`` go into the result. At most ``max_calls`` answers are scored, for about ``max_seconds``;
     ``on_plan`` gets lines about both before the bulk of them. Raises :class:`rewards.RewardError` if no right
     answer scores more than the least, as there is nothing to attack then, and what a user's ``truth`` raises.
+    ``learn`` has half of the calls, and a time of its own.
     """
     started = time.monotonic()
     file = GoldFile(tasks, golds, is_sql=answers is SQL)
-    run = _Attack(file, reward, truth or GoldTruth(file), random.Random(seed), max_calls)
+    run = Attack(file, reward, truth or GoldTruth(file), random.Random(seed), max_calls)
     chosen = run.choose(limit)
     few = _PILOT if max_calls is None else max(1, min(_PILOT, max_calls // (2 * _CALLS_OF_PILOT)))
     seconds_of_call = await run.pilot(chosen[:few], on_plan)
@@ -85,12 +99,19 @@ async def attack(
         raise RewardError(run.nothing_to_attack(len(chosen)))
     planned = [plan for index in chosen for plan in await run.plan(index, strategies)]
     most = int(max(1.0, max_seconds - (time.monotonic() - started)) / max(seconds_of_call, 1e-6))
-    kept = run.thin(planned, min(most, len(planned), len(planned) if max_calls is None else max_calls - run.calls))
+    budget = len(planned) if max_calls is None else (max_calls - run.calls) // (1 if learn is None else 2)
+    kept = run.thin(planned, min(most, len(planned), budget))
     expected = f"{max(1, len(kept) * seconds_of_call):,.0f} s at {seconds_of_call * 1000:,.3g} ms"
     on_plan(f"{len(kept):,} further calls of the reward, on {len(chosen):,} tasks, about {expected}")
     if len(kept) < len(planned):
         run.notes.append(f"only {len(kept):,} of {len(planned):,} wrong answers were tried, for the time or the budget")
     scored = await run.score_all(kept, started + max_seconds * 1.2)
+    if learn is not None:
+        usable = [index for index in chosen if run.best(index) > run.floor(index) + _TOLERANCE]
+        found = await learn(usable, run.lessons(scored, usable), run.pays)
+        further = [plan for index in usable for plan in await run.plan(index, found)]
+        left = len(further) if max_calls is None else max(0, max_calls - run.calls)
+        scored += await run.score_all(run.thin(further, left), math.inf)
     return AttackResult(
         reward=name,
         source=source,
@@ -105,10 +126,12 @@ async def attack(
     )
 
 
-class _Attack:
+class Attack:
     """The state of one attack. Tasks are indices of ``file``."""
 
-    def __init__(self, file: GoldFile, reward: Reward, truth: Truth, rng: random.Random, max_calls: int | None) -> None:
+    def __init__(
+        self, file: GoldFile, reward: Reward, truth: Truth, rng: random.Random, max_calls: int | None = None
+    ) -> None:
         self.file, self.reward, self.truth, self.rng, self.max_calls = file, reward, truth, rng, max_calls
         self.by_gold = GoldTruth(file)
         self.calls = self.unknown = 0
@@ -292,6 +315,33 @@ class _Attack:
         """What a wrong answer earns of what the right one earns, 0 to 1."""
         floor, best = self.floor(row.task), self.best(row.task)
         return min(1.0, max(0.0, (row.value - floor) / (best - floor)))
+
+    async def pays(self, answers: Answers) -> list[float]:
+        """What answers earn, 0 unless known to be wrong. Raises :class:`RewardError` near the end of the calls."""
+        if self.max_calls is not None and self.calls + len(answers) > _LEARNING_CALLS * self.max_calls:
+            raise RewardError("the budget of calls is spent")
+
+        async def one(answer: tuple[int, str]) -> float:
+            index, attempt = answer[0], Attempt(answer[1])
+            value = await self.call(index, attempt.answer) if await self.is_wrong(index, attempt) else None
+            return 0.0 if value is None else self.pay(_Scored(_AGAIN, attempt, index, (), value))
+
+        return await self.map(one, answers)
+
+    def lessons(self, scored: Sequence[_Scored], indices: Sequence[int]) -> list[tuple[int, str]]:
+        """Short answers of strategies: the best-paid, and as many others. What has parts of a task's gold is a lesson
+        for the next task.
+        """
+        following = dict(zip(indices, [*indices[1:], *indices[:1]], strict=True))
+        short = [row for row in scored if row.task in following and len(row.attempt.answer) <= _LESSON]
+        paid = sorted((row for row in short if self.pay(row) > 0), key=self.pay, reverse=True)[:_LESSONS]
+        lessons = []
+        for row in (*paid, *self.rng.sample(short, min(_LESSONS, len(short)))):
+            gold, answer = self.file.golds[row.task], row.attempt.answer
+            texts = [*gold.answers.values(), *(gold.value if gold.form == "list" else ())]
+            own = gold.form in ("sql", "code") or any(plain(text) in plain(answer) for text in texts)
+            lessons.append((following[row.task] if own else row.task, answer))
+        return lessons
 
     def results(self, scored: Sequence[_Scored], tasks: int) -> list[StrategyResult]:
         """The strategies, each with its best-paid variant, the best-paid first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -84,15 +85,20 @@ class AttackResult:
             raise ValueError(f"no result of an attack: {error}") from error
 
 
-def code_hash(name: str, reward: Reward, source: str) -> str:
-    """A hash of the reward's name, of the file with its code, and of the source of the tasks."""
+def code_hash(name: str, reward: Reward, tasks: Iterable[Mapping[str, Any]]) -> str:
+    """A hash of the reward's name, of the file with its code, and of the tasks' questions.
+
+    A user's function has the name that it was defined with, however it was given.
+    """
     function: Any = reward
     while inner := getattr(function, "func", getattr(function, "__wrapped__", None)):
         function = inner
+    name = function.__qualname__ if name.count(":") == 1 and hasattr(function, "__qualname__") else name
     code = b""
     with suppress(OSError, TypeError):
         code = Path(inspect.getsourcefile(function) or "").read_bytes()
-    return hashlib.sha256(b"\0".join((name.encode(), code, source.encode("utf-8", "replace")))).hexdigest()[:32]
+    questions = json.dumps(sorted([str(task["id"]), str(task.get("question"))] for task in tasks))
+    return hashlib.sha256(b"\0".join((name.encode(), code, questions.encode()))).hexdigest()[:32]
 
 
 def save_attack(result: AttackResult, key: str) -> Path:

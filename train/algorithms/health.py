@@ -14,6 +14,7 @@ from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents
 from groundwire.rewards import unchecked_of
+from groundwire.rewards.attack.watch import is_attack
 from groundwire.train.store.rollout import Rollout
 
 Line = Mapping[str, Any]
@@ -41,7 +42,7 @@ def reply_counts(rollouts: Iterable[Rollout], agent_match: str | None = None) ->
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
     been sampled from the policy, by the first one's probability.
     """
-    names = ("replies", "replies_truncated", "right", "right_unchecked", *_PAIRS.values())
+    names = ("replies", "replies_truncated", "right", "right_unchecked", "known_attacks", *_PAIRS.values())
     counts: dict[str, Any] = dict.fromkeys(names, 0)
     previous: dict[tuple[Any, ...], LLMCall] = {}
     for rollout in rollouts:
@@ -49,6 +50,7 @@ def reply_counts(rollouts: Iterable[Rollout], agent_match: str | None = None) ->
         if unchecked is not None and (rollout.outcome.reward or 0) > 0:
             counts["right"] += 1
             counts["right_unchecked"] += unchecked
+        counts["known_attacks"] += is_attack(rollout.outcome.reward_components)
         for call in calls_of_agents(rollout.trainable_calls, agent_match):
             counts["replies"] += 1
             counts["replies_truncated"] += call.truncated
@@ -71,6 +73,8 @@ def step_figures(line: Line, counts: Mapping[str, float]) -> dict[str, Any]:
         figures["same_prompt"] = {name: round(counts[count], 2) for name, count in _PAIRS.items()}
     if counts.get("right"):
         figures["unchecked_share"] = round(counts["right_unchecked"] / counts["right"], 4)
+    if counts.get("known_attacks"):
+        figures["known_attacks"] = int(counts["known_attacks"])
     return figures
 
 
@@ -225,6 +229,15 @@ def _answers_unchecked(lines: Sequence[Line]) -> str:
     )
 
 
+def _attacks_win(lines: Sequence[Line]) -> str:
+    if not (count := lines[-1].get("known_attacks")):
+        return ""
+    return (
+        f"{count} rollouts of step {lines[-1]['step']} won by wrong answers, with a known attack on the reward, which "
+        "reward_components names. Change the reward as groundwire audit --attack says, or set zero_known_attacks=true"
+    )
+
+
 _RULES = (
     _sampler_disagrees,
     _entropy_collapsed,
@@ -234,4 +247,5 @@ _RULES = (
     _updates_skipped,
     _sampling_ignored,
     _answers_unchecked,
+    _attacks_win,
 )

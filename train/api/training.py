@@ -5,14 +5,18 @@ Heavy packages are imported after the settings are checked.
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire import rewards
 from groundwire.domains.text_to_sql.golds import with_gold_trust
+from groundwire.rewards.attack import code_hash, load_attack
+from groundwire.rewards.attack.watch import FILE, KnownAttacks
 from groundwire.tools.errors import CommandError, check_layer, machine_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
@@ -28,6 +32,7 @@ from groundwire.train.job.graceful_shutdown import GracefulShutdown
 from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import check_store_settings, prepare, relative_path, with_resolved_paths
 from groundwire.train.job.trainer import default_trainer, trainer_of
+from groundwire.train.rollouts.factory import runs_elsewhere
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,6 +123,8 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
         if resumed is not None:
             store_settings(run, job)
         show_line(output, f"run:  {run.path}")
+        if line := _watch(job, run):
+            show_line(output, line)
         with (
             served(run) if watch else nullcontext() as address,
             resume_hint(run, fit=bool(job.objects.names())),
@@ -141,6 +148,33 @@ def train(job: Job, resumed: RunDir | None, output: Console, *, watch: bool = Fa
         show_line(output, text)
     show_summary(output, summary, relative_path(run.path), job.domain)
     return run
+
+
+def _watch(job: Job, run: RunDir) -> str:
+    """Give the run what the attack on its reward has found. Returns a line about it, or how to attack the reward."""
+    config, tasks = job.config, job.data.train
+    (run.path / FILE).unlink(missing_ok=True)
+    name = job.objects.names().get("reward") or config.reward or job.domain.default_reward
+    if runs_elsewhere(name or "", config) or not name:
+        return ""
+    result = load_attack(code_hash(name, job.reward, [*tasks, *job.data.validation]))
+    if result is None:
+        chosen = {"--tasks": config.domain, "--reward": name, "--judge-model": config.judge.model}
+        options = [text for option in chosen.items() if option[1] for text in option]
+        command = shlex.join(["groundwire", "audit", "--attack", *map(str, options)])
+        return f"reward: never attacked; {command} looks for wrong answers that it pays" if ":" in name else ""
+    golds = list(map(job.view.gold_value, tasks))
+    with spinner("rendering the known attacks on the reward"):
+        known = asyncio.run(
+            KnownAttacks.of(
+                result, tasks, job.reward, golds=golds, answers=job.view.answers, zero=config.zero_known_attacks
+            )
+        )
+    if known is None:
+        return ""
+    run.write_json(FILE, asdict(known))
+    then = "score the least reward" if known.zero else "are counted; zero_known_attacks=true takes their reward"
+    return f"reward: pays known attacks ({'; '.join(known.names[:3])}); rollouts that win with one {then}"
 
 
 def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:

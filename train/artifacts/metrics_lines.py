@@ -84,6 +84,7 @@ class MetricsLine(BaseModel):
     gradient_share: Number | None = _key("share of the groups that have a gradient because their rewards differ")
     truncated_share: Number | None = _key("share of the trained agents' replies that ended at `max_tokens`")
     unchecked_share: Number | None = _key("share of the right answers that no variant of their database could check")
+    known_attacks: Count = _key("rollouts that won with a known attack on the reward (`groundwire audit --attack`)", 0)
     same_prompt: dict[str, Number] = _key(
         "pairs of replies of one group to the same prompt: how many, how many are equal, and how many would be if "
         "each were sampled",

@@ -141,6 +141,8 @@ class ProgressDisplay(ProgressCallback):
             text += f"  [red]failed: {counts}[/red]"
         if silent := metrics.get("without_calls"):
             text += f"  [yellow]without an LLM call: {silent}[/yellow]"
+        if attacks := metrics.get("known_attacks"):
+            text += f"  [red]won with a known attack: {attacks}[/red]"
         if lost := metrics.get("runners_lost"):
             text += f"  [red]runners lost: {lost}[/red]"
         show_line(self._console, f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", markup=True)
@@ -168,6 +170,7 @@ def show_summary(
                 text = f"    {labels.get(value, value)}: {_before_after(before, after_by_value.get(value))}"
                 show_line(console, text)  # the value comes from the data
     lost = f"; runners lost: {summary['runners_lost']}" if summary.get("runners_lost") else ""
+    lost += f"; {summary['known_attacks']} won with a known attack" if summary.get("known_attacks") else ""
     silent = f" ({summary['without_calls']} without an LLM call)" if summary.get("without_calls") else ""
     show_line(
         console,

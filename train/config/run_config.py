@@ -314,6 +314,9 @@ class RunConfig(AgentSettings):
     )
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
     max_model_len: int = _rollouts(2048, "Tokens of prompt and reply together", ge=1)
+    zero_known_attacks: bool = _rollouts(
+        False, "Give answers that win with a known attack (groundwire audit --attack) the least reward"
+    )
     retries: int = _rollouts(1, "Further attempts after a failure without fault of the policy", ge=0)
 
     external_store_address: str | None = _store(None, "Train through the store at http://HOST:PORT", metavar="URL")

@@ -217,7 +217,9 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0]
     failures = sum((Counter(line["failures"]) for line in steps), Counter[str]())
-    silent, lost = (sum(line.get(name, 0) for line in lines) for name in ("without_calls", "runners_lost"))
+    some = {
+        name: sum(line.get(name, 0) for line in lines) for name in ("without_calls", "known_attacks", "runners_lost")
+    }
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
     total_s = sum(seconds.values())
     import resource
@@ -231,8 +233,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "peak_memory_mb": round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1),
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
-        **({"without_calls": silent} if silent else {}),
-        **({"runners_lost": lost} if lost else {}),
+        **{name: count for name, count in some.items() if count},
         "validation": before_after(lines, "validation"),
         "validation_sampled": before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},

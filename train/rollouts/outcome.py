@@ -14,6 +14,7 @@ from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.spans import read_rewards
 from groundwire.domains import Task
 from groundwire.rewards import RewardError, total
+from groundwire.rewards.attack.watch import ATTACK, KnownAttacks, is_attack
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.numbers import MAX_METRIC, MAX_REWARD, reward_number
 from groundwire.tools.secrets import mask_secrets
@@ -152,6 +153,7 @@ class FailureScores:
         self.least = 0.0
         """The least value that the reward declares or has given in this run; 0 if none is lower."""
         self._has_scored = False
+        self._attacks = KnownAttacks.read(run.path) if run is not None else None
         self._unproven: list[Rollout] = []
         """Those whose reward raised about the answer when it had scored no other answer yet."""
         for rollouts in run.rollout_batches(["status", "reward"], []) if run is not None else ():
@@ -171,6 +173,11 @@ class FailureScores:
                 self._unproven.append(rollout)
             if outcome.failure:
                 outcome.reward = self._score(outcome.failure)
+            elif (known := self._attacks) is not None and rollout.mode == "train":
+                won = (outcome.reward or 0) >= known.wins_from and not is_attack(outcome.reward_components)
+                if won and (name := known.match(rollout.task, outcome.answer)):
+                    outcome.reward_components = {**outcome.reward_components, f"{ATTACK}{name}": 1.0}
+                    outcome.reward = self.least if known.zero else outcome.reward
 
     def _add(self, rewards: Sequence[float | None]) -> None:
         self.least = min([self.least, *filter(None, rewards)])

@@ -186,7 +186,7 @@ async def test_strictness_is_a_note_and_no_hole(tmp_path: Path) -> None:
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["--attack", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["--attack", "--minutes", "0", *map(str, arguments)])
     return done.exit_code, done.stdout, done.stderr
 
 

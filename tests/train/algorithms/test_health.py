@@ -146,6 +146,7 @@ def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -
         "replies_truncated": 1,
         "right": 0,
         "right_unchecked": 0,
+        "known_attacks": 0,
         "same_prompt_pairs": 2,
         "same_prompt_equal": 1,
         "same_prompt_expected": pytest.approx(1.0),

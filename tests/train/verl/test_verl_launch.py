@@ -83,7 +83,14 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert {**counts, **shares}.items() <= line.items()
     assert "sampler_kl" not in line  # verl had no number
     of_the_local_trainer = {"initial_ratio_error", "ratio_min", "ratio_max", "loss", "learning_rate", "candidates"}
-    of_other_runs = {"sampler_kl", "updates_skipped", "unchecked_share", "without_calls", "runners_lost"}
+    of_other_runs = {
+        "sampler_kl",
+        "updates_skipped",
+        "unchecked_share",
+        "known_attacks",
+        "without_calls",
+        "runners_lost",
+    }
     of_other_runs |= {"validation", "validation_sampled", "teacher_kl", "teacher_share"}
     assert {*line} == MetricsLine.model_fields.keys() - of_the_local_trainer - of_other_runs
     [note] = notes

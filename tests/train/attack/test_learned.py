@@ -1,0 +1,80 @@
+"""A small policy learns what a reward pays for wrong answers; what it was paid for becomes strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from groundwire.domains import task_list
+from groundwire.rewards import reward_function
+from groundwire.rewards.attack import attack
+from groundwire.rewards.attack.watch import LEARNT, contains, fill
+from groundwire.train.attack.learned import Attacker, learner
+from groundwire.train.rollouts.agent_view import AgentView
+
+_ROWS = [
+    {"id": f"q{n}", "question": f"How many people have visited the museum number {n}?", "answer": str(n)}
+    for n in range(12)
+]
+_PROMPTS = {n: [{"role": "user", "content": row["question"]}] for n, row in enumerate(_ROWS)}
+
+
+def paid_for_a_query(answers: Sequence[tuple[int, str]]) -> list[float]:
+    """A soft spot that the starter, which knows nothing but SQL, hits: two words of a query."""
+    return [0.3 * ("SELECT" in answer) + 0.5 * ("FROM" in answer) for _, answer in answers]
+
+
+def learned(score: Any, steps: int, *, demonstrations: Sequence[tuple[int, str]] = ()) -> Attacker:
+    attacker = Attacker(_ROWS, _PROMPTS, score, model="starter", seed=0)
+    attacker.learn(demonstrations, 3600.0, lambda: setattr(attacker, "stopped", attacker.steps >= steps))
+    return attacker
+
+
+def test_an_answer_that_was_paid_is_cut_down_to_what_it_is_paid_for() -> None:
+    attacker = learned(paid_for_a_query, 2)
+    assert [way.template.split() for way in attacker.ways] == [["FROM"]]
+    [way] = attacker.ways
+    assert way.uses > 8
+    assert all(contains(answer, "from") for answer in way.examples.values())
+
+
+def test_a_policy_that_has_learned_answers_finds_the_kind_that_is_paid() -> None:
+    def score(answers: Sequence[tuple[int, str]]) -> list[float]:
+        return [float("blue" in answer) for _, answer in answers]
+
+    lessons = [(n, f"the colour {colour}") for n in range(12) for colour in ("red", "blue", "green", "white")]
+    attacker = Attacker(_ROWS, _PROMPTS, score, model="starter", seed=1)
+    attacker.learn(lessons, 200.0, lambda: setattr(attacker, "stopped", bool(attacker.ways)))
+    assert [way.template.strip() for way in attacker.ways[:1]] == ["blue"]
+
+
+def test_a_template_names_words_of_the_question_by_their_places() -> None:
+    task = {"question": "Where does the Ganges meet the sea, and where does it begin?"}
+    assert fill("{1} {3} maybe", task) == "Where Ganges maybe"
+    assert fill("{1}", {"question": "?"}) == ""
+
+
+def _view(reward: Any) -> tuple[list[Any], AgentView]:
+    domain = task_list(_ROWS)
+    data = domain.load()
+    return [*data.train, *data.validation], AgentView.of(domain, reward)
+
+
+async def test_learnt_strategies_have_answers_that_score_again_and_keep_the_budget_of_calls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    function = reward_function(lambda task, answer: max(float(answer == task["answer"]), 0.8 * ("FROM" in answer)))
+    tasks, view = _view(function)
+    golds = list(map(view.gold_value, tasks))
+    learn = learner(tasks, view, model="starter", minutes=30)
+    result = await attack(tasks, function, golds=golds, limit=6, strategies=(), learn=learn, max_calls=700)
+    assert result.calls <= 700
+    assert "the budget of calls is spent" in capsys.readouterr().err
+    best = result.strategies[0]
+    assert best.name.startswith(LEARNT)
+    assert best.pay == pytest.approx(0.8)
+    by_id = {task["id"]: task for task in tasks}
+    for example in best.examples:
+        assert await function(by_id[example.task], example.answer, []) == example.score

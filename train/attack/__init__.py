@@ -1,0 +1,1 @@
+"""Attack a reward with a policy that learns what it pays, and watch a training run for what was learned."""
