@@ -89,8 +89,7 @@ class Teacher:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"},
             timeout=_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=_PARALLEL),
-            transport=httpx.HTTPTransport(retries=_RETRIES),
+            transport=httpx.HTTPTransport(retries=_RETRIES, limits=httpx.Limits(max_connections=_PARALLEL)),
         )
         ids = tokenizer.encode(_PROBE, add_special_tokens=False)
         texts = [str(entry.get("decoded_token")).strip() for entry in self._entries(ids)[1:]]
