@@ -65,14 +65,12 @@ def _rollouts(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter
         scores = {key: holder[key] for holder in (metadata, record) for key in _SCORES if holder.get(key) is not None}
         scores = {**given, **scores}
         started = seconds(first(record, "created", "created_at", "timestamp") or metadata.get("started"))
-        facts = {"model": text_of(request.get("model") or record.get("model")), "wire_api": "chat", "started": started}
+        facts: dict[str, Any] = {"model": text_of(request.get("model") or record.get("model")), "wire_api": "chat"}
+        facts |= {"started": started, "ended": started}
         yield chat_rollout(
             messages,
             read_tools(request.get("tools") or request.get("functions")),
-            {
-                **_not_learned(listed, messages),
-                -1: {**facts, "ended": started, "agent": text_of(metadata.get("agent"))},
-            },
+            {**_not_learned(listed, messages), -1: {**facts, "agent": text_of(metadata.get("agent"))}},
             unread="; ".join(sorted(set(reasons))),
             rollout_id=text_of(record.get("id")) or trace_id,
             source=name,

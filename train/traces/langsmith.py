@@ -44,9 +44,7 @@ def _span(run: Mapping[str, Any]) -> Item:
     extra = value_of(run.get("extra")) or {}
     metadata, parameters = extra.get("metadata") or {}, extra.get("invocation_params") or {}
     asked, given = value_of(run.get("inputs")), value_of(run.get("outputs"))
-    kind = {"llm": "llm", "chat_model": "llm", "tool": "tool"}.get(
-        run["run_type"], "" if run.get("parent_run_id") else "agent"
-    )
+    kind = _KINDS.get(run["run_type"], "" if run.get("parent_run_id") else "agent")
     unread = list[str]()
     known: dict[str, Any] = {"input": asked, "output": _only(given)}
     if kind == "llm":

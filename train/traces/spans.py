@@ -119,13 +119,7 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
             unread["spans that came twice, joined"] += 1
         else:
             spans.append(span)
-    for span_id, events in logs.items():
-        joined = _joined(events)
-        if span_id in places:
-            spans[places[span_id]] = TracerSpan(**{**joined, **spans[places[span_id]].item()})
-        else:
-            spans.append(TracerSpan(**joined))
-            unread["log records whose spans are missing, read without them"] += len(events)
+    _add_logs(spans, places, logs, unread)
     spans.sort(key=lambda span: span.started)
     by_id = {span.span_id: span for span in spans if span.span_id}
     if missing := sum(bool(span.parent_id) and span.parent_id not in by_id for span in spans):
@@ -136,6 +130,8 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
         unread["LLM spans around another one of the same call"] += len(repeated)
     for reason in {reason for span in calls for reason in span.unread}:
         unread[reason] += sum(reason in span.unread for span in calls)
+    if bare := sum(bool(span.reply.get("tool_calls")) and not span.tools for span in calls):
+        unread["replies that call tools whose definitions were not recorded: their prompts lack them"] += bare
     if not calls:
         return
     root = next((span for span in spans if span.parent_id not in by_id and span.kind != "tool"), spans[0])
@@ -158,12 +154,19 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
     ]
 
 
-def _joined(events: Sequence[TracerSpan]) -> dict[str, Any]:
-    """The fields of a span that its log records have, of which each may have a message."""
-    ordered = sorted(events, key=lambda event: event.started)  # equal times keep their order
-    fields = {name: value for event in reversed(ordered) for name, value in event.item().items()}
-    fields["messages"] = [message for event in ordered for message in event.messages]
-    return fields
+def _add_logs(
+    spans: list[TracerSpan], places: Mapping[str, int], logs: Mapping[str, Sequence[TracerSpan]], unread: Counter[str]
+) -> None:
+    """Give the spans what their log records have, of which each may have one message."""
+    for span_id, events in logs.items():
+        ordered = sorted(events, key=lambda event: event.started)  # equal times keep their order
+        fields = {name: value for event in reversed(ordered) for name, value in event.item().items()}
+        fields["messages"] = [message for event in ordered for message in event.messages]
+        if span_id in places:
+            spans[places[span_id]] = TracerSpan(**{**fields, **spans[places[span_id]].item()})
+        else:
+            spans.append(TracerSpan(**fields))
+            unread["log records whose spans are missing, read without them"] += len(events)
 
 
 def _ancestors(span: TracerSpan, by_id: Mapping[str, TracerSpan]) -> Iterator[TracerSpan]:

@@ -392,7 +392,7 @@ def test_streamed_deltas_are_one_reply_wherever_they_are_written(tmp_path: Path,
         response: Any = deltas
         if form == "text":
             response = "".join(f"data: {json.dumps(delta)}\n\n" for delta in deltas)
-        request = {"model": "m1", "messages": CHAT[:2]}
+        request = {"model": "m1", "messages": CHAT[:2], "tools": [TOOL]}
         if place == "logged":
             return {"request": request, "response": response}
         attributes = {"openinference.span.kind": "LLM", "input.value": json.dumps(request)}
@@ -425,6 +425,15 @@ def test_a_reply_of_which_nothing_is_understood_is_none(tmp_path: Path) -> None:
     span = {"name": "chat", "context": {"trace_id": "t", "span_id": "s"}, "attributes": attributes}
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [span]))
     assert rollout.calls[0].untrainable_reason == "its tracer recorded no messages"
+
+
+def test_tools_that_no_tracer_recorded_are_said(tmp_path: Path) -> None:
+    attributes = {"openinference.span.kind": "LLM", "input.value": json.dumps({"messages": CHAT[:2]})}
+    attributes["output.value"] = json.dumps({"choices": [{"message": CALLING}]})
+    span = {"name": "chat", "context": {"trace_id": "t", "span_id": "s"}, "attributes": attributes}
+    traces = read_traces(write_lines(tmp_path / "t.jsonl", [span]))
+    assert len(list(traces)) == 1
+    assert traces.unread == {"replies that call tools whose definitions were not recorded: their prompts lack them": 1}
 
 
 def test_two_agents_whose_calls_alternate_are_two_conversations(tmp_path: Path) -> None:
