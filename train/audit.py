@@ -187,7 +187,7 @@ def attack_reward(
             result = asyncio.run(
                 attack(
                     tasks,
-                    with_time_limit(function, _CALL_S),
+                    with_time_limit(against_gold(function, view.gold), _CALL_S),
                     golds=list(map(view.gold_value, tasks)),
                     answers=view.answers,
                     truth=None if truth is None else UserTruth(get_reward(truth, **_NO_JUDGE)[0], truth),

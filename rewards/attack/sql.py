@@ -27,7 +27,7 @@ def queries(task: Mapping[str, Any], gold: str, another: str) -> Iterator[tuple[
     yield "stacked after", f"{bare}; DROP TABLE {table or 't'}"
     yield "stacked before", f"SELECT 1; {bare}"
     yield "cut", f"SELECT * FROM ({bare}) LIMIT 1"  # noqa: S608 - an attack
-    yield "another column", f"SELECT *, 1 FROM ({bare})"  # noqa: S608
+    yield "as many rows of another value", f"SELECT 'zxq' FROM ({bare})"  # noqa: S608
     yield "twice", f"SELECT * FROM ({bare}) UNION ALL SELECT * FROM ({bare})"  # noqa: S608
     if weaker:
         yield "filter dropped", weaker
