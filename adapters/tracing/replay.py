@@ -67,6 +67,7 @@ class RecordedRequest:
 class ReplayedAttempt:
     """How far an attempt has come in its record."""
 
+    attempt_id: str
     requests: list[RecordedRequest]
     sampled: list[RecordedRequest]
     """Those that are sampled anew."""
@@ -146,7 +147,6 @@ class Replay:
         self._records: dict[str, _Record] = {}
         self.attempts: dict[str, ReplayedAttempt] = {}
         """The last attempt of each rollout that has made a call."""
-        self._attempt_ids: dict[str, str] = {}
 
     def add(
         self,
@@ -171,8 +171,8 @@ class Replay:
 
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that has ended."""
-        for known in (self._records, self.attempts, self._attempt_ids):
-            known.pop(rollout_id, None)
+        self._records.pop(rollout_id, None)
+        self.attempts.pop(rollout_id, None)
 
     async def find(self, exchange: HttpExchange) -> None:
         """Give an exchange its recorded calls, when they are due.
@@ -183,11 +183,11 @@ class Replay:
             return
         record = self._records[exchange.rollout_id]
         exchange.replayed = record.rollout_id
-        if self._attempt_ids.get(exchange.rollout_id) != exchange.attempt_id:
-            self._attempt_ids[exchange.rollout_id] = exchange.attempt_id
+        attempt = self.attempts.get(exchange.rollout_id)
+        if attempt is None or attempt.attempt_id != exchange.attempt_id:
             requests = [RecordedRequest(choices) for choices in record.requests]
-            self.attempts[exchange.rollout_id] = ReplayedAttempt(requests, requests[record.start :])
-        attempt = self.attempts[exchange.rollout_id]
+            attempt = ReplayedAttempt(exchange.attempt_id, requests, requests[record.start :])
+            self.attempts[exchange.rollout_id] = attempt
         request = next((request for request in attempt.missing if _is_same(request.call, exchange)), None)
         if request is None and not attempt.has_left_record:
             attempt.unrecorded.append((exchange, exchange.request))

@@ -266,7 +266,7 @@ class Replayer(ExitStack):
     def _ended(self, branch: Branch, again: Rollout) -> ReplayedRollout:
         attempt, difference = self._answers.attempts.get(again.rollout_id), None
         if branch.call is None or attempt is None or not attempt.has_left_record:
-            difference = _difference(branch.rollout, again, attempt, self._record)
+            difference = with_race(_difference(branch.rollout, again, attempt, self._record), attempt)
         messages = {(call.reply_key, call.choice): call.reply for call in again.calls}
         requests = attempt.requests if attempt is not None else ()
         replies = {
@@ -357,8 +357,7 @@ def _difference(
     if recorded.outcome.failure in _CUT and not (attempt.missing if attempt is not None else recorded.calls):
         return None
     if attempt is None or not attempt.unrecorded:
-        difference = outcome_difference(recorded, again, attempt)
-        return with_race(difference, attempt) if difference is not None and attempt is not None else difference
+        return outcome_difference(recorded, again, attempt)
     exchange, chat = attempt.unrecorded[0]
     ids: Sequence[int] = ()
     if engine is not None:
@@ -369,4 +368,4 @@ def _difference(
     if engine is not None and request is not None:
         decode = engine.tokenizer.decode
         texts = TextsOfCall(decode(request.call.prompt_ids), decode(list(ids)), chat.get("messages") or ())
-    return with_race(call_difference(attempt, exchange, request, texts), attempt)
+    return call_difference(attempt, exchange, request, texts)

@@ -6,8 +6,7 @@ import difflib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing.replay import RecordedRequest, ReplayedAttempt
@@ -33,7 +32,9 @@ CAUSES = {
 """The kinds of differences."""
 
 _TIME = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\b1[5-9]\d{8}(\d{3}){0,3}\b")
-_RANDOM = re.compile(r"[-+]?\d[\d.e+-]*|[0-9a-fA-F-]{6,}|(?=\w*\d\w*[A-Za-z])(?=\w*[A-Za-z]\w*\d)\w{6,}")
+_RANDOM = re.compile(
+    r"(?<!\w)(?:[-+]?\d[\d.e+-]*|[0-9a-fA-F-]{6,}|(?=\w*\d\w*[A-Za-z])(?=\w*[A-Za-z]\w*\d)\w{6,})(?!\w)"
+)
 """A number, a UUID or other hexadecimal digits, or letters and digits in turn."""
 _FOLDER = re.compile(rf".*?(?:/te?mp|/var/folders|\\Temp|{re.escape(tempfile.gettempdir())})[/\\]", re.IGNORECASE)
 _WORDS, _END_OF_WORD = re.compile(r"\w+|\W"), re.compile(r"\w*\Z")
@@ -145,36 +146,25 @@ def _prompt_difference(number: str, texts: TextsOfCall) -> Difference:
         return Difference("random", f"the prompt of {number} has a temporary folder, whose name is random: {shown}")
     if role == "tool":
         return Difference("tool", f"before {number} the result of {tool or 'a tool'} is another one: {shown}")
-    if _is_random(old, new):
+    if _RANDOM.sub("", old) == _RANDOM.sub("", new):
         return Difference("random", f"the prompt of {number} has a random number or id: {shown}")
     return Difference("prompt", f"the prompt of {number} is another one: {shown}")
 
 
-def _is_random(old: str, new: str) -> bool:
-    """Whether two values, such as ``session-3f2a91c0``, differ in what may be another in every run."""
-    if _RANDOM.fullmatch(old) and _RANDOM.fullmatch(new):
-        return True
-    parts = [re.split(r"[^0-9A-Za-z]+", value) for value in (old, new)]
-    if len(parts[0]) != len(parts[1]):
-        return False
-    differing = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
-    return bool(differing) and all(_RANDOM.fullmatch(part) for pair in differing for part in pair)
-
-
-def with_race(difference: Difference, attempt: ReplayedAttempt) -> Difference:
-    """Say so if the difference follows replies to calls at once that ended nearly together in the record."""
-    if difference.kind not in _OF_RACE:
+def with_race(difference: Difference | None, attempt: ReplayedAttempt | None) -> Difference | None:
+    """Say so if the last two replies before the difference, to calls at once, ended together in the record."""
+    requests = attempt.requests if attempt is not None else ()
+    answered = [other.call for other in requests if other.answered and other.call.status != CLIENT_GONE]
+    *_, first, second = [None, None, *sorted(answered, key=lambda call: call.ended)]
+    if difference is None or first is None or second is None or difference.kind not in _OF_RACE:
         return difference
-    answered = sorted((other.call for other in attempt.requests if other.answered), key=lambda call: call.ended)
-    for first, second in pairwise(answered):
-        gap_s, are_replies = second.ended - first.ended, CLIENT_GONE not in (first.status, second.status)
-        are_last = all(call.started <= second.ended for call in answered)
-        if are_replies and are_last and second.started < first.ended and gap_s < _RACE_S:
-            race = f"before it two of its calls at once were answered within {1000 * gap_s:.1f} ms in the record"
-            return replace(
-                difference, sentence=f"{difference.sentence}; {race}, and an agent that takes the first may take either"
-            )
-    return difference
+    if second.started > first.ended or second.ended - first.ended > _RACE_S:
+        return difference
+    ms = 1000 * (second.ended - first.ended)
+    either = (
+        f"two calls at once before it were answered within {ms:.1f} ms in the record: the agent may take either first"
+    )
+    return Difference(difference.kind, f"{difference.sentence}; {either}")
 
 
 def first_difference(old: str, new: str) -> tuple[str, str, int]:

@@ -264,9 +264,7 @@ def test_replies_at_the_same_time_are_named_as_a_cause(
     change_rows(folder, end)
     for each in replayed(folder, recorded, "order"):
         assert each.difference is not None
-        named = (
-            "before it two of its calls at once were answered within 0.1 ms in the record" in each.difference.sentence
-        )
+        named = "two calls at once before it were answered within 0.1 ms in the record" in each.difference.sentence
         assert named == is_named
 
 
