@@ -123,7 +123,7 @@ async def _measure(judge: JudgeSettings, asked: Sequence[tuple[str, str, str]]) 
             try:
                 value, _ = await compare({"question": question}, [right, wrong], judge=judge)
             except JudgeAbstainedError as error:
-                errors[re.sub(r"\d+", "0", str(error))[:120]] += 1
+                errors[str(error)[:120]] += 1
                 return "abstained"
             if not value[f"metric/{NAME}.contradicted"]:
                 return {1.0: "right wins", 0.5: "tie", 0.0: "wrong wins"}[value["judge:compare"]]
