@@ -76,9 +76,8 @@ def declared(reward: Any, name: str, default: Any) -> Any:
 
 
 def comparison_of(reward: Any) -> Any:
-    """``async (task, answers, *, failed=0) -> [components]``: what is added to the ``reward`` of each of all answers to
-    a task, to which ``failed`` rollouts have none. None if it judges each answer alone.
-    """
+    """``async (task, answers, *, failed=0) -> [components]``: what is added to ``reward`` for the answers of a group,
+    in which ``failed`` more have none. None if it judges each alone."""
     return declared(reward, "compare", None)
 
 

@@ -90,18 +90,16 @@ class Judge:
         return Verdict(scores=scores, score=settings.weighted(scores), spread=spread)
 
     async def compare(self, *, question: str, answers: Sequence[str]) -> dict[str, tuple[int, float]]:
-        """For each of ``answers``, which differ: how many it beats less those that beat it, summed over the samples,
-        and the share of its comparisons, 0 to 1, in which the two orders contradict each other. Raises as
-        :meth:`verdict`.
+        """For each of ``answers``, which differ: how many it beats less those that beat it, over all samples, and
+        the share of its comparisons in which the two orders contradict each other. Raises as :meth:`verdict`.
         """
         if len(answers) == 1:
             return {answers[0]: (0, 0.0)}
-        work = []
+        work, standings = [], {}
         for sample in range(self._settings.samples):
             order = random.Random(cache_key([sample, question, *answers])).sample(answers, len(answers))
             work += [self._compared(question, places, sample) for places in (order, order[::-1])]
         scores = await self._in_time(all_of(work), f"{self._client.name} gave no verdict")
-        standings = {}
         for answer in answers:
             gaps = [
                 [of_order[answer] - of_order[rival] for of_order in both]

@@ -97,10 +97,7 @@ def messages(
     swapped: bool = False,
     unreadable: str = "",
 ) -> list[dict[str, str]]:
-    """The request's messages: grade an ``answer``, or compare several, by their names.
-
-    ``unreadable`` is the problem of the last reply.
-    """
+    """The request: grade an ``answer``, or compare several, by names. ``unreadable``: the problem of the last reply."""
     system, scores, texts = _SYSTEM, list(CRITERIA), {"reference answer": reference} if reference else {}
     if isinstance(answer, dict):
         system, scores, texts = _COMPARE, list(answer), answer
