@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+import soft_spots
 
 from groundwire.domains import task_list
 from groundwire.rewards import reward_function
 from groundwire.rewards.attack import attack
-from groundwire.rewards.attack.watch import LEARNT, contains, fill
+from groundwire.rewards.attack.watch import LEARNT, PAID, contains, fill
 from groundwire.train.attack.learned import Attacker, learner
 from groundwire.train.rollouts.agent_view import AgentView
 
@@ -38,6 +40,17 @@ def test_an_answer_that_was_paid_is_cut_down_to_what_it_is_paid_for() -> None:
     [way] = attacker.ways
     assert way.uses > 8
     assert all(contains(answer, "from") for answer in way.examples.values())
+
+
+async def test_a_soft_spot_of_a_judge_that_no_fixed_strategy_hits_is_found() -> None:
+    rows = [{**row, "answer": ("red", "blue", "green")[n % 3]} for n, row in enumerate(_ROWS)]
+    function = reward_function(soft_spots.likes_shouting)
+    fixed = await attack(rows, function, golds=[row["answer"] for row in rows], limit=8)
+    assert fixed.holes(0.5) == []
+    loud = partial(soft_spots.likes_shouting, {"answer": "red"})
+    attacker = learned(lambda answers: [loud(answer) for _, answer in answers], 2)
+    assert attacker.ways
+    assert all(loud(answer) >= PAID for way in attacker.ways for answer in way.examples.values())
 
 
 def test_a_policy_that_has_learned_answers_finds_the_kind_that_is_paid() -> None:
