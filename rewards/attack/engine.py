@@ -201,13 +201,17 @@ class Attack:
     async def pilot(self, indices: Sequence[int], on_plan: Callable[[str], None]) -> float:
         """Find out how right answers score on a few tasks; the seconds that a call takes, beside others."""
         wrongs = {index: self.wrong_golds(index)[-1] for index in indices}
+
+        async def again(index: int) -> float | None:
+            return await self.call(index, wrongs[index], ())
+
         started = time.monotonic()
-        before = {indices[0]: await self.call(indices[0], wrongs[indices[0]], ())}
+        before = {indices[0]: await again(indices[0])}
         first = time.monotonic() - started
         on_plan(
             f"a call takes {first:.3g} s; about {_CALLS_OF_PILOT * len(indices)} calls to see how right answers score"
         )
-        before |= {index: await self.call(index, wrongs[index], ()) for index in indices[1:]}
+        before |= dict(zip(indices[1:], await self.map(again, indices[1:]), strict=True))
         started, calls = time.monotonic(), self.calls
         for make_steps in _STEPS:
             self._steps = make_steps
@@ -220,13 +224,11 @@ class Attack:
         self._form = max(values, key=lambda form: fmean(values[form] or [self._range[0]]))
         seconds = (time.monotonic() - started) / max(1, self.calls - calls)
         await self._look_at_changes_that_do_not_matter(indices)
-        differs = [await self.score_right(index) != await self.score_right(index) for index in indices]
-        if any(differs):
-            self.notes.append(
-                f"the reward is random: it scores one answer twice, {sum(differs)} of {len(differs)} differ"
-            )
-        for index in indices:
-            after, earlier = await self.call(index, wrongs[index], ()), before[index]
+        twice = [await self.map(self.score_right, indices) for _ in range(2)]
+        if differs := sum(first != second for first, second in zip(*twice, strict=True)):
+            self.notes.append(f"the reward is random: two scores of one answer differ for {differs} of {len(indices)}")
+        for index, after in zip(indices, await self.map(again, indices), strict=True):
+            earlier = before[index]
             if after is not None and earlier is not None and await self.is_wrong(index, Attempt(wrongs[index])):
                 value = self.floor(index) + max(0.0, after - earlier)
                 self._again.append(_Scored(_AGAIN, Attempt(wrongs[index]), index, (), value))
@@ -235,12 +237,13 @@ class Attack:
     async def _look_at_changes_that_do_not_matter(self, indices: Sequence[int]) -> None:
         """Note which changes of a right answer, that should keep its score, lose most of it."""
         lost, tried = Counter[str](), Counter[str]()
-        for index in indices:
-            gold = self.file.golds[index]
-            for name, text in gold.changed(gold.answers.get(self._form, gold.text)).items():
-                value = await self.call(index, text)
-                tried[name] += 1
-                lost[name] += value is None or value < (self.floor(index) + self.best(index)) / 2
+        golds = {index: self.file.golds[index] for index in indices}
+        rights = {index: gold.answers.get(self._form, gold.text) for index, gold in golds.items()}
+        jobs = [(index, *change) for index in indices for change in golds[index].changed(rights[index]).items()]
+        values = await self.map(lambda job: self.call(job[0], job[2]), jobs)
+        for (index, name, _), value in zip(jobs, values, strict=True):
+            tried[name] += 1
+            lost[name] += value is None or value < (self.floor(index) + self.best(index)) / 2
         if refused := [name for name in lost if lost[name] > tried[name] / 2]:
             self.notes.append(f"strict: a right answer loses its score with {', '.join(refused)}")
 

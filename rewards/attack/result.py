@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
+from pydantic import TypeAdapter
 
 from groundwire.rewards._types import Reward
 from groundwire.tools.files import read_json
@@ -74,15 +75,9 @@ class AttackResult:
     @classmethod
     def from_json(cls, value: Any) -> AttackResult:
         """Raises ``ValueError`` for JSON of another format."""
-        try:
-            if value.pop("version") != 1:
-                raise ValueError("an attack of another version of groundwire")
-            rows = [
-                {**row, "examples": [Example(**example) for example in row["examples"]]} for row in value["strategies"]
-            ]
-            return cls(**{**value, "strategies": [StrategyResult(**row) for row in rows]})
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"no result of an attack: {error}") from error
+        if not isinstance(value, dict) or value.get("version") != 1:
+            raise ValueError("no result of an attack, or one of another version of groundwire")
+        return TypeAdapter(cls).validate_python(value)
 
 
 def code_hash(name: str, reward: Reward, tasks: Iterable[Mapping[str, Any]]) -> str:
