@@ -86,12 +86,12 @@ class ReplayedRollout:
     again: Rollout
     difference: Difference | None
     """None if it went as recorded, up to the call from which on it was sampled."""
-    replies: Mapping[tuple[str, int], Mapping[str, Any]]
+    replies: Mapping[tuple[str, int | None], Mapping[str, Any]]
     """The assistant's messages now, by the ``reply_key`` and choice of the recorded calls."""
 
     def reply(self, call: LLMCall) -> Mapping[str, Any]:
         """The assistant's message that answers a recorded call now; empty if the agent has not made it."""
-        return self.replies.get((call.reply_key, call.choice or 0), {})
+        return self.replies[call.reply_key, call.choice]
 
     @property
     def is_success(self) -> bool | None:
@@ -267,13 +267,10 @@ class Replayer(ExitStack):
         attempt, difference = self._answers.attempts.get(again.rollout_id), None
         if branch.call is None or attempt is None or not attempt.has_left_record:
             difference = with_race(_difference(branch.rollout, again, attempt, self._record), attempt)
-        messages = {(call.reply_key, call.choice): call.reply for call in again.calls}
-        requests = attempt.requests if attempt is not None else ()
-        replies = {
-            (call.reply_key, call.choice or 0): messages.get((request.replay_key, call.choice), {})
-            for request in requests
-            for call in request.calls
-        }
+        now = {(call.reply_key, call.choice): call.reply for call in again.calls}
+        keys = {r.call.reply_key: r.replay_key for r in (attempt.requests if attempt is not None else ())}
+        recorded = branch.rollout.calls
+        replies = {(c.reply_key, c.choice): now.get((keys.get(c.reply_key, ""), c.choice), {}) for c in recorded}
         self._answers.forget(again.rollout_id)
         return ReplayedRollout(recorded=branch.rollout, again=again, difference=difference, replies=replies)
 
