@@ -55,7 +55,7 @@ _TASKS, _GROUP = 8, 8
 _TEMPERATURE, _MAX_TOKENS = 1.2, 48
 _WARM, _EPOCHS = 0.3, 20
 """The policy learns the mechanical answers for this share of the time, and no longer than so many passes."""
-_CUTS, _CUT_IN_STEP = 60, 3
+_CUTS, _CUT_IN_STEP = 150, 3
 """Answers that are scored to cut one down, and answers that a step cuts down, at most."""
 _WAYS = 5
 """Ways that become strategies: those that were used most."""
@@ -219,10 +219,9 @@ class Attacker:
             paid = [rest for rest, pay in zip(shorter, pays, strict=True) if pay >= PAID]
             left = self._random.choice(paid) if paid else left
             size = min(size, len(left)) if paid else size // 2
-        text = "".join(left).strip()
+        template = text = "".join(left).strip()
         if (known := next((way for way in self.ways if self._is(way, index, text)), None)) is not None:
             return known
-        template = text
         for number, word in enumerate(question_words(self._tasks[index]), 1):
             template = re.sub(rf"\b{re.escape(word)}\b", f"{{{number}}}", template)
         self.ways.append(Way(template, {index: text}))
