@@ -27,7 +27,7 @@ def test_the_rollouts_of_an_example_go_as_recorded(folder: str, other_way: bool,
         pytest.skip(f"{PACKAGES[folder]} is not installed")
     [agent] = [agent for agent in AGENTS if agent.folder == folder]
     result = recorded_and_replayed(agent, other_way=other_way, count=4, folder=tmp_path)
-    assert result["rollouts"] == 4
+    assert (result["rollouts"], result["failed"]) == (4, 0)
     assert result["calls"] > 4
     assert (result["diverged"], result["difference"], result["other_bytes"]) == (0, "", 0)
     assert result["streamed"] == (other_way != (folder == "anthropic_client"))
