@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from groundwire.rewards.attack.engine import attack
 from groundwire.rewards.attack.forms import Gold, GoldFile
-from groundwire.rewards.attack.result import AttackResult, Example, StrategyResult, code_hash, load_attack, save_attack
-from groundwire.rewards.attack.strategies import STRATEGIES, Attempt, Context, Strategy
+from groundwire.rewards.attack.result import (
+    AttackExample,
+    AttackResult,
+    StrategyResult,
+    code_hash,
+    load_attack,
+    save_attack,
+)
+from groundwire.rewards.attack.strategies import STRATEGIES, AttackAnswer, Context, Strategy
 from groundwire.rewards.attack.truth import GoldTruth, Truth, UserTruth
 
 __all__ = [
     "STRATEGIES",
+    "AttackAnswer",
+    "AttackExample",
     "AttackResult",
-    "Attempt",
     "Context",
-    "Example",
     "Gold",
     "GoldFile",
     "GoldTruth",

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from groundwire.rewards._columns import names_read
 from groundwire.rewards._types import Reward, RewardError, declared_range
 from groundwire.rewards.attack.forms import GoldFile, plain
-from groundwire.rewards.attack.result import AttackResult, Example, StrategyResult
-from groundwire.rewards.attack.strategies import STRATEGIES, Attempt, Context, Strategy, step
+from groundwire.rewards.attack.result import AttackExample, AttackResult, StrategyResult
+from groundwire.rewards.attack.strategies import STRATEGIES, AttackAnswer, Context, Strategy, step
 from groundwire.rewards.attack.truth import GoldTruth, Truth
 from groundwire.rewards.audit import Score, map_concurrently, score
 from groundwire.tools.sql.answers import SQL
@@ -52,12 +52,12 @@ _STEPS: tuple[Callable[[str], _Steps], ...] = (
     lambda answer: (step(answer, answer), step("", answer, kind="llm")),
 )
 """Steps of an honest agent, from its answer; the first ones with which a right answer scores are used."""
-_Plan = tuple[Strategy, Attempt, int]
+_Plan = tuple[Strategy, AttackAnswer, int]
 
 
 class _Scored(NamedTuple):
     strategy: Strategy
-    attempt: Attempt
+    attempt: AttackAnswer
     task: int
     steps: _Steps
     value: float
@@ -229,9 +229,9 @@ class Attack:
             self.notes.append(f"the reward is random: two scores of one answer differ for {differs} of {len(indices)}")
         for index, after in zip(indices, await self.map(again, indices), strict=True):
             earlier = before[index]
-            if after is not None and earlier is not None and await self.is_wrong(index, Attempt(wrongs[index])):
+            if after is not None and earlier is not None and await self.is_wrong(index, AttackAnswer(wrongs[index])):
                 value = self.floor(index) + max(0.0, after - earlier)
-                self._again.append(_Scored(_AGAIN, Attempt(wrongs[index]), index, (), value))
+                self._again.append(_Scored(_AGAIN, AttackAnswer(wrongs[index]), index, (), value))
         return seconds
 
     async def _look_at_changes_that_do_not_matter(self, indices: Sequence[int]) -> None:
@@ -247,7 +247,7 @@ class Attack:
         if refused := [name for name in lost if lost[name] > tried[name] / 2]:
             self.notes.append(f"strict: a right answer loses its score with {', '.join(refused)}")
 
-    async def is_wrong(self, index: int, attempt: Attempt) -> bool:
+    async def is_wrong(self, index: int, attempt: AttackAnswer) -> bool:
         """Whether the answer is known to be wrong."""
         verdict = await self.truth(self.file.tasks[index], attempt.answer, attempt.steps or ())
         if verdict is None and isinstance(self.truth, GoldTruth):
@@ -272,7 +272,7 @@ class Attack:
         )
         plans: list[_Plan] = []
         for strategy in strategies:
-            for attempt in await asyncio.to_thread(list[Attempt], strategy.answers(context)):
+            for attempt in await asyncio.to_thread(list[AttackAnswer], strategy.answers(context)):
                 if await self.is_wrong(index, attempt):
                     plans.append((strategy, attempt, index))
                 else:
@@ -325,7 +325,7 @@ class Attack:
             raise RewardError("the budget of calls is spent")
 
         async def one(answer: tuple[int, str]) -> float:
-            index, attempt = answer[0], Attempt(answer[1])
+            index, attempt = answer[0], AttackAnswer(answer[1])
             value = await self.call(index, attempt.answer) if await self.is_wrong(index, attempt) else None
             return 0.0 if value is None else self.pay(_Scored(_AGAIN, attempt, index, (), value))
 
@@ -364,9 +364,9 @@ class Attack:
                 results.append(StrategyResult(**told, pay=round(pays[variant], 4), tasks=len(paid), examples=examples))
         return sorted(results, key=lambda result: (-result.pay, result.name != _AGAIN.name))
 
-    def _example(self, row: _Scored) -> Example:
+    def _example(self, row: _Scored) -> AttackExample:
         told: dict[str, Any] = {"task": str(self.file.tasks[row.task]["id"]), "right_score": self.best(row.task)}
-        return Example(**told, answer=row.attempt.answer, steps=list(row.steps), score=row.value)
+        return AttackExample(**told, answer=row.attempt.answer, steps=list(row.steps), score=row.value)
 
     def nothing_to_attack(self, tasks: int) -> str:
         """Why an attack has nothing to say."""

@@ -22,7 +22,7 @@ CACHE = user_cache_path("groundwire", appauthor=False) / "attacks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
+class AttackExample:
     """A wrong answer that can be scored again. ``right_score`` is that of the task's right answer."""
 
     task: str
@@ -43,7 +43,7 @@ class StrategyResult:
     """The sentence that would fix the reward."""
     pay: float
     tasks: int
-    examples: list[Example]
+    examples: list[AttackExample]
 
 
 @dataclass(frozen=True, kw_only=True)

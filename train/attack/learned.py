@@ -28,7 +28,7 @@ from groundwire.adapters.sql_agents.prompts import write
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit
 from groundwire.adapters.tracing import LLMCall
 from groundwire.rewards import RewardError
-from groundwire.rewards.attack import Attempt, Context, Strategy
+from groundwire.rewards.attack import AttackAnswer, Context, Strategy
 from groundwire.rewards.attack.engine import Answers, Learn, Pays
 from groundwire.rewards.attack.watch import LEARNT, PAID, contains, fill, question_words
 from groundwire.tools.secrets import say
@@ -76,10 +76,10 @@ class Way:
         fix = f"do not pay for {self.template!r}: compare the whole answer with the gold, or judge it by a rubric"
         return Strategy(f"{LEARNT}{self.template}", fix, self._answers)
 
-    def _answers(self, context: Context) -> Iterator[Attempt]:
-        yield Attempt(fill(self.template, context.task), "what is paid")
+    def _answers(self, context: Context) -> Iterator[AttackAnswer]:
+        yield AttackAnswer(fill(self.template, context.task), "what is paid")
         if context.index in self.examples:
-            yield Attempt(self.examples[context.index], "as it was found")
+            yield AttackAnswer(self.examples[context.index], "as it was found")
 
 
 def learner(tasks: Sequence[Mapping[str, Any]], view: AgentView, *, model: str, minutes: float, seed: int = 0) -> Learn:

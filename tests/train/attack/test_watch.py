@@ -15,7 +15,15 @@ import pytest
 from rich.console import Console
 
 from groundwire.rewards import reward_function
-from groundwire.rewards.attack import STRATEGIES, AttackResult, Example, StrategyResult, code_hash, result, save_attack
+from groundwire.rewards.attack import (
+    STRATEGIES,
+    AttackExample,
+    AttackResult,
+    StrategyResult,
+    code_hash,
+    result,
+    save_attack,
+)
 from groundwire.rewards.attack.engine import Attack
 from groundwire.rewards.attack.forms import GoldFile
 from groundwire.rewards.attack.truth import GoldTruth
@@ -75,7 +83,7 @@ def of_training(run: RunDir) -> list[Rollout]:
 
 
 def known_to_pay(name: str, variant: str = "", *, answer: str = "", score: float = 1.0) -> StrategyResult:
-    example = Example(task="", answer=answer, steps=[], score=score, right_score=1.0)
+    example = AttackExample(task="", answer=answer, steps=[], score=score, right_score=1.0)
     return StrategyResult(name=name, variant=variant, fix="", pay=1.0, tasks=9, examples=[example])
 
 
