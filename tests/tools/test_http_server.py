@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from chaos.mutations import gzip_bomb
 
+from groundwire.tools.http.listening import listen
 from groundwire.tools.http.server import HttpServer
 
 JSON = {"Content-Type": "application/json"}
@@ -87,3 +88,9 @@ async def test_connections_without_a_request_are_closed(monkeypatch: pytest.Monk
         writer.write(b"body")
         assert (await asyncio.wait_for(reader.read(), 600)).endswith(b"4")
         writer.close()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_no_server_listens_at_another_port_than_the_given_one(port: int) -> None:
+    with pytest.raises(OSError, match="65535"):
+        listen("127.0.0.1", port)

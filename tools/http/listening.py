@@ -16,6 +16,7 @@ from groundwire.tools.machine import has_few_files, shortage
 BACKLOG = 1024
 """Connections that wait: a hundred runners connect at the same moment."""
 
+_LAST_PORT = 65535
 _REFUSED_S = 2.0  # asyncio tries again after one
 
 
@@ -30,10 +31,12 @@ class _Listener(socket.socket):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen for an event loop of asyncio; port 0 takes any free port. Raises ``OSError`` and ``OverflowError``.
+    """Listen for an event loop of asyncio; port 0 takes any free port. Raises ``OSError``.
 
     While files are few, new connections wait, which is said once, and :func:`connections_wait` is true.
     """
+    if not 0 <= port <= _LAST_PORT:  # getaddrinfo() would take the rest of a division
+        raise OSError(errno.EINVAL, f"the last port is {_LAST_PORT}")
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     return _Listener(listener.family, listener.type, listener.proto, listener.detach())

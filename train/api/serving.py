@@ -121,7 +121,7 @@ def serve(
     except BaseException as error:
         loop.stop(server.stop())
         engine.close()
-        if isinstance(error, (OSError, OverflowError)):
+        if isinstance(error, OSError):
             raise CommandError(listen_problem(host, port, error, "give another one, or 0 for any free port")) from error
         raise
     return ServedModel(loop, server, engine, folder)

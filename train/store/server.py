@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Listen at an address, for :func:`serve`; port 0 takes any free port. Raises :class:`StoreAddressError`."""
     try:
         return listen(host, port)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise StoreAddressError(listen_problem(host, port, error, "give another --port or --host")) from error
 
 
