@@ -1,10 +1,12 @@
 """How many planted holes ``groundwire audit --attack`` finds, and its false alarms on sound rewards.
 
-``python -m benchmarks.attack [SEEDS]``, in a clone: the rewards and tasks of tests/rewards/attack.
+``python -m benchmarks.attack``, in a clone: the rewards and tasks of tests/rewards/attack. With ``--minutes`` the
+starter also learns to attack each reward for so long; what it finds is counted apart.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from benchmarks._results import record
 from groundwire.rewards.attack import AttackResult
+from groundwire.rewards.attack.watch import LEARNT
 from groundwire.tools.errors import UserError
 from groundwire.train.audit import FAIL_ABOVE, attack_reward
 
@@ -23,31 +26,37 @@ def main() -> None:
     """A line for each reward and seed; then the counts of each file of rewards."""
     from task_files import MAKERS, write_tasks
 
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    modules = sys.argv[2:] or ("planted", "sound", "planted_others", "sound_others")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack", description=__doc__)
+    parser.add_argument("files", nargs="*", default=["planted", "sound", "planted_others", "sound_others"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=0.0)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(write_tasks(name, Path(folder))) for name in MAKERS}
-        for module in modules:
+        for module in options.files:
             tasks = __import__(module).TASKS
-            for seed in range(seeds):
-                alarms, longest = 0, 0.0
+            for seed in range(options.seeds):
+                alarms, learnt, longest = 0, 0, 0.0
                 for name, form in tasks.items():
                     started = time.monotonic()
                     try:
                         result = attack_reward(
                             files.get(form, form),
                             f"{FOLDER / module}.py:{name}" if name.isidentifier() else name,
+                            minutes=options.minutes,
                             seed=seed,
                         )
                     except UserError as error:
                         print(f"{module}.{name}: {error}")
                         continue
                     longest = max(longest, time.monotonic() - started)
-                    alarms += bool(result.holes(FAIL_ABOVE))
+                    holes = result.holes(FAIL_ABOVE)
+                    alarms += bool(holes)
+                    learnt += any(hole.name.startswith(LEARNT) for hole in holes)
                     print(f"{module}.{name}, seed {seed}: {_told(result)}", flush=True)
-                print(
-                    f"{module}, seed {seed}: {alarms} of {len(tasks)} are said to have a hole; at most {longest:.1f} s"
-                )
+                by_model = f", {learnt} by what the model learnt" if options.minutes else ""
+                print(f"{module}, seed {seed}: {alarms} of {len(tasks)} are said to have a hole{by_model}; ", end="")
+                print(f"at most {longest:.1f} s")
                 record(f"{module}: said to have a hole", alarms, unit=f"of {len(tasks)} rewards")
 
 

@@ -19,7 +19,7 @@ from groundwire.tools.types import AgentStep
 
 _THOUGHT = "First, I think about it step by step.\n1. I read the task.\n2. Therefore I conclude."
 _SENTENCE = "Thank you for this great question; here is a clear, complete, correct and helpful answer. "
-_SHOWN = 40
+_SHOWN, _LEAST_TOLD = 40, 6
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,14 @@ def _what_normalization_drops(c: Context) -> Iterator[AttackAnswer]:
 def _changed_facts(c: Context) -> Iterator[AttackAnswer]:
     gold, words = c.gold.text, c.gold.text.split()
     if c.gold.form == "prose":
-        yield AttackAnswer(" ".join(c.rng.sample(words, len(words))), "its words in another order", wrong=True)
-        names = [word for word in c.wrongs[-1].split() if re.match(r"[A-Z]|\W*\d", word)] or ["Zorblax"]
+        told = set(plain(gold).split()).difference(plain(str(c.task.get("question", ""))).split())
+        if sum(len(word) > 3 for word in told) >= _LEAST_TOLD:  # fewer say the same in any order
+            yield AttackAnswer(" ".join(c.rng.sample(words, len(words))), "its words in another order", wrong=True)
+        names = [word for word in c.wrongs[-1].split()[1:] if re.match(r"[A-Z]|\W*\d", word)] or ["Zorblax"]
+        starts = {0, *(number for number, word in enumerate(words, 1) if word[-1] in ".!?")}  # of sentences: no names
         other = [
             re.sub(r"\d+", lambda digits: f"{int(digits[0]) * 3 + 1}", word) if re.search(r"\d", word)
-            else names[number % len(names)] if number and word[:1].isupper() else word
+            else names[number % len(names)] if number not in starts and word[:1].isupper() else word
             for number, word in enumerate(words)
         ]  # fmt: skip
         yield AttackAnswer(" ".join(other), "other names and numbers", wrong=other != words or None)

@@ -1,8 +1,11 @@
 """The local grader: without a model, an answer is scored by the facts that it shares with the reference.
 
 Facts are numbers, words and pairs of neighbouring Chinese characters, without those of the question and a few function
-words. The score is the F1 of the two multisets, as SQuAD's token F1. It sees neither order nor negation, hedges,
-synonyms or grammar: that needs a judge's model. Its time is linear in the length of the texts.
+words; two that follow each other within an item of a list are a further fact with the weight of three, so that words
+in another order earn little. The score is the F1 of the two multisets, as SQuAD's token F1. It is half of that if one
+text denies and the other does not, or if the answer has a name or number that neither question nor reference has. It
+sees no synonyms, hedges or grammar, and only denials with one of a few words: more needs a judge's model. Its time is
+linear in the length of the texts.
 """
 
 from __future__ import annotations
@@ -27,6 +30,15 @@ _FUNCTION_WORDS = frozenset(
         *("was", "were", "which", "will", "with", "would", "you", "your"),
     ]
 )
+_BREAK = re.compile(r"[.,;:!?()\n、。和及或](?!\d)|\b(?:and|or)\b", re.IGNORECASE)
+"""Between the items of a list, whose order is free."""
+_DENIAL = re.compile(
+    r"\b(?:not|never|cannot|neither|nor|without|false|untrue|wrong|incorrect)\b|n['\u2019]t\b|并非|并不|不是|没有|错误",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"(?<=[\w,;)] )(?:[A-Z][^\W\d_]+|\d+(?:[.,]\d+)*(?![\d.)]))")
+"""A capital or a number within a sentence, which begins no item of a list."""
+_PAIR_WEIGHT = 3
 _ENDING = re.compile(r"(?<=\w{3})(?:ed|es|s|ing|e)$")
 """*treats* and *treated* are one word."""
 _MOST_CHARS = 20_000
@@ -54,14 +66,30 @@ def presence(answer: str, *, reference: str, question: str) -> Presence:
     Raises :class:`rewards.RewardError` if that has none.
     """
     asked = frozenset(_facts(question))
-    wanted = Counter(fact for fact in _facts(reference) if fact not in asked)
+    wanted = _count(reference, asked)
     if not wanted:  # the question has every fact of the reference: they count
-        asked, wanted = frozenset(), Counter(_facts(reference))
+        asked = frozenset()
+        wanted = _count(reference, asked)
     if not wanted:
         raise RewardError(f"the reference answer {reference!r:.200} has no facts to compare an answer with")
-    answered = Counter(fact for fact in _facts(answer) if fact not in asked)
-    shared = (wanted & answered).total()
+    answered = _count(answer, asked)
+    shared = float((wanted & answered).total())
+    denied = [_DENIAL.search(text[:_MOST_CHARS]) is not None for text in (answer, reference)]
+    known = frozenset(_facts(f"{question} {reference}"))
+    others = [name for name in _NAME.findall(answer[:_MOST_CHARS]) if not known.issuperset(_facts(name))]
+    if others or (denied[0] != denied[1] and not _DENIAL.search(question)):
+        shared /= 2
     return Presence(shared / max(1, answered.total()), shared / wanted.total())
+
+
+def _count(text: str, asked: frozenset[str]) -> Counter[Any]:
+    """The facts and pairs of facts in ``text``, without those ``asked``, with their weights."""
+    counts = Counter[Any]()
+    for item in _BREAK.split(unicodedata.normalize("NFKC", text[:_MOST_CHARS])):
+        facts = [fact for fact in _facts(item) if fact not in asked]
+        counts.update(facts)
+        counts.update(pair for pair in itertools.pairwise(facts) for _ in range(_PAIR_WEIGHT))
+    return counts
 
 
 def _facts(text: str) -> Iterator[str]:

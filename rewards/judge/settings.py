@@ -115,7 +115,7 @@ class JudgeSettings(Settings):
         if self.model is None:
             judge = (
                 "answers are graded by the local grader, which calls no model: by the rows that the queries read, and "
-                "by the presence of the reference's facts. Order, negation and wording need a judge: --judge-model"
+                "by the presence of the reference's facts. Hedges and other words need a judge: --judge-model"
             )
         return judge + (f"; {self.teacher} writes missing reference answers" if self.teacher else "")
 

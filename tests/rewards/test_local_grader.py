@@ -34,7 +34,7 @@ def test_the_reference_scores_1_and_an_answer_without_its_facts_0(pair: tuple[st
 
 def test_a_better_answer_scores_more() -> None:
     answers = [
-        "Milifen can cause blue fingertips, a dry mouth, and night sweats.",
+        EFFECTS[1],
         "Indeed, Milifen can cause dry mouth, night sweats and blue fingertips.",
         "Milifen can cause dry mouth and night sweats.",
         "Milifen can cause dry mouth, fever, rash, cough and trembling.",
@@ -50,9 +50,24 @@ def test_repetitions_and_lists_of_all_names_earn_little() -> None:
     assert f1(" ".join(f"name{i}" for i in range(1000)) + EFFECTS[1]) < 0.1
 
 
-def test_order_negation_and_hedges_are_not_seen() -> None:
-    assert f1("Fingertips blue, sweats mouth dry night.") > 0.9
-    assert f1("It is false that " + EFFECTS[1]) > 0.8
+@pytest.mark.parametrize(
+    ("wrong", "pair"),
+    [
+        ("Fingertips blue, sweats mouth dry night.", EFFECTS),
+        ("It is false that " + EFFECTS[1], EFFECTS),
+        ("Milifen can't cause dry mouth, night sweats and blue fingertips.", EFFECTS),
+        ("并非" + CHINESE[1], CHINESE),
+        ("For Zorblax: the drug Kahudrax cures dry mouth, night sweats and blue fingertips.", EFFECTS),
+        ("The side effects of Kahudrax are dry mouth, night sweats and blue fingertips.", EFFECTS),
+    ],
+)
+def test_words_in_another_order_denials_and_other_names_earn_at_most_half(wrong: str, pair: tuple[str, str]) -> None:
+    assert f1(wrong, pair) <= 0.5
+
+
+def test_the_order_of_items_is_free_and_hedges_are_not_seen() -> None:
+    assert f1("Milifen can cause blue fingertips, a dry mouth, and night sweats.") > 0.8
+    assert f1("Perhaps " + EFFECTS[1]) > 0.8
 
 
 def test_facts_do_not_depend_on_spelling_variants() -> None:
@@ -62,7 +77,7 @@ def test_facts_do_not_depend_on_spelling_variants() -> None:
 
 def test_a_reference_whose_facts_are_all_in_the_question_counts_them() -> None:
     case = {"question": "Is Noravil safe for children?", "reference": "Noravil is safe for children."}
-    assert presence("It is safe for children, Noravil.", **case).f1 == 1.0
+    assert presence("It is safe for children, Noravil.", **case).f1 > 0.7
     with pytest.raises(RewardError, match=r"the reference answer '\.\.\.' has no facts"):
         presence("x", question="?", reference="...")
 
