@@ -60,6 +60,7 @@ SHORTER = {
     "sft": ["epochs=0.001", "val_tasks=2", "tokens_per_step=500"],
     "evaluate": ["--val-tasks", "2"],
     "audit": ["--limit", "5"],
+    "audit --attack": ["--limit", "5", "--minutes", "0"],
     "serve": ["--port", "0"],
     "store": ["--port", "0"],
     "report --watch": ["--port", "0"],
@@ -69,6 +70,8 @@ SHORTER = {
     "domains": ["--help"],
 }
 """What is added to a command, by its kind. A program has read its other arguments before it shows its help."""
+VERDICTS = {"learn": (0, 3, 4), "audit --attack": (0, 1)}
+"""Exit codes that say what was found."""
 SERVERS = ("serve", "store", "runner", "report --watch", "mcp-sql --transport")
 """They go on until the reader stops them: at the end of the page."""
 AT_ONCE = ("dev.medical_data", "benchmarks.variants")
@@ -154,7 +157,7 @@ def _kind(words: Sequence[str]) -> str:
     module = module.removeprefix("train.")
     if "--dev" in arguments:
         return "look"
-    for option in ("--watch", "--transport", "--compare"):
+    for option in ("--watch", "--transport", "--compare", "--attack"):
         if option in arguments and module != "train":
             return f"{module} {option}"
     of_runs = module == "evaluate" and arguments[:1] and arguments[0][0] != "-"
@@ -181,7 +184,7 @@ def _problem(reader: Reader, command: Command, kind: str, words: Sequence[str]) 
     done = program.wait(600)
     said = re.findall(r"^(?:error|failure|verdict).*", done.stdout + done.stderr, re.MULTILINE)
     expected = [*MISSING, *(["^verdict:"] if kind == "look" else [])]
-    if done.returncode in ((0, 3, 4) if kind == "learn" else (0,)) or (
+    if done.returncode in VERDICTS.get(kind, (0,)) or (
         said and all(any(re.search(each, line) for each in expected) for line in said)
     ):
         return []

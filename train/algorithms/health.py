@@ -234,7 +234,7 @@ def _attacks_win(lines: Sequence[Line]) -> str:
         return ""
     return (
         f"{count} rollouts of step {lines[-1]['step']} won by wrong answers, with a known attack on the reward, which "
-        "reward_components names. Change the reward as groundwire audit --attack says, or set zero_known_attacks=true"
+        "reward_components names. Change the reward as groundwire audit --attack says, or set zero_attacks=true"
     )
 
 

@@ -166,14 +166,12 @@ def _watch(job: Job, run: RunDir) -> str:
     golds = list(map(job.view.gold_value, tasks))
     with spinner("rendering the known attacks on the reward"):
         known = asyncio.run(
-            KnownAttacks.of(
-                result, tasks, job.reward, golds=golds, answers=job.view.answers, zero=config.zero_known_attacks
-            )
+            KnownAttacks.of(result, tasks, job.reward, golds=golds, answers=job.view.answers, zero=config.zero_attacks)
         )
     if known is None:
         return ""
     run.write_json(FILE, asdict(known))
-    then = "score the least reward" if known.zero else "are counted; zero_known_attacks=true takes their reward"
+    then = "score the least reward" if known.zero else "are counted; zero_attacks=true takes their reward"
     return f"reward: pays known attacks ({'; '.join(known.names[:3])}); rollouts that win with one {then}"
 
 

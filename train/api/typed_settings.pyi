@@ -72,7 +72,7 @@ class Settings(TypedDict, total=False):
     runner_python: str | Path | None
     max_tokens: int | None
     max_model_len: int | None
-    zero_known_attacks: bool | None
+    zero_attacks: bool | None
     retries: int | None
     external_store_address: str | None
     token_file: str | Path | None

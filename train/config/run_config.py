@@ -162,8 +162,7 @@ class AgentSettings(Settings):
     reward_timeout_s: float = _rollouts(120.0, "Seconds for the reward of a rollout, which fails after them", gt=0)
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
-        "Other scores of failed rollouts: zero (the run's least reward), a number, or drop (none), e.g. "
-        "agent=drop,timeout=zero",
+        "Other scores of failed rollouts: zero (the run's least reward), a number, or drop (none)",
         metavar="TYPE=drop",
     )
 
@@ -314,7 +313,7 @@ class RunConfig(AgentSettings):
     )
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
     max_model_len: int = _rollouts(2048, "Tokens of prompt and reply together", ge=1)
-    zero_known_attacks: bool = _rollouts(
+    zero_attacks: bool = _rollouts(
         False, "Give answers that win with a known attack (groundwire audit --attack) the least reward"
     )
     retries: int = _rollouts(1, "Further attempts after a failure without fault of the policy", ge=0)

@@ -123,7 +123,7 @@ def test_wins_with_a_known_attack_are_counted_and_zeroed_if_asked_and_right_answ
     assert line["known_attacks"] == wrong
     assert f"won with a known attack: {wrong}" in printed
     assert json.loads((run.path / "summary.json").read_text())["known_attacks"] == wrong
-    zeroed, _ = trained(tasks, tmp_path, zero_known_attacks=True)
+    zeroed, _ = trained(tasks, tmp_path, zero_attacks=True)
     rewards = {
         row.task["answer"] == "neutral": row.outcome.reward
         for b in zeroed.rollout_batches(None, [])

@@ -125,7 +125,7 @@ def test_help_fits_two_screens_and_says_what_more_there_is(command: Sequence[str
         assert "--help-all also lists" in shown
         assert "--sampling-budget" not in shown
         assert "--sampling-budget" in everything
-        assert "36; fast 44; hf 200" in shown  # the presets' own defaults
+        assert "36; fast 44; tuned 44; hf 200" in shown  # the presets' own defaults
 
 
 def test_the_commands_are_the_modules_that_python_runs() -> None:
