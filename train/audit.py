@@ -45,6 +45,8 @@ MINUTES = 2.0
 """Of the learnt attacker."""
 _ATTACKED, _PAID_CALLS, _CALL_S = 60, 300, 60.0
 """Tasks; calls of a judge's model; seconds of one call."""
+_OF_ATTACKS = {"fail_above", "truth", "max_calls", "report", "minutes", "model", "seed"}
+_OF_PROBES = {"allow", "suspects_file", "rollouts"}
 _NO_JUDGE: dict[str, Any] = {"judge_model": None, "judge_base_url": None, "judge": None}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -52,6 +54,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
+    context: typer.Context,
     domain: Annotated[str, typer.Option("--domain", "--tasks", help="Domain, or a file of your tasks")] = "spider",
     reward: Annotated[
         str | None, typer.Option(help="A name, or a sum such as 0.9*a+0.1*b; default: the domain's")
@@ -116,6 +119,10 @@ def main(
         read_env_file()
         if rollouts is not None and suspects_file is None:
             raise CommandError("--rollouts needs --suspects: the file to write")
+        for option in context.command.params:
+            source = context.get_parameter_source(str(option.name))
+            if source and source.name == "COMMANDLINE" and option.name in (_OF_PROBES if attacks else _OF_ATTACKS):
+                raise CommandError(f"{option.opts[0]} is {'not for' if attacks else 'for'} --attack")
         judges = {"judge_model": judge_model, "judge_base_url": judge_base_url, "judge": judge}
         if attacks:
             result = attack_reward(

@@ -182,6 +182,8 @@ def test_the_exit_code_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
         (("--domain", "nope"), "unknown domain 'nope'"),
         (("--data-dir", "no/such/folder"), "does not exist"),
         (("--domain", "medical", "--limit", "1", "--suspects", "s.json"), "is for domains whose golds are SQL queries"),
+        (("--fail-above", "0.2"), "--fail-above is for --attack"),
+        (("--attack", "--allow", "0.2"), "--allow is not for --attack"),
         (("--limit", "1", "--json", "no/such/folder/file.json"), "--json no/such/folder/file.json cannot be written"),
     ],
 )
