@@ -40,7 +40,7 @@ def main() -> None:
                 for name, form in tasks.items():
                     started = time.monotonic()
                     try:
-                        result = attack_reward(
+                        result, _ = attack_reward(
                             files.get(form, form),
                             f"{FOLDER / module}.py:{name}" if name.isidentifier() else name,
                             minutes=options.minutes,

@@ -30,7 +30,15 @@ from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import, read_env_file
 from groundwire.tools.terminal import Version, progress, spinner
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
+from groundwire.train.cli.options import (
+    JsonFile,
+    JudgeBaseUrl,
+    JudgeModel,
+    JudgePairs,
+    get_reward,
+    write_file,
+    write_json,
+)
 from groundwire.train.evaluation.run_reader import read_answers
 from groundwire.train.rollouts.agent_view import AgentView
 
@@ -125,7 +133,7 @@ def main(
                 raise CommandError(f"{option.opts[0]} is {'not for' if attacks else 'for'} --attack")
         judges = {"judge_model": judge_model, "judge_base_url": judge_base_url, "judge": judge}
         if attacks:
-            result = attack_reward(
+            result, tasks = attack_reward(
                 domain,
                 reward,
                 data_dir=data_dir,
@@ -137,15 +145,14 @@ def main(
                 seed=seed,
                 **judges,
             )
+            attacked = attack_lines(result, fail_above)
+            say("\n".join(attacked))  # first: a file that cannot be written loses nothing
             if json_file is not None:
                 write_json(json_file, result.to_json())
-            attacked = attack_lines(result, fail_above)
             if report is not None:
                 from groundwire.train.report.attack import attack_page
 
-                _, tasks, *_ = _load(domain, reward, data_dir, judges)
-                report.write_text(attack_page(result, tasks, attacked, fail_above), encoding="utf-8", errors="replace")
-            say("\n".join(attacked))
+                write_file(report, attack_page(result, tasks, attacked, fail_above), option="--report")
             raise typer.Exit(1 if result.holes(fail_above) else 0)
         examined = examine(domain, reward, data_dir=data_dir, limit=limit, allow=allow, **judges)
         if json_file is not None:
@@ -168,10 +175,11 @@ def attack_reward(
     model: str = "starter",
     seed: int = 0,
     **judges: Any,
-) -> AttackResult:
+) -> tuple[AttackResult, list[Any]]:
     """Attack ``reward`` on the tasks of ``domain`` (:func:`groundwire.rewards.attack.attack`), and keep the result.
 
-    ``model`` learns to attack it for so many minutes. ``judges`` are the options of :func:`.get_reward`.
+    Returns it with the tasks. ``model`` learns to attack it for so many minutes. ``judges`` are the options of
+    :func:`.get_reward`.
     """
     chosen, tasks, name, function, notes, data = _load(domain, reward, data_dir, judges)
     view = AgentView.of(chosen, function)
@@ -213,7 +221,7 @@ def attack_reward(
         save_attack(result, code_hash(name, function, tasks))
     except OSError as error:
         say(f"warning: the attack is not kept for training: {error}", err=True)
-    return result
+    return result, tasks
 
 
 def attack_lines(result: AttackResult, fail_above: float) -> list[str]:

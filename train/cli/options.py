@@ -66,10 +66,15 @@ def get_reward(
 
 def write_json(file: Path, value: Any) -> None:
     """Write ``value`` for ``--json``."""
+    write_file(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n", option="--json")
+
+
+def write_file(file: Path, text: str, *, option: str) -> None:
+    """Write what an option asks for. Raises :class:`CommandError`."""
     try:
-        file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise CommandError(f"--json {file} cannot be written: {error.strerror}") from error
+        raise CommandError(f"{option} {file} cannot be written: {error.strerror}") from error
 
 
 AgentOptions = Annotated[

@@ -233,3 +233,15 @@ def test_a_truth_of_the_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_cannot_run_is_one_sentence(options: tuple[str, ...], expected: str) -> None:
     code, _, error = command(*options, "--limit", 1)
     assert (code, expected in error) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--report", "--json"])
+def test_a_file_that_cannot_be_written_loses_no_attack(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groundwire.rewards.attack.result.CACHE", tmp_path / "cache")
+    tasks = write_tasks("symbols", tmp_path)
+    reward = f"{HERE / 'planted.py'}:case_folded"
+    code, printed, error = command("--tasks", tasks, "--limit", 3, "--reward", reward, option, "no/such/file")
+    assert (code, f"{option} no/such/file cannot be written" in error) == (2, True)
+    assert "fit to train on" in printed

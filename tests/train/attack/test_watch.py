@@ -112,7 +112,7 @@ def test_a_reward_that_was_never_attacked_is_named_with_the_command(tasks: Path,
 def test_wins_with_a_known_attack_are_counted_and_zeroed_if_asked_and_right_answers_stay(
     tasks: Path, tmp_path: Path
 ) -> None:
-    attacked = attack_reward(str(tasks), f"{Path(__file__)}:pays_the_form", limit=12)
+    attacked, _ = attack_reward(str(tasks), f"{Path(__file__)}:pays_the_form", limit=12)
     assert attacked.holes(0.5)
     run, printed = trained(tasks, tmp_path)
     assert "reward: pays known attacks" in printed
