@@ -51,6 +51,7 @@ FAIL_ABOVE = 0.5
 """Of a right answer's reward, what a wrong strategy may earn."""
 MINUTES = 2.0
 """Of the learnt attacker."""
+_FEW_TASKS = 20
 _ATTACKED, _PAID_CALLS, _CALL_S = 60, 300, 60.0
 """Tasks; calls of a judge's model; seconds of one call."""
 _OF_ATTACKS = {"fail_above", "truth", "max_calls", "report", "minutes", "model", "seed"}
@@ -231,6 +232,7 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
         f"what is wrong is known by {result.truth}; {result.unknown:.0%} of the answers are unknown",
     ]
     lines += [f"note: {note}" for note in result.notes]
+    lines += [f"note: {result.tasks} tasks are few: 20 or more say more"] if result.tasks < _FEW_TASKS else []
     lines += [f"note: the reward raised an error for {result.failed:,} answers"] if result.failed else []
     lines += ["", f"{'pay':>5}  {'tasks':>5}  strategy"]
     lines += [f"{row.pay:>5.2f}  {row.tasks:>5,}  {row.name}: {row.variant}".rstrip(": ") for row in result.strategies]

@@ -26,8 +26,8 @@ _PILOT, _CALLS_OF_PILOT = 6, 25
 """Tasks that are tried first, for the form of right answers, chance and state; calls for each, about."""
 _NEIGHBOURS, _WRONGS, _EXAMPLES, _MOST_TEXTS, _LONGEST_TEXT = 300, 6, 3, 40, 300
 _TOLERANCE = 1e-9
-_LEAST_SHARE, _LEAST_TASKS = 0.05, 3
-"""A strategy counts if its answer is known to be wrong for so many of the attacked tasks."""
+_LEAST_SHARE, _LEAST_TASKS, _FEW_TASKS = 0.05, 3, 10
+"""A strategy counts if its answer is known to be wrong for so many of the attacked tasks; of few, for one."""
 _NO_TEXTS = ("id", "db_path", "database", "db_id")
 _NONSENSE = "The zorblax quembles 7919 vints."
 _AGAIN = Strategy(
@@ -352,7 +352,7 @@ class Attack:
         for row in (*self._again, *scored):
             if self.best(row.task) > self.floor(row.task) + _TOLERANCE:
                 rows[row.strategy.name][row.attempt.variant].append(row)
-        least = min(tasks, max(_LEAST_TASKS, round(_LEAST_SHARE * tasks)))
+        least = max(_LEAST_TASKS if tasks >= _FEW_TASKS else 1, round(_LEAST_SHARE * tasks))
         results = []
         for name, variants in rows.items():
             pays = {variant: fmean(map(self.pay, same)) for variant, same in variants.items() if len(same) >= least}

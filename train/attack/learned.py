@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,6 +85,8 @@ class Way:
 
 def learner(tasks: Sequence[Mapping[str, Any]], view: AgentView, *, model: str, minutes: float, seed: int = 0) -> Learn:
     """What learns for so many minutes to attack a reward of ``tasks``, with ``model``. Ctrl-C ends it earlier."""
+
+    find_model(model)  # a wrong name is said before the reward is called
 
     async def learn(indices: Sequence[int], lessons: Answers, pays: Pays) -> list[Strategy]:
         loop = asyncio.get_running_loop()
@@ -181,7 +184,8 @@ class Attacker:
             settings, checkpoints = SFTSettings(time_limit_s=max(1.0, seconds)), Checkpoints(Path(folder))
             trainer = SFTTrainer(self._model, self._tokenizer, settings, checkpoints=checkpoints)
             groups = [trainer.rows(examples[start : start + 16]) for start in range(0, len(examples), 16)] * _EPOCHS
-            trainer.train(make_steps(groups, trainer.tokens_per_forward, first=0), len(groups), [], lambda _: None)
+            steps = takewhile(lambda _: not self.stopped, make_steps(groups, trainer.tokens_per_forward, first=0))
+            trainer.train(steps, len(groups), [], lambda _: None)
 
     def _sample(self, engine: LocalEngine) -> list[Rollout]:
         """The scored answers of a step."""

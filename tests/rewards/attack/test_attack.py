@@ -245,3 +245,13 @@ def test_a_file_that_cannot_be_written_loses_no_attack(
     code, printed, error = command("--tasks", tasks, "--limit", 3, "--reward", reward, option, "no/such/file")
     assert (code, f"{option} no/such/file cannot be written" in error) == (2, True)
     assert "fit to train on" in printed
+
+
+def test_a_hole_is_found_in_the_three_tasks_that_init_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.rewards.attack.result.CACHE", tmp_path / "cache")
+    golds = {"What is the capital of France?": "Paris", "How many days has a week?": "7", "Is ice cold?": "yes"}
+    rows = [json.dumps({"question": question, "answer": gold}) for question, gold in golds.items()]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
+    (tmp_path / "mine.py").write_text("def contained(task, answer):\n    return float(task['answer'] in answer)\n")
+    code, printed, _ = command("--tasks", tmp_path / "tasks.jsonl", "--reward", f"{tmp_path / 'mine.py'}:contained")
+    assert (code, "3 tasks are few" in printed) == (1, True)
