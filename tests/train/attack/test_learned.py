@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import soft_spots
+import torch
 
 from groundwire.domains import task_list
 from groundwire.rewards import reward_function
 from groundwire.rewards.attack import attack
 from groundwire.rewards.attack.watch import LEARNT, PAID, contains, fill
+from groundwire.tools.errors import UserError
 from groundwire.train.attack.learned import Attacker, learner
 from groundwire.train.rollouts.agent_view import AgentView
 
@@ -61,6 +63,22 @@ def test_a_policy_that_has_learned_answers_finds_the_kind_that_is_paid() -> None
     attacker = Attacker(_ROWS, _PROMPTS, score, model="starter", seed=1)
     attacker.learn(lessons, 200.0, lambda: setattr(attacker, "stopped", bool(attacker.ways)))
     assert [way.template.strip() for way in attacker.ways[:1]] == ["blue"]
+
+
+def test_ctrl_c_ends_it_before_it_has_learned_the_lessons() -> None:
+    attacker = Attacker(_ROWS, _PROMPTS, paid_for_a_query, model="starter", seed=0)
+    before = [parameter.clone() for parameter in attacker._model.parameters()]
+    attacker.stopped = True
+    attacker.learn([(0, "the colour blue")], 3600.0, lambda: None)
+    assert all(map(torch.equal, before, attacker._model.parameters()))
+    assert attacker.steps == 0
+
+
+def test_a_model_that_does_not_exist_is_said_before_the_reward_is_called() -> None:
+    domain = task_list(_ROWS)
+    view = AgentView.of(domain, reward_function(soft_spots.likes_shouting))
+    with pytest.raises(UserError, match="no/such/model"):
+        learner(_ROWS, view, model="no/such/model/at/all", minutes=1.0)
 
 
 def test_a_template_names_words_of_the_question_by_their_places() -> None:
