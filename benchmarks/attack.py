@@ -1,7 +1,7 @@
 """How many planted holes ``groundwire audit --attack`` finds, and its false alarms on sound rewards.
 
 ``python -m benchmarks.attack``, in a clone: the rewards and tasks of tests/rewards/attack. With ``--minutes`` the
-starter also learns to attack each reward for so long; what it finds is counted apart.
+starter, or ``--model``, also learns to attack each reward for so long; what it finds is counted apart.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=["planted", "sound", "planted_others", "sound_others"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--model", default="starter")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(write_tasks(name, Path(folder))) for name in MAKERS}
@@ -44,6 +46,8 @@ def main() -> None:
                             files.get(form, form),
                             f"{FOLDER / module}.py:{name}" if name.isidentifier() else name,
                             minutes=options.minutes,
+                            model=options.model,
+                            device=options.device,
                             seed=seed,
                         )
                     except UserError as error:

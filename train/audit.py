@@ -54,7 +54,7 @@ MINUTES = 2.0
 _FEW_TASKS = 20
 _ATTACKED, _PAID_CALLS, _CALL_S = 60, 300, 60.0
 """Tasks; calls of a judge's model; seconds of one call."""
-_OF_ATTACKS = {"fail_above", "truth", "max_calls", "report", "minutes", "model", "seed"}
+_OF_ATTACKS = {"fail_above", "truth", "max_calls", "report", "minutes", "model", "device", "seed"}
 _OF_PROBES = {"allow", "suspects_file", "rollouts"}
 _NO_JUDGE: dict[str, Any] = {"judge_model": None, "judge_base_url": None, "judge": None}
 
@@ -106,6 +106,7 @@ def main(
         float, typer.Option(min=0, help="With --attack: of a model that learns to be paid; 0: no model", max=60)
     ] = MINUTES,
     model: Annotated[str, typer.Option(help="With --attack: the model that learns, a name or a folder")] = "starter",
+    device: Annotated[str, typer.Option(help="With --attack: where it learns, as cuda")] = "cpu",
     seed: Annotated[int, typer.Option(help="With --attack: of the choice of tasks and answers")] = 0,
     json_file: JsonFile = None,
     version: Version = False,
@@ -143,6 +144,7 @@ def main(
                 max_calls=max_calls,
                 minutes=minutes,
                 model=model,
+                device=device,
                 seed=seed,
                 **judges,
             )
@@ -174,13 +176,14 @@ def attack_reward(
     max_calls: int | None = None,
     minutes: float = 0.0,
     model: str = "starter",
+    device: str = "cpu",
     seed: int = 0,
     **judges: Any,
 ) -> tuple[AttackResult, list[Any]]:
     """Attack ``reward`` on the tasks of ``domain`` (:func:`groundwire.rewards.attack.attack`), and keep the result.
 
-    Returns it with the tasks. ``model`` learns to attack it for so many minutes. ``judges`` are the options of
-    :func:`.get_reward`.
+    Returns it with the tasks. ``model`` learns on ``device`` to attack it for so many minutes. ``judges`` are the
+    options of :func:`.get_reward`.
     """
     chosen, tasks, name, function, notes, data = _load(domain, reward, data_dir, judges)
     view = AgentView.of(chosen, function)
@@ -197,7 +200,7 @@ def attack_reward(
         say(f"note: {model} then learns to attack it for {minutes:g} min; Ctrl-C keeps what it found", err=True)
         with spinner("starting"), fast_import():
             from groundwire.train.attack.learned import learner
-        learn = learner(tasks, view, model=model, minutes=minutes, seed=seed)
+        learn = learner(tasks, view, model=model, device=device, minutes=minutes, seed=seed)
     try:
         with in_training():
             result = asyncio.run(

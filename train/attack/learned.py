@@ -43,7 +43,7 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.grpo import GRPO, GRPOConfig
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import all_threads, count_parameters, fitting_length, load_policy
+from groundwire.train.policy.model import all_threads, check_device, count_parameters, fitting_length, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.agent_view import AgentView
@@ -83,10 +83,13 @@ class Way:
             yield AttackAnswer(self.examples[context.index], "as it was found")
 
 
-def learner(tasks: Sequence[Mapping[str, Any]], view: AgentView, *, model: str, minutes: float, seed: int = 0) -> Learn:
+def learner(
+    tasks: Sequence[Mapping[str, Any]], view: AgentView, *, model: str, device: str, minutes: float, seed: int = 0
+) -> Learn:
     """What learns for so many minutes to attack a reward of ``tasks``, with ``model``. Ctrl-C ends it earlier."""
 
     find_model(model)  # a wrong name is said before the reward is called
+    check_device(device)
 
     async def learn(indices: Sequence[int], lessons: Answers, pays: Pays) -> list[Strategy]:
         loop = asyncio.get_running_loop()
@@ -95,7 +98,7 @@ def learner(tasks: Sequence[Mapping[str, Any]], view: AgentView, *, model: str, 
             return asyncio.run_coroutine_threadsafe(pays(answers), loop).result()
 
         prompts = {index: _prompt(view, tasks[index]) for index in indices}
-        attacker = Attacker(tasks, prompts, score, model=model, seed=seed)
+        attacker = Attacker(tasks, prompts, score, model=model, device=device, seed=seed)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # on Windows; in another thread
             loop.add_signal_handler(signal.SIGINT, partial(setattr, attacker, "stopped", True))
         try:
@@ -135,12 +138,14 @@ class Attacker:
         score: Callable[[Answers], list[float]],
         *,
         model: str,
+        device: str = "cpu",
         seed: int,
     ) -> None:
         self._tasks, self._turns, self._score, self._seed = tasks, prompts, score, seed
         self._random = random.Random(seed)
         torch.manual_seed(seed)
-        self._model, self._tokenizer = load_policy(find_model(model))
+        policy, self._tokenizer = load_policy(find_model(model))
+        self._model = policy.to(device)
         blank = {"role": "assistant", "content": "."}
         examples = encode(self._tokenizer, [Turn(messages, blank) for messages in prompts.values()])
         ids = {index: example.prompt_ids for index, example in zip(prompts, examples, strict=True)}

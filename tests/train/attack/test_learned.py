@@ -74,11 +74,13 @@ def test_ctrl_c_ends_it_before_it_has_learned_the_lessons() -> None:
     assert attacker.steps == 0
 
 
-def test_a_model_that_does_not_exist_is_said_before_the_reward_is_called() -> None:
+def test_a_model_or_device_that_does_not_exist_is_said_before_the_reward_is_called() -> None:
     domain = task_list(_ROWS)
     view = AgentView.of(domain, reward_function(soft_spots.likes_shouting))
     with pytest.raises(UserError, match="no/such/model"):
-        learner(_ROWS, view, model="no/such/model/at/all", minutes=1.0)
+        learner(_ROWS, view, model="no/such/model/at/all", device="cpu", minutes=1.0)
+    with pytest.raises(UserError, match="device is 'moon'"):
+        learner(_ROWS, view, model="starter", device="moon", minutes=1.0)
 
 
 def test_a_template_names_words_of_the_question_by_their_places() -> None:
@@ -99,7 +101,7 @@ async def test_learnt_strategies_have_answers_that_score_again_and_keep_the_budg
     function = reward_function(lambda task, answer: max(float(answer == task["answer"]), 0.8 * ("FROM" in answer)))
     tasks, view = _view(function)
     golds = list(map(view.gold_value, tasks))
-    learn = learner(tasks, view, model="starter", minutes=30)
+    learn = learner(tasks, view, model="starter", device="cpu", minutes=30)
     result = await attack(tasks, function, golds=golds, limit=6, strategies=(), learn=learn, max_calls=700)
     assert result.calls <= 700
     assert "the budget of calls is spent" in capsys.readouterr().err
