@@ -19,6 +19,8 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=10, help="of a step of GRPO; default: %(default)s")
     parser.add_argument("--questions", type=int, default=0, help="of an evaluation, to try it; default: all")
     parser.add_argument("--seconds", type=float, help="seconds of sampling and updates of a run, not --tokens")
+    parser.add_argument("--at-once", type=int, default=1, help="programs that run at once; default: %(default)s")
     seeds = "seeds of the table; default: %(default)s"
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default="1,2,3", help=seeds)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
@@ -81,20 +84,28 @@ class _Arms:
 
     def write_table(self) -> None:
         """Of each arm: what a group with a gradient costs, and the accuracy on the second half."""
-        seeds = self.options.seeds
-        runs = {"GRPO": [self._train(seed, {}) for seed in seeds]}
-        for name, values in _CANDIDATES.items():
-            tasks = self.options.tasks
-            candidates = [{name: value, "tasks_per_step": round(share * tasks)} for value, share in values]
-            best = self._best(candidates, lambda changed: self._model_of(self._train(0, changed)))
-            arm = f"{name} {best[name]}, {best['tasks_per_step']} tasks"
-            runs[arm] = [self._train(seed, best) for seed in seeds]
+        seeds, tasks = self.options.seeds, self.options.tasks
+        candidates = {
+            name: [{name: value, "tasks_per_step": round(share * tasks)} for value, share in values]
+            for name, values in _CANDIDATES.items()
+        }
+        trained = self._at_once(self._train, [(seed, {}) for seed in seeds], [(0, each) for each in _all(candidates)])
+        runs = {"GRPO": trained[: len(seeds)]}
         seconds = self.options.seconds or mean(spent(run)["seconds"] for run in runs["GRPO"])
-        models = {arm: list(map(self._model_of, of_arm)) for arm, of_arm in runs.items()}
         rates: list[dict[str, Any]] = [{}, self._given({"learning_rate"})]  # its own, and that of GRPO
-        best = self._best(rates, lambda changed: self._supervise(0, seconds, changed)) if rates[1] else {}
-        models["SFT continued"] = [self._supervise(seed, seconds, best) for seed in seeds]
+        supervised = self._at_once(self._supervise, [(0, seconds, rate) for rate in rates]) if rates[1] else []
+        of_first_half = [*map(self._model_of, trained[len(seeds) :]), *supervised]
+        self._at_once(self._evaluate, [(*model, 0, "sampled") for model in of_first_half])
+        best = {name: self._best(values, of_first_half) for name, values in candidates.items()}
+        rate = self._best(rates, supervised) if supervised else {}
+        self._at_once(self._train, [(seed, each) for each in best.values() for seed in seeds])
+        for name, changed in best.items():
+            arm = f"{name} {changed[name]}, {changed['tasks_per_step']} tasks"
+            runs[arm] = [self._train(seed, changed) for seed in seeds]
+        models = {arm: list(map(self._model_of, of_arm)) for arm, of_arm in runs.items()}
+        models["SFT continued"] = self._at_once(self._supervise, [(seed, seconds, rate) for seed in seeds])
         models = {"before": [("before", self.suite.model)], **models}
+        self._at_once(self._evaluate, [(*model, 1, kind) for model in _all(models) for kind in _KINDS])
         scores = {
             arm: {kind: [self._evaluate(*model, 1, kind) for model in of_arm] for kind in _KINDS}
             for arm, of_arm in models.items()
@@ -114,13 +125,16 @@ class _Arms:
                 cells += [", ".join(map(format_accuracy, accuracy)), change]
             print(f"| {' | '.join(cells)} |", flush=True)
 
-    def _best(
-        self, candidates: Sequence[dict[str, Any]], train: Callable[[dict[str, Any]], tuple[str, str]]
-    ) -> dict[str, Any]:
-        """The changed settings with the best model on the first half. ``train`` returns the model's name and path."""
+    def _at_once(self, work: Callable[..., Any], *calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What ``work`` returns for each of ``calls``. Called again with the same, it returns what is there."""
+        with ThreadPoolExecutor(self.options.at_once) as pool:
+            return list(pool.map(lambda arguments: work(*arguments), chain(*calls)))
+
+    def _best(self, candidates: Sequence[dict[str, Any]], models: list[tuple[str, str]]) -> dict[str, Any]:
+        """The changed settings with the best model on the first half; takes their models from ``models``."""
         accuracy = []
         for changed in candidates:
-            accuracy.append(mean(map(mean, self._evaluate(*train(changed), 0, "sampled").values())))
+            accuracy.append(mean(map(mean, self._evaluate(*models.pop(0), 0, "sampled").values())))
             print(f"{changed} on the first half: {accuracy[-1]:.3f}", flush=True)
         return candidates[accuracy.index(max(accuracy))]
 
@@ -208,6 +222,10 @@ def _write_halves(data_dir: str | None, out: Path) -> list[Path]:
             if (source / name).is_dir() and not (folder / name).exists():
                 (folder / name).symlink_to((source / name).resolve())
     return folders
+
+
+def _all(lists: Mapping[str, Sequence[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists.values()))
 
 
 def _change(before: Sequence[Scores], after: Sequence[Scores]) -> str:
