@@ -28,7 +28,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack", description=__doc__)
     parser.add_argument("files", nargs="*", default=["planted", "sound", "planted_others", "sound_others"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default="0,1,2")
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--model", default="starter")
     parser.add_argument("--device", default="cpu")
@@ -37,7 +37,7 @@ def main() -> None:
         files = {name: str(write_tasks(name, Path(folder))) for name in MAKERS}
         for module in options.files:
             tasks = __import__(module).TASKS
-            for seed in range(options.seeds):
+            for seed in options.seeds:
                 alarms, learnt, longest = 0, 0, 0.0
                 for name, form in tasks.items():
                     started = time.monotonic()
