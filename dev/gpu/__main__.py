@@ -25,6 +25,8 @@ except speed, scaling, update and uneven use the model of --model.
           them SFT alone for the time of both; evaluations of all validation
           questions before, between and after, paired
   medical      the same with the medical questions
+  async        the trainer modes --modes with verl from --model, a fine-tuned one, for the steps --steps and at most
+               --verl-s; evaluations of all validation questions, paired
 
 What a small real model learns, on one GPU:
   --parts learning,medical --model smollm2 --spider FOLDER
@@ -54,9 +56,9 @@ from typing import Any
 from benchmarks._results import commit, read_lines
 
 from dev.gpu.attention import save_tiny_model
-from dev.gpu.learning import part_learning, part_medical
+from dev.gpu.learning import part_async, part_learning, part_medical
 from dev.gpu.options import read_options
-from dev.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
+from dev.gpu.suite import Suite, gpu_names, last_line, marked_processes, separate_gpus, steps_of, verl_metrics
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.run_reader import final_rollouts
@@ -131,7 +133,7 @@ def part_spider(suite: Suite) -> dict[str, Any]:
 def part_speed(suite: Suite) -> dict[str, Any]:
     """Compare with verl's own agent loop: on both sides one call per rollout, and the same number of tokens."""
     options = suite.options
-    result: dict[str, Any] = {"batch": options.batch, "reply": options.reply, "gpus": max(1, len(_gpus()))}
+    result: dict[str, Any] = {"batch": options.batch, "reply": options.reply, "gpus": max(1, len(gpu_names()))}
     for shape in options.shape:
         result[shape] = _speed(suite, shape)
     return result
@@ -139,7 +141,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
 
 def part_scaling(suite: Suite) -> dict[str, Any]:
     """Compare our step on one GPU and on all."""
-    gpus = _gpus()
+    gpus = gpu_names()
     if len(gpus) < 2:
         return {"note": f"not measured: it needs several GPUs, and torch finds {len(gpus)}"}
     result: dict[str, Any] = {"batch": suite.options.batch, "reply": suite.options.reply, "gpus": len(gpus)}
@@ -161,7 +163,7 @@ def _speed(suite: Suite, shape: str) -> dict[str, Any]:
     out, model = suite.out / "runs" / f"speed-verl-{shape}", _random_model(suite, shape)
     command = ["-m", "dev.gpu.verl_baseline", model, str(out), str(options.speed_steps)]
     command += [*(["--spider", options.spider] if options.spider else []), *_speed_settings(suite, "verl")]
-    theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(_gpus()))}"])
+    theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(gpu_names()))}"])
     result["verl"] = theirs | {"figures": verl_metrics(out)}
     return result | _ratio("ours_over_verl_step_time", result)
 
@@ -214,26 +216,12 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True"]
     for mode in options.modes:
-        settings = [f"trainer.v1.trainer_mode={mode}", *(_separate() if mode == "separate_async" else [])]
+        settings = [f"trainer.v1.trainer_mode={mode}", *(separate_gpus() if mode == "separate_async" else [])]
         result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, *settings, *options.overrides])
     sync = result.get("sync", {})
     for mode in [each for each in options.modes if each != "sync"]:
         result |= _ratio(f"sync_over_{mode}_step_time", {"sync": sync, mode: result[mode]})
     return result
-
-
-def _separate() -> list[str]:
-    """Training and sampling on half of the GPUs each."""
-    half = len(_gpus()) // 2
-    if not half:
-        raise ValueError("separate_async needs two GPUs or more")
-    rollout = "actor_rollout_ref.rollout"
-    return [
-        f"trainer.n_gpus_per_node={half}",
-        f"{rollout}.nnodes=1",
-        f"{rollout}.n_gpus_per_node={half}",
-        f"{rollout}.checkpoint_engine.backend=nccl",
-    ]
 
 
 def part_stop(suite: Suite) -> dict[str, Any]:
@@ -319,6 +307,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "constrained": part_constrained,
     "learning": part_learning,
     "medical": part_medical,
+    "async": part_async,
 }
 
 
@@ -360,16 +349,10 @@ def _load_and_resume(suite: Suite, name: str, folder: Path | None) -> dict[str, 
     return {"loads": loads, "resume": suite.resume(f"{name}-resume", folder)}
 
 
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
 def _machine() -> dict[str, Any]:
     import torch
 
-    return {"gpus": _gpus(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit()}
+    return {"gpus": gpu_names(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit()}
 
 
 def main() -> int:

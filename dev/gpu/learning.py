@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from benchmarks._results import read_lines
+
 from dev.gpu.learning_results import Scores, differences, error_classes, training_figures
-from dev.gpu.suite import Suite
+from dev.gpu.suite import Suite, separate_gpus
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.overrides import parse_overrides
-from groundwire.train.evaluation.metrics import scores_by_question
+from groundwire.train.evaluation.metrics import compare, format_change, scores_by_question
 from groundwire.train.evaluation.run_reader import final_rollouts
 
-__all__ = ["CONTROLS", "VARIANTS", "part_learning", "part_medical", "write_parts"]
+__all__ = ["CONTROLS", "VARIANTS", "part_async", "part_learning", "part_medical", "write_parts"]
 
 Settings = Mapping[str, Any]
 
@@ -33,7 +37,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "turns": {"credit": "turns"},
     "dynamic": {"sampling_budget": 3},
     "verl": {"trainer": "verl"},
-    "verl_async": {"trainer": "verl", "trainer.v1.trainer_mode": "colocate_async", "steps": 40},
 }
 """What further GRPO runs with the first agent and seed change."""
 CONTROLS = ("SFT for longer", "SFT for longer on all")
@@ -90,9 +93,7 @@ class Experiment:
 
 def part_learning(suite: Suite) -> dict[str, Any]:
     """SFT on the questions about a part of Spider's training databases, GRPO on those about the others."""
-    options = suite.options
-    prompt = _agent_options(table_info_truncate=6000, example_values=2, show_keys=True, execution_truncate=200)
-    prompt |= {"max_model_len": 3072, "max_tokens": 96}
+    options, prompt = suite.options, _spider_prompt()
     agents = options.agents
     first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
     return _Run(
@@ -101,7 +102,7 @@ def part_learning(suite: Suite) -> dict[str, Any]:
             part="learning",
             agents=agents,
             supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
-            agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
+            agent=_spider_agent(second),
             variants=options.variants,
             all_questions=str(first.parent / "all"),
             data=counts,
@@ -127,6 +128,44 @@ def part_medical(suite: Suite) -> dict[str, Any]:
             changed={"tasks_per_step": 24},
         ),
     ).result
+
+
+def part_async(suite: Suite) -> dict[str, Any]:
+    """Long runs with verl in each trainer mode, from a model after SFT, on the questions that it was not tuned on."""
+    options, result = suite.options, dict[str, Any]()
+    agent = _spider_agent(write_parts(options.spider, suite.out / "parts", options.sft_share)[1])
+    scores: dict[str, dict[str, Scores]] = {kind: {} for kind in _KINDS}
+    for stage in ("before", *options.modes):
+        folder: Path | None = Path(suite.model)
+        if stage != "before":
+            settings = {**agent, **_TRAINING, **_OF_TRAINER["verl"], "trainer": "verl", "model": suite.model}
+            settings |= {"steps": options.steps, "learning_rate": options.learning_rate}
+            modes = [f"trainer.v1.trainer_mode={stage}", *(separate_gpus() if stage == "separate_async" else [])]
+            program, folder = suite.train(f"async-{stage}", [*_pairs(settings), *modes], limit_s=options.verl_s)
+            result[stage] = {key: program[key] for key in program if key != "summary"}
+        if folder is None:
+            continue
+        if stage != "before":
+            run = RunDir.open(folder)
+            verl = [line["data"] for line in read_lines(folder / "verl.jsonl")]
+            kept = re.compile("stale|version|memory|partial|dropped|gpu_idle")
+            names = sorted({name for line in verl for name in line if kept.search(name)})
+            of_steps = {name: [line.get(name) for line in verl] for name in names}
+            result[stage] |= {"training": training_figures(run), "of each step": of_steps}
+        for kind, temperature in _KINDS.items():
+            evaluation = {**agent, **_EVALUATION, **temperature, "model": str(folder), "val_tasks": options.questions}
+            _, evaluated = suite.evaluate(f"async-{stage}-{kind}", _pairs(evaluation))
+            if evaluated is not None:
+                scores[kind][stage] = scores_by_question(final_rollouts(RunDir.open(evaluated)))
+                compared = {
+                    f"{first} -> {stage}": format_change(compare(scores[kind][first], scores[kind][stage]))
+                    for first in list(scores[kind])[:-1]
+                }
+                accuracy = mean(map(mean, scores[kind][stage].values()))
+                result.setdefault(kind, {})[stage] = {"accuracy": round(accuracy, 4), **compared}
+            suite.results["async"] = result
+            suite.write()
+    return result
 
 
 def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path, Path, dict[str, Any]]:
@@ -267,6 +306,15 @@ class _Run:
         with self._lock:
             self.result.setdefault(section, {})[name] = value
             self.suite.write()
+
+
+def _spider_prompt() -> dict[str, Any]:
+    prompt = _agent_options(table_info_truncate=6000, example_values=2, show_keys=True, execution_truncate=200)
+    return prompt | {"max_model_len": 3072, "max_tokens": 96}
+
+
+def _spider_agent(data_dir: Path) -> dict[str, Any]:
+    return {**_spider_prompt(), "data_dir": str(data_dir), "reward": "spider_exec_match", "n_runners": 384}
 
 
 def _agent_options(**options: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
         metavar="FOLDER",
         help="spider, speed, scaling, learning: folder of real Spider; default: the bundled data",
     )
-    add("--steps", type=_count, default=40, help="spider: training steps; default: %(default)s")
+    add("--steps", type=_count, default=40, help="spider, async: training steps; default: %(default)s")
     add("--val-tasks", type=int, default=200, help="spider: validation tasks, 0 is all; default: 200")
     add(
         "--shape",
@@ -47,7 +47,7 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
     add("--speed-steps", type=_count, default=8, help="speed, scaling, uneven: steps, two to warm up; default: 8")
     add("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     add("--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own")
-    add("--modes", type=_names(_MODES), default="sync,colocate_async", help="uneven: default %(default)s")
+    add("--modes", type=_names(_MODES), default="sync,colocate_async", help="uneven, async: default %(default)s")
     add = parser.add_argument_group("learning, medical").add_argument
     add("--device", default="cuda", help="cpu for a trial; default: %(default)s")
     add("--agents", type=_names(FORMATS), default=",".join(FORMATS), help="of learning; default: %(default)s")

@@ -21,7 +21,7 @@ from benchmarks._results import read_lines
 from groundwire.tools.startup import child_python_path
 from groundwire.train.policy.pretrained.locate import find_model
 
-__all__ = ["MARK", "Suite", "last_line", "marked_processes", "steps_of", "verl_metrics"]
+__all__ = ["MARK", "Suite", "gpu_names", "last_line", "marked_processes", "separate_gpus", "steps_of", "verl_metrics"]
 
 MARK = "GROUNDWIRE_SUITE"
 """Environment variable that every process of a program inherits, even after its parent has ended (Ray's, vLLM's)."""
@@ -197,3 +197,24 @@ def last_line(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - 4000))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return lines[-1][-200:] if lines else ""
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that torch finds."""
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def separate_gpus() -> list[str]:
+    """verl's settings for training and sampling on half of the GPUs each."""
+    half = len(gpu_names()) // 2
+    if not half:
+        raise ValueError("separate_async needs two GPUs or more")
+    rollout = "actor_rollout_ref.rollout"
+    return [
+        f"trainer.n_gpus_per_node={half}",
+        f"{rollout}.nnodes=1",
+        f"{rollout}.n_gpus_per_node={half}",
+        f"{rollout}.checkpoint_engine.backend=nccl",
+    ]

@@ -96,7 +96,7 @@ def test_scaling_compares_the_first_gpu_with_all(tmp_path: Path, monkeypatch: py
         return {"figures": {"step_s": next(seconds)}}, None
 
     monkeypatch.setattr(Suite, "train", train)
-    monkeypatch.setattr(suite_module, "_gpus", lambda: ["a", "b"])
+    monkeypatch.setattr(suite_module, "gpu_names", lambda: ["a", "b"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     command = ["dev.gpu", "--out", str(tmp_path), "--parts=scaling", "--shape=llama-128x2", "--batch=16", "a=1"]
     monkeypatch.setattr(sys, "argv", command)
@@ -107,7 +107,7 @@ def test_scaling_compares_the_first_gpu_with_all(tmp_path: Path, monkeypatch: py
     assert all_gpus is None
     assert settings == same
     assert {"data.train_batch_size=16", "a=1"} <= set(settings)
-    monkeypatch.setattr(suite_module, "_gpus", lambda: ["a"])
+    monkeypatch.setattr(suite_module, "gpu_names", lambda: ["a"])
     assert "needs several GPUs" in suite_module.part_scaling(Suite(read_options("", suite_module.PARTS)))["note"]
 
 
