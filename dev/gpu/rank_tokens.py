@@ -71,6 +71,24 @@ def _fullest_servers(prompts: list[torch.Tensor], servers: int) -> dict[str, int
     return {"verl's": fullest(verls), "ours": fullest(ours)}
 
 
+def spider_prompts(spider: str, model: str, count: int, seed: int) -> list[torch.Tensor]:
+    """The full prompts of ``count`` random questions of Spider's training part, int64 [tokens] each.
+
+    Raises ``ValueError`` for more than it has, besides the errors of the data and of the model.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(find_model(model))
+    tasks = domains.get("spider").load(spider).train
+    if count > len(tasks):
+        raise ValueError(f"--groups {count}: there are {len(tasks)} questions")
+    random.seed(seed)  # verl's load balancer draws from it, too
+    prompts = []
+    for task in random.sample(list(tasks), count):
+        messages: Any = sql_messages(str(task["question"]), str(task["db_path"]), full=True)
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompts.append(torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    return prompts
+
+
 def main() -> int:
     """Print the tokens."""
     parser = argparse.ArgumentParser(prog="python -m dev.gpu.rank_tokens", description=__doc__)
@@ -81,20 +99,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the choice of questions; default: %(default)s")
     options = parser.parse_args()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(find_model(options.model))
-        tasks = domains.get("spider").load(options.spider).train
-    except (ConfigError, DataError) as error:
+        prompts = spider_prompts(options.spider, options.model, options.groups, options.seed)
+    except (ConfigError, DataError, ValueError) as error:
         parser.error(str(error))
-    if not 1 <= options.groups <= len(tasks) or any(gpus < 1 or options.groups % gpus for gpus in options.gpus):
-        parser.error(
-            f"--groups {options.groups}: a multiple of each of --gpus, and at most {len(tasks)}, the questions"
-        )
-    prompts = []
-    random.seed(options.seed)  # verl's load balancer draws from it, too
-    for task in random.sample(list(tasks), options.groups):
-        messages: Any = sql_messages(str(task["question"]), str(task["db_path"]), full=True)
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        prompts.append(torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    if options.groups < 1 or any(gpus < 1 or options.groups % gpus for gpus in options.gpus):
+        parser.error(f"--groups {options.groups}: a multiple of each of --gpus, at least 1")
     figures: dict[str, Any] = {"groups": options.groups, "mean_prompt": round(sum(map(len, prompts)) / len(prompts))}
     figures["one_gpu"] = _kept(prompts)
     for gpus in options.gpus:

@@ -82,7 +82,8 @@ def _loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, di
     return torch.stack([weight * reply.sum() for weight, reply in parts]).sum() / data["reply_tokens"], {}
 
 
-def _engine(name: str, folder: str) -> Any:
+def new_engine(name: str, folder: str) -> Any:
+    """One of ``_ENGINES`` with its optimizer, over the model in a folder."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import FSDPEngineWithLMHead
@@ -133,7 +134,7 @@ def measure(name: str, folder: str, tokens: int, groups: int) -> tuple[dict[str,
 
     ``groups`` are those of this GPU.
     """
-    engine, (rows, weights) = _engine(name, folder), _rows(groups, seed=1 + torch.distributed.get_rank())
+    engine, (rows, weights) = new_engine(name, folder), _rows(groups, seed=1 + torch.distributed.get_rank())
     with engine.eval_mode():
         inferred, forward = _timed(
             lambda: engine.forward_backward_batch(_batch(rows, weights, tokens), None, forward_only=True)

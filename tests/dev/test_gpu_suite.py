@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dev.gpu import __main__ as suite_module
 from dev.gpu.learning import write_parts
 from dev.gpu.learning_results import differences, error_classes
 from dev.gpu.options import read_options
+from dev.gpu.peers import Case, segments_attention
 from dev.gpu.random_model import save_random_model
 from dev.gpu.suite import MARK, Suite, marked_processes, verl_metrics
 from spider_folder import TRAIN, make_spider
@@ -224,3 +226,30 @@ def test_wrong_answers_are_counted_by_what_the_database_says(tmp_path: Path) -> 
         "no query": 1,
         "timeout": 1,
     }
+
+
+def test_attention_of_segments_is_that_of_each_sequence_in_full() -> None:
+    """Two replies after a shared prompt: their queries are the last positions of their keys, as flash-attn has it."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(11, heads, 8) for heads in (4, 2, 2))
+    prompt, replies = list(range(5)), [list(range(5, 8)), list(range(8, 11))]
+    index = torch.tensor(prompt + [column for reply in replies for column in prompt + reply])
+    ends_q, ends_k = torch.tensor([0, 5, 8, 11]), torch.tensor([0, 5, 13, 21])
+    got = segments_attention(query, key[index], value[index], ends_q, ends_k, 5, 8, softmax_scale=None)
+    for reply in replies:
+        columns = prompt + reply
+        q, k, v = (each[columns].transpose(0, 1)[None] for each in (query, key, value))
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        torch.testing.assert_close(got[columns], wanted[0].transpose(0, 1))
+
+
+def test_rows_of_a_case_have_its_numbers_and_a_wrong_case_is_named() -> None:
+    groups = Case.read("3x36+5").rows()
+    assert [(34 <= len(prompt) <= 38, [len(reply) for reply in replies]) for prompt, replies in groups] == [
+        (True, [5] * 8)
+    ] * 3
+    assert groups == Case(3, 36, 5).rows()
+    assert Case(2, 886, 5).rows([[7], [8], [9]])[1][0] == [8]
+    for wrong in ("3x36", "0x36+5", "3x36+5x"):
+        with pytest.raises(ValueError, match=re.escape(wrong)):
+            Case.read(wrong)
