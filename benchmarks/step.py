@@ -19,7 +19,7 @@ STEPS, WARM_UP = 6, 1
 
 def main() -> None:
     """Print the share of each phase in the median step, by backend."""
-    print(f"{'backend':16}{'step s':>8}{'tokens/s':>10}   share of the step")
+    print(f"{'backend':16}{'step s':>8}{'tokens/s':>10}{'rollouts/s/core':>17}   share of the step")
     for backend in ("langgraph", "openai-agents"):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "groundwire.train.run", "--backend", backend, "--output-dir", folder]
@@ -34,8 +34,11 @@ def main() -> None:
             for step, total in zip(steps, totals, strict=True)
         ]
         phases = ", ".join(f"{phase} {median(share[phase] for share in shares):.2f}" for phase in shares[0])
-        speed = median(step["tokens_per_s"] for step in steps)
-        print(f"{backend:16}{median(totals):8.2f}{speed:10.0f}   {phases}", flush=True)
+        speed = [
+            median(step["speed"][name] for step in steps)
+            for name in ("tokens_per_s_per_machine", "rollouts_per_s_per_core")
+        ]
+        print(f"{backend:16}{median(totals):8.2f}{speed[0]:10.0f}{speed[1]:17.2f}   {phases}", flush=True)
         model_share = median(share["sampling"] + share["update"] for share in shares)
         figure = f"local trainer, {backend}: sampling and update in a step"
         record(figure, model_share, unit="share", against="the model alone", theirs=1.0)

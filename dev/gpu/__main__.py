@@ -58,7 +58,7 @@ from benchmarks._results import commit, read_lines
 from dev.gpu.attention import save_tiny_model
 from dev.gpu.learning import part_async, part_learning, part_medical
 from dev.gpu.options import read_options
-from dev.gpu.suite import Suite, gpu_names, last_line, marked_processes, separate_gpus, steps_of, verl_metrics
+from dev.gpu.suite import Suite, gpu_names, last_line, marked_processes, separate_gpus, step_figures, steps_of
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.run_reader import final_rollouts
@@ -164,7 +164,7 @@ def _speed(suite: Suite, shape: str) -> dict[str, Any]:
     command = ["-m", "dev.gpu.verl_baseline", model, str(out), str(options.speed_steps)]
     command += [*(["--spider", options.spider] if options.spider else []), *_speed_settings(suite, "verl")]
     theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(gpu_names()))}"])
-    result["verl"] = theirs | {"figures": verl_metrics(out)}
+    result["verl"] = theirs | {"figures": step_figures(out)}
     return result | _ratio("ours_over_verl_step_time", result)
 
 

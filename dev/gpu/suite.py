@@ -21,7 +21,7 @@ from benchmarks._results import read_lines
 from groundwire.tools.startup import child_python_path
 from groundwire.train.policy.pretrained.locate import find_model
 
-__all__ = ["MARK", "Suite", "gpu_names", "last_line", "marked_processes", "separate_gpus", "steps_of", "verl_metrics"]
+__all__ = ["MARK", "Suite", "gpu_names", "last_line", "marked_processes", "separate_gpus", "step_figures", "steps_of"]
 
 MARK = "GROUNDWIRE_SUITE"
 """Environment variable that every process of a program inherits, even after its parent has ended (Ray's, vLLM's)."""
@@ -37,7 +37,6 @@ _VERL_METRICS = {
     "response_length": "response_length/mean",
     "prompt_length": "prompt_length/mean",
     "rollout_logprob_diff": "training/rollout_probs_diff_mean",
-    "gpu_idle_fraction": "rollouts/gpu_idle_fraction",
     "rollout_s_mean": "rollouts/seconds_mean",
     "rollout_s_max": "rollouts/seconds_max",
     "dropped": "rollouts/dropped_total",
@@ -145,7 +144,7 @@ class Suite:
         folder = max(set(runs.glob("2*")) - known, default=None)
         if folder is not None and (folder / "summary.json").exists():
             result["summary"] = json.loads((folder / "summary.json").read_text())
-            result["figures"] = verl_metrics(folder)
+            result["figures"] = step_figures(folder)
         return result, folder
 
     def resume(self, name: str, folder: Path) -> dict[str, Any]:
@@ -163,17 +162,33 @@ class Suite:
         return result, made[-1].parent if made else None
 
 
-def verl_metrics(folder: Path) -> dict[str, Any]:
-    """Means of verl's metrics over a run's steps after the first two, or over all steps if those lack a metric."""
-    steps = [line["data"] for line in read_lines(folder / "verl.jsonl") if line["step"] > 0]
+def step_figures(folder: Path) -> dict[str, Any]:
+    """Means over a run's steps after the first two, or over all steps if those lack a figure: its speed, with either
+    trainer, and verl's own metrics. A run of verl alone has only these.
+    """
+    logged, written = (
+        {line["step"]: line for line in read_lines(folder / name)} for name in ("verl.jsonl", "metrics.jsonl")
+    )
+    steps = [
+        _figures_of(written.get(step, {}), logged.get(step, {}).get("data", {}))
+        for step in sorted(logged.keys() | written.keys())
+        if step > 0
+    ]
     if len(steps) <= _WARM_UP:
         return {}
-    means = {}
-    for name, key in _VERL_METRICS.items():
-        values = [[step[key] for step in part if key in step] for part in (steps[_WARM_UP:], steps)]
-        if found := values[0] or values[1]:
-            means[name] = round(mean(found), 4)
-    return {"steps": len(steps) - _WARM_UP, **means}
+    means: dict[str, Any] = {"steps": len(steps) - _WARM_UP}
+    for name in dict.fromkeys(name for step in steps for name in step):
+        values = [[step[name] for step in part if name in step] for part in (steps[_WARM_UP:], steps)]
+        means[name] = round(mean(values[0] or values[1]), 5)
+    return {**means, **(written[max(written)].get("machine", {}) if written else {})}
+
+
+def _figures_of(line: Mapping[str, Any], logged: Mapping[str, Any]) -> dict[str, float]:
+    verls = {name: logged[key] for name, key in _VERL_METRICS.items() if key in logged}
+    counts = {name: line[name] for name in ("tokens_computed", "tokens_trained") if name in line}
+    seconds = line.get("seconds", {})
+    own = {"step_s": sum(seconds.values()), "update_s": seconds["update"]} if seconds and not logged else {}
+    return {**own, **verls, **counts, **line.get("speed", {})}
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from groundwire.adapters.tracing import LLMCall, Trajectory
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
+from groundwire.train.algorithms.speed import peak_flops
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.grpo import GRPO, GRPOConfig
 from groundwire.train.local.packing import pack, packed_logits, to_device
@@ -100,13 +101,17 @@ def measure(shape: str, batch: list[TrainingGroup], *, dense: bool, settings: di
         torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     tokens = sum(len(item.trajectory) for group in batch for item in group.items)
+    peak = peak_flops(torch.cuda.get_device_name())
+    mfu = {"update_mfu": metrics["update_flops"] / min(times[1:]) / peak} if peak else {}
     return {
+        **mfu,
         "first_s": times[0],
         "update_s": min(times[1:]),
         "peak_gb": torch.cuda.max_memory_allocated() / 2**30,
         "tokens": tokens,
         "tokens_per_s": tokens / min(times[1:]),
         "tokens_trained": metrics.get("tokens_trained", 0),
+        "tokens_computed": metrics["tokens_computed"],
         "loss": metrics.get("loss", 0),
     }
 

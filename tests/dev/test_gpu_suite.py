@@ -22,7 +22,7 @@ from dev.gpu.learning_results import differences, error_classes
 from dev.gpu.options import read_options
 from dev.gpu.peers import Case, segments_attention
 from dev.gpu.random_model import save_random_model
-from dev.gpu.suite import MARK, Suite, marked_processes, verl_metrics
+from dev.gpu.suite import MARK, Suite, marked_processes, step_figures
 from spider_folder import TRAIN, make_spider
 
 from groundwire.domains import get
@@ -120,18 +120,32 @@ def test_the_exit_status_of_a_program_is_reported(tmp_path: Path) -> None:
 
 
 def test_metrics_leave_out_the_initial_validation_and_the_warm_up(tmp_path: Path) -> None:
-    assert verl_metrics(tmp_path) == {}
+    assert step_figures(tmp_path) == {}
     steps = [{"timing_s/step": 10.0 - step, "actor/perf/max_memory_allocated_gb": 2.0 * step} for step in range(5)]
     lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(steps)]
     (tmp_path / "verl.jsonl").write_text("\n".join(lines))
-    assert verl_metrics(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
+    assert step_figures(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
 
 
 def test_a_metric_of_the_first_steps_alone_is_their_mean(tmp_path: Path) -> None:
     key = "training/rollout_probs_diff_mean"
     lines = [json.dumps({"step": step, "data": {key: 0.002} if step == 1 else {}}) for step in range(5)]
     (tmp_path / "verl.jsonl").write_text("\n".join(lines))
-    assert verl_metrics(tmp_path) == {"steps": 2, "rollout_logprob_diff": 0.002}
+    assert step_figures(tmp_path) == {"steps": 2, "rollout_logprob_diff": 0.002}
+
+
+def test_the_speed_of_a_local_run_has_its_units_and_its_machine(tmp_path: Path) -> None:
+    machine = {"device": "NVIDIA L4", "gpus": 1, "training_gpus": 1, "cores": 8}
+    lines = [
+        {"step": step, "seconds": {"update": 1.0, "sampling": 1.0 + step}, "machine": machine}
+        | {"tokens_computed": 10 * step, "speed": {"tokens_per_s_per_gpu": 100.0 * step, "update_mfu": 0.25}}
+        for step in range(1, 5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"step": 0}, *lines])))
+    assert step_figures(tmp_path) == {
+        **{"steps": 2, "step_s": 5.5, "update_s": 1.0, "tokens_computed": 35},
+        **{"tokens_per_s_per_gpu": 350.0, "update_mfu": 0.25, **machine},
+    }
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])

@@ -114,3 +114,8 @@ def with_run_names(chosen: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
             if chosen.get(name) not in (None, settings[name]):
                 raise ConfigError(f"{key}={value} but {name} is {chosen[name]}: they are one setting, give it once")
     return {**settings, "verl": keys}
+
+
+COMPUTED, UPDATE_FLOPS, TRAINING_GPUS = "tokens_computed_max", "update_flops_max", "training_gpus_max"
+"""What our engine logs of an update up to each mini-batch, under ``actor/``: of names with ``max`` verl logs the
+largest value."""

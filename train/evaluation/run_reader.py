@@ -15,6 +15,7 @@ from groundwire.domains import Breakdowns, Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import mask_secrets
+from groundwire.train.algorithms.speed import no_mfu
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.config.overrides import flat
 from groundwire.train.config.run_config import RunConfig
@@ -171,21 +172,31 @@ def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[floa
 
 
 def read_speed(run: RunDir) -> dict[str, Any] | None:
-    """The run's ``gpus`` (None: unknown), ``steps``, ``hours`` and ``seconds_per_step``, and the shares of rollout and
-    update in the steps (None: unknown). None for a run without a step.
+    """The run's ``gpus`` (None: unknown), ``steps``, ``hours`` and ``seconds_per_step``, the shares of rollout and
+    update in the steps (None: unknown), and the figures of :func:`.step_speed`. None for a run without a step.
     """
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0 and "seconds" in line]
     if not steps:
         return None
-    total_s, rollout_s, update_s = map(sum, zip(*map(_step_times, steps), strict=True))
+    times = list(map(_step_times, steps))
+    total_s, rollout_s, update_s = map(sum, zip(*times, strict=True))
+    speed, weights = defaultdict[str, float](float), defaultdict[str, float](float)
+    for line, (step_s, _, updated_s) in zip(steps, times, strict=True):
+        for name, value in line.get("speed", {}).items():
+            weight = updated_s if name == "update_mfu" else step_s
+            speed[name], weights[name] = speed[name] + value * weight, weights[name] + weight
+    machine, why = steps[-1].get("machine", {}), no_mfu(steps[-1])
     return {
-        "gpus": _gpus(run.config(), steps),
+        "gpus": gpus_of(run.config(), steps),
         "steps": len(steps),
         "hours": round(lines[-1].get("wall_time_s", 0.0) / 3600, 3),
         "seconds_per_step": round(total_s / len(steps), 2),
         "rollout_share": round(rollout_s / total_s, 4) if total_s else None,
         "update_share": round(update_s / total_s, 4) if total_s else None,
+        **{name: machine[name] for name in ("device", "cores") if name in machine},
+        **{name: float(f"{value / weights[name]:.4g}") for name, value in speed.items()},
+        **({"no_mfu": why} if why else {}),
     }
 
 
@@ -197,8 +208,8 @@ def _step_times(line: Mapping[str, Any]) -> tuple[float, ...]:
     return total, total - update, update
 
 
-def _gpus(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of a run with verl from its throughput, which is tokens per second and GPU."""
+def gpus_of(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int | None:
+    """All GPUs of a run; None: unknown. Of a run with verl from its throughput, which is tokens per second and GPU."""
     if config.get("trainer") != "verl":
         return int(str(config.get("device")).startswith("cuda"))
     logged = steps[-1].get("verl", {})
@@ -237,6 +248,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "validation": before_after(lines, "validation"),
         "validation_sampled": before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "speed": read_speed(run),
         "idle_fraction": round(seconds["waiting"] / total_s, 4) if total_s else 0.0,
     }
     if best := run.checkpoints.best():

@@ -30,6 +30,7 @@ from groundwire.train.algorithms.losses import (
     learning_rate,
     token_weights,
 )
+from groundwire.train.algorithms.speed import ModelCost
 from groundwire.train.algorithms.token_logprobs import Head, token_logprobs
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.lora import adapters, without_adapters
@@ -133,6 +134,7 @@ class GRPO:
         self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
         self._shares = set_attention(model) and (reference is None or set_attention(reference))
         self._heads = {policy: Head(policy) for policy in (model, reference) if policy is not None}
+        self.cost = ModelCost.of(model, frozen=bool(adapters(model)))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
@@ -240,6 +242,8 @@ class GRPO:
             for item, weight, penalty in zip(items, weights, weigh(lengths), strict=True)
         ]
         measured, ratios = self._accumulate_within_memory(weighted, total)
+        for name in ("tokens_computed", "update_flops"):
+            metrics[name] = metrics.get(name, 0) + measured.pop(name)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(measured["loss"]):
             self.optimizer.zero_grad(set_to_none=False)
@@ -280,13 +284,15 @@ class GRPO:
         config = self.config
         branches = config.branches_per_row if self._shares else 1
         rows = make_rows(items, branches=branches, tokens=config.tokens_per_forward)
-        measured, ratios = defaultdict[str, float](float), list[float]()
+        measured, ratios = defaultdict[str, float](int), list[float]()
         self.optimizer.zero_grad(set_to_none=False)
         for batch in forward_batches(rows, config.tokens_per_forward):
             tokens = self._evaluate(batch)
             loss, figures = self._loss(tokens)
             loss.backward()
             self.on_pass(sum(len(row.items) for row in batch))
+            measured["tokens_computed"] += sum(row.length for row in batch)
+            measured["update_flops"] += self.cost.update([span for row in batch for span in row.spans], len(tokens.old))
             ratios += [figures.pop("ratio_min"), figures.pop("ratio_max")]
             measured["loss"] += float(loss.detach())
             # A mean over the minibatch's tokens, as if one pass had computed all of them.

@@ -60,10 +60,15 @@ class Row:
         ]
 
     @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The positions of its tokens in their sequences: of the prefix, and of each branch after it."""
+        start = len(self.prefix)
+        return [(0, start), *((start, len(item.prompt_ids) + len(item.response_ids)) for item in self.items)]
+
+    @property
     def length(self) -> int:
         """The number of tokens."""
-        start = len(self.prefix)
-        return start + sum(len(item.prompt_ids) + len(item.response_ids) - start for item in self.items)
+        return sum(end - start for start, end in self.spans)
 
     @property
     def targets(self) -> int:

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from groundwire.tools.machine import processors
 from groundwire.tools.secrets import say
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.distillation import Teacher, teacher_counts, teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
+from groundwire.train.algorithms.speed import device_name, step_speed
 from groundwire.train.algorithms.task_schedule import TaskSchedule, sample_groups
 from groundwire.train.artifacts.metrics_lines import add_lost_runners
 from groundwire.train.artifacts.run_dir import RunDir
@@ -228,7 +230,10 @@ class LocalTrainer:
         rewards = [result.outcome.reward or 0.0 for result in scored if not result.further]
         silent, components = sum(result.made_no_call for result in results), component_means(results)
         seconds = self.timer.split()
-        return {
+        sampling = self.grpo.cost.sampling(call for result in results for call in result.calls)
+        gpus = dict.fromkeys(("gpus", "training_gpus"), int(self.model.device.type != "cpu"))
+        update_flops = metrics.pop("update_flops", 0.0)
+        line = {
             "step": step,
             "reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
             **({"reward_components": components} if components else {}),
@@ -243,7 +248,12 @@ class LocalTrainer:
             **(teacher_means(teacher_counts(results, self.config.agent_match)) if self._teacher else {}),
             "tokens_per_s": round(generated / max(1e-9, sum(seconds.values())), 1),
             "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+            "flops": {"sampling": sampling, "update": update_flops},
+            "machine": {"device": device_name(str(self.model.device)), **gpus, "cores": processors()},
         }
+        tokens = sum(len(item.trajectory) for group in groups for item in group.items)
+        times = {"step_s": sum(seconds.values()), "update_s": seconds["update"]}
+        return line | {"speed": step_speed(line, tokens=tokens, **times)}
 
     def _training_items(self, results: Sequence[Rollout]) -> list[TrainingGroup]:
         return training_items(results, self.config, least=self.runtime.scores.least)

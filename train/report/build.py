@@ -29,7 +29,7 @@ from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, credit_lines, diagnose
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
-from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
+from groundwire.train.evaluation.run_reader import paired_changes, read_speed, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts, css_class, svg
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
@@ -47,6 +47,15 @@ MAX_TOKENS = 1500  # per trajectory, of its beginning and its end
 MAX_TRAJECTORIES = 6  # per rollout
 MAX_TURNS = 24  # per rollout
 
+_SPEED = {
+    "tokens_per_s_per_gpu": ("{:,.0f}", "tokens per second and GPU, prompts and replies"),
+    "tokens_per_s_per_machine": ("{:,.0f}", "tokens per second of the machine, prompts and replies"),
+    "update_mfu": ("{:.1%}", "MFU of updates"),
+    "step_mfu": ("{:.1%}", "MFU of whole steps"),
+    "gpu_idle_fraction": ("{:.1%}", "of the steps without a model at work"),
+    "rollouts_per_s_per_core": ("{:.2g}", "rollouts per second and core"),
+}
+"""Formats and labels of the figures of a run's speed."""
 _CUT = " … "
 _MAX_BADGE = 40  # characters of a task's column that is shown as a badge
 
@@ -74,7 +83,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
         warnings=[*unreadable, *settings_changes(run), *warnings_by_step(metrics)],
-        tiles=list(_tiles(metrics, len(notes), changes)),
+        tiles=[*_tiles(metrics, len(notes), changes), *_speed_tiles(read_speed(run) or {})],
         charts=drawn,
         reasons=[(KINDS[kind], count) for kind, count in Counter(note.reason.kind for note in notes).most_common()],
         total=len(notes),
@@ -128,6 +137,14 @@ def _tiles(
     yield f"{sum(sum(line.get('failures', {}).values()) for line in metrics):,}", "failed in training"
     if metrics and "wall_time_s" in metrics[-1]:
         yield format_duration(metrics[-1]["wall_time_s"]), "wall time"
+
+
+def _speed_tiles(speed: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those of the run's speed; the last one says where it was measured, and why there is no MFU."""
+    yield from ((form.format(speed[key]), label) for key, (form, label) in _SPEED.items() if key in speed)
+    if "device" in speed:
+        about = [f"{speed['gpus']} GPUs, {speed['cores']} cores", speed.get("no_mfu", "")]
+        yield speed["device"], "; ".join(filter(None, about))
 
 
 class Note(NamedTuple):

@@ -21,12 +21,15 @@ from typing import Any
 
 from groundwire import domains
 from groundwire.tools.files import parse_json, read_bytes
+from groundwire.tools.machine import processors
 from groundwire.train.algorithms.distillation import teacher_means
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
+from groundwire.train.algorithms.speed import ModelCost, device_name, gpu_idle, step_speed
 from groundwire.train.artifacts.metrics_lines import MetricsLine, add_lost_runners
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import COMPUTED, TRAINING_GPUS, UPDATE_FLOPS
 from groundwire.train.evaluation.metrics import component_means, compute_accuracy, few_questions
 from groundwire.train.evaluation.notes import (
     FailedSteps,
@@ -37,6 +40,7 @@ from groundwire.train.evaluation.notes import (
     lasting_failure,
     nothing_judged,
 )
+from groundwire.train.evaluation.run_reader import gpus_of
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.evaluation.verdict import verdict
 from groundwire.train.rollouts.agent_view import AgentView
@@ -99,6 +103,7 @@ class _Metrics:
             **{name: means[name] for name in ("entropy", "teacher_kl", "teacher_share") if name in means},
             **step_figures(counts, counts),
             "tokens_generated": counts["tokens_sampled"],
+            "flops": {"sampling": float(counts["sampling_flops"])},
             "seconds": {phase: round(float(self.seconds[phase]), 4) for phase in PHASES},
         }
 
@@ -108,6 +113,9 @@ class SampledSteps:
 
     With several updates per step (``separate_async``) verl samples several times per step.
     """
+
+    cost: ModelCost | None = None
+    """With it the sampler's operations are counted."""
 
     def __init__(self, config: RunConfig, run: RunDir) -> None:
         self._config, self._run = config, run
@@ -128,6 +136,9 @@ class SampledSteps:
         :class:`RolloutsFailedError` if the run shall end.
         """
         self.finish_writing()
+        if self.cost is not None:
+            flops: Any = self.cost.sampling(call for rollout in rollouts for call in rollout.calls)
+            counts.update(sampling_flops=flops)
         latest = _metrics_of(step, rollouts, counts, seconds, self._config.agent_match)
         continues = partition in self._steps and self._steps[partition].step == step
         total = self._steps[partition] if continues else _Metrics(step)
@@ -155,10 +166,9 @@ class SampledSteps:
         if lost := latest.counts["runners_lost"]:
             line["runners_lost"] = lost
         self._run.append_rollout_metrics(line)
-        busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in latest.counts.items()} | latest.means()
         metrics |= flat_numbers(step_figures(latest.counts, latest.counts))
-        metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
+        metrics["gpu_idle_fraction"] = gpu_idle(seconds)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 
     def _check_agent(self, step: int, rollouts: Sequence[Rollout]) -> None:
@@ -215,6 +225,7 @@ def write_metrics(run: RunDir) -> None:
             name: line[name] for name in line if name in MetricsLine.model_fields
         }
     lines, wall_time_s = [], 0.0
+    config = run.config() if any("perf/throughput" in data for data in logged.values()) else {}
     for step in sorted(earlier.keys() | logged.keys()):
         data = {**earlier.get(step, {}).get("verl", {}), **logged[step]}
         step_s = float(data.get("timing_s/step", 0.0))
@@ -225,9 +236,23 @@ def write_metrics(run: RunDir) -> None:
             line |= {name: data[key] for name, key in _FIGURES.items() if _is_finite(data.get(key))}
             line |= {} if _is_finite(data.get(_FIGURES["grad_norm"], 0.0)) else {"updates_skipped": 1}
             line["tokens_per_s"] = round(line["tokens_generated"] / step_s, 1) if step_s else 0.0
+            line |= _speed(config, line, data) if "perf/throughput" in logged[step] else {}
         line |= sampled["val"].get(step, {}) | ({"runners_lost": count} if (count := lost.pop(step, 0)) else {})
         lines.append({**line, "wall_time_s": round(wall_time_s, 2), "verl": data})
     run.write_metrics(add_lost_runners(lines, lost.total()))
+
+
+def _speed(config: Mapping[str, Any], line: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a line about its speed."""
+    gpus, nodes = gpus_of(config, [{"verl": data}]), config.get("verl", {}).get("trainer.nnodes", 1)
+    computed, update, training = (data.get(f"actor/{name}") for name in (COMPUTED, UPDATE_FLOPS, TRAINING_GPUS))
+    keys = {"tokens_computed": int(computed), "flops": {**line["flops"], "update": update}} if computed else {}
+    keys["machine"] = {
+        **{"device": device_name("cuda"), "gpus": gpus, "training_gpus": int(training) if training else gpus},
+        "cores": int(nodes) * processors(),
+    }
+    times = {"step_s": data["perf/time_per_step"], "update_s": data.get("timing_s/update_actor") or 0.0}
+    return {**keys, "speed": step_speed({**line, **keys}, tokens=data["perf/total_num_tokens"], **times)}
 
 
 @contextmanager

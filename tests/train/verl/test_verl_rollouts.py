@@ -28,6 +28,7 @@ from no_data import NoData
 from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import Reward, get
+from groundwire.train.algorithms.speed import ModelCost
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -588,6 +589,26 @@ def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> No
     assert figures["rollouts/truncated_share"] == 0
     assert figures["rollouts/entropy"] == 0.5  # the sampler's log-probabilities are -0.5
     assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
+
+
+def test_the_speed_of_a_step_is_that_of_verls_time_gpus_and_tokens(tmp_path: Path) -> None:
+    logged = {"timing_s/step": 10.0, "timing_s/update_actor": 4.0, "perf/time_per_step": 10.0}
+    logged |= {"perf/total_num_tokens": 60_000, "perf/throughput": 2000.0}  # on three GPUs
+    with _service(tmp_path, _Backend()) as made:
+        made.service.metrics.cost = cost = ModelCost(weights=1000, output=10, attention={None: 8}, frozen=False)
+        made.service.submit([_prompt()])
+        made.until_done()
+        made.service.finish_sampling("train", 4, {"sampling": 5.0, "update": 4.0, "waiting": 1.0})
+    (tmp_path / "config.json").write_text(json.dumps({**resolve("starter", trainer="verl").to_dict(), "format": 3}))
+    for counted in ({}, {"actor/tokens_computed_max": 70, "actor/update_flops_max": 4e6, "actor/training_gpus_max": 2}):
+        (tmp_path / "verl.jsonl").write_text(json.dumps({"step": 4, "data": {**logged, **counted}}))
+        write_metrics(made.run)
+        [line] = made.run.metrics()
+        assert line["speed"].keys() == {"tokens_per_s_per_gpu", "rollouts_per_s_per_core", "gpu_idle_fraction"}
+        assert (line["speed"]["tokens_per_s_per_gpu"], line["speed"]["gpu_idle_fraction"]) == (2000.0, 0.1)
+        assert line["flops"]["sampling"] == 4 * cost.forward([(0, 10)], 6)
+    assert (line["tokens_computed"], line["flops"]["update"]) == (70, 4e6)
+    assert (line["machine"]["gpus"], line["machine"]["training_gpus"]) == (3, 2)
 
 
 def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path) -> None:

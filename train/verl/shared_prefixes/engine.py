@@ -30,18 +30,20 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
 from verl.utils.fsdp_utils import fsdp_version
+from verl.utils.metric import Metric
 from verl.utils.ulysses import ulysses_pad_and_slice_inputs
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
 from groundwire.tools.startup import freeze_objects
+from groundwire.train.algorithms.speed import ModelCost, Span
 from groundwire.train.algorithms.token_logprobs import token_logprobs
-from groundwire.train.config.verl_names import ENGINE_VENDOR
+from groundwire.train.config.verl_names import COMPUTED, ENGINE_VENDOR, TRAINING_GPUS, UPDATE_FLOPS
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
 from groundwire.train.policy.constraint import Constraints, unpack_masks
 from groundwire.train.verl.patches import patched
@@ -69,6 +71,10 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         """The :attr:`_Kept.used` of the micro-batch that is computed; None if all of its tokens are."""
         self._constrained: _Constrained | None = None
         """That of the micro-batch that is computed."""
+        self._passes: list[tuple[list[Span], int]] = []
+        """The tokens of each pass of a mini-batch, and how many of them have logits."""
+        self._update = (0, 0.0)
+        """The tokens of an update so far, on this GPU, and the model's operations for them."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -80,6 +86,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row."""
+        self._update = (0, 0.0)
         with (
             super().train_mode(**options),
             patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
@@ -94,6 +101,13 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 gradients of the failed pass, which only its private attributes could clear.
         """
         add_derived_columns(data)
+        result = self._forward_backward(data, loss_function, forward_only)
+        if not forward_only:
+            result["metrics"] |= self._cost_so_far()
+        return result
+
+    def _forward_backward(self, data: Any, loss_function: Any, forward_only: bool) -> Any:
+        self._passes = []
         if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
@@ -102,6 +116,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
+            self._passes.clear()
             try:
                 with ExitStack() as stack:
                     if shares:  # verl takes our micro-batches
@@ -123,6 +138,25 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 "log_prob" if forward_only else "ppo",
                 self._most_tokens[forward_only],
             )
+
+    def _cost_so_far(self) -> dict[str, Any]:
+        """Metrics of the update up to the mini-batch that has just been computed, of all GPUs."""
+        tokens, flops = self._update
+        tokens += sum(end - start for spans, _ in self._passes for start, end in spans)
+        flops += sum(self._model_cost.update(spans, chosen) for spans, chosen in self._passes)
+        self._update = tokens, flops
+        groups = torch.distributed.get_world_size(self.get_data_parallel_group())  # verl takes the mean over them
+        return {
+            COMPUTED: Metric("sum", tokens * groups),
+            UPDATE_FLOPS: Metric("sum", flops * groups),
+            TRAINING_GPUS: [torch.distributed.get_world_size()],
+        }
+
+    @cached_property
+    def _model_cost(self) -> ModelCost:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.model_config.hf_config.get_text_config())
+        return ModelCost.of(model, frozen=self.model_config.lora_rank > 0)
 
     def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, Tensor]], Any]:
         """As verl's: all weights for the inference server. On several GPUs with FSDP 1 each layer is gathered once."""
@@ -152,6 +186,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         device = inputs["input_ids"].device
         if (kept := _setting(micro_batch, _KEPT, None)) is None:
             self._used, constrained = None, self._constrain(*_ids_masks_and_grammars(micro_batch))
+            lengths = micro_batch["input_ids"].offsets().diff().tolist()
+            self._passes.append(([(0, length) for length in lengths], sum(lengths)))
             self._constrained = constrained and self._placed(constrained, micro_batch, inputs["input_ids"])
         else:
             tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
@@ -160,6 +196,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
             inputs["attention_mask"] = tree_block_mask(tree.end[None], inputs["position_ids"])
             output_args["expand"], self._used = tree.expand, kept.used.to(device)
             self._constrained = kept.constrained
+            of_grammars = len(self._constrained.places) if self._constrained else 0
+            self._passes.append((kept.spans, len(kept.used) + of_grammars))
         if self._constrained:
             self._constrained = _Constrained(self._constrained.places.to(device), self._constrained.masks)
         return inputs, output_args
@@ -284,6 +322,8 @@ class _Kept(NamedTuple):
     """int64 [K]: the kept tokens whose next one has a loss; the first token if there is none, for a gradient of 0"""
     constrained: _Constrained | None
     """Others, with places among the kept tokens"""
+    spans: list[Span]
+    """The positions of the kept tokens of each row"""
 
 
 def _prepare_micro_batches(
@@ -362,7 +402,9 @@ def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int], constr
         constrained = _Constrained(tree.expand[constrained.places], constrained.masks)
     elif not len(used):
         used = torch.zeros(1, dtype=torch.long)
-    return _Kept(tree, tree.expand[used], constrained)
+    kept = torch.searchsorted(tree.keep, torch.tensor([0, *lengths]).cumsum(0)).diff().tolist()
+    spans = [(length - new, length) for length, new in zip(lengths, kept, strict=True)]
+    return _Kept(tree, tree.expand[used], constrained, spans)
 
 
 def _replaced(values: tuple[Tensor, ...], places: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -10,7 +10,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from groundwire.train.config.verl_names import ENGINE_VENDOR
+from groundwire.train.algorithms.speed import ModelCost
+from groundwire.train.config.verl_names import COMPUTED, ENGINE_VENDOR, TRAINING_GPUS, UPDATE_FLOPS
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
 from groundwire.train.verl.rows import add_derived_columns
 from groundwire.train.verl.shared_prefixes.tree import micro_batches, prefix_tree
@@ -356,6 +357,39 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
     assert results["ours"][2] == pytest.approx(results["verl"][2], rel=1e-5)
     for got, wanted in zip(both.ours.module.parameters(), both.verl.module.parameters(), strict=True):
         torch.testing.assert_close(local(got), local(wanted), atol=1e-5, rtol=1e-4)
+
+
+def test_an_update_counts_the_tokens_and_the_operations_of_all_its_passes(engines):
+    from verl.utils.metric import Metric
+
+    engine = engines("fsdp").ours
+    prompts, replies = some_rows(1)
+    replies = [reply if len(reply) else torch.tensor([7]) for reply in replies]
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    batch = verl_batch(rows, [torch.ones_like(reply) for reply in replies])
+    positions = []
+    engine.module.register_forward_pre_hook(
+        lambda _module, _args, given: positions.append(given["position_ids"].flatten()), with_kwargs=True
+    )
+
+    def logged(metrics, name):
+        return Metric.aggregate_dp([metrics[name]])
+
+    for _ in range(2):
+        with engine.eval_mode():
+            engine.forward_backward_batch(batch, None, forward_only=True)
+        positions.clear()
+        with engine.train_mode():
+            first, second = (engine.forward_backward_batch(batch, verl_loss)["metrics"] for _ in range(2))
+            engine.optimizer_zero_grad()
+        seen = torch.cat(positions)  # those of two mini-batches
+        assert (logged(first, COMPUTED), logged(second, COMPUTED)) == (len(seen) / 2, len(seen))
+        chosen = sum(map(len, replies))
+        cost = ModelCost.of(LlamaForCausalLM(SHAPE))
+        width = SHAPE.hidden_size * SHAPE.num_hidden_layers
+        operations = 2 * (cost.weights * len(seen) + 2 * cost.output * chosen) + 4 * width * int((seen + 1).sum())
+        assert logged(second, UPDATE_FLOPS) == pytest.approx(3 * operations, rel=1e-9)
+        assert second[TRAINING_GPUS] == [1]
 
 
 def ppo_batch(rows, replies, advantages):
