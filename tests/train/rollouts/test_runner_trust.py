@@ -407,6 +407,15 @@ def test_a_runner_makes_no_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> 
         remote._agent_for(_turns(7))
 
 
+async def test_a_runner_uses_the_agent_options_of_each_rollout(own_task: dict[str, Any]) -> None:
+    async with _model("SELECT broken") as (url, requests), _store() as (_, client), _runner(client):
+        for turns in (1, 3):
+            requests.clear()
+            options = {"max_turns": turns, "check_last": True}
+            await _result(client, own_task, url, metadata={"settings": {"agent_options": options}})
+            assert len(requests) == 2 * turns  # each turn writes a query and checks it
+
+
 def test_the_environment_names_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPIDER_DATA_DIR", str(tmp_path))
     assert _may_read(tmp_path / "x.sqlite")

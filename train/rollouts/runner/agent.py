@@ -7,6 +7,7 @@ a failed rollout again, unless the failure is scored (:mod:`groundwire.train.con
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -281,7 +282,7 @@ class RemoteRolloutAgent:
         self._check = check
         self._agents: dict[str, RolloutAgent] = {}
         self._private_tasks = PrivateTasks(check.domain.database)
-        self._backend = make_backend(check.settings)  # of no setting that comes with a rollout
+        self._backends = {self._options(check): make_backend(check.settings)}
         self._agent_for({})
 
     async def run(self, rollout: Rollout, resources: Mapping[str, Any], store: RolloutStore) -> tuple[Outcome, bool]:
@@ -296,22 +297,31 @@ class RemoteRolloutAgent:
 
     async def stop(self) -> None:
         """Close the connections and processes of the backends, and check that the databases are unchanged."""
-        await self._backend.stop()
+        for backend in self._backends.values():
+            await backend.stop()
         self._private_tasks.close()
         if warning := self._private_tasks.warning():
             _log.warning("%s", warning)
+
+    @staticmethod
+    def _options(check: RequestCheck) -> str:
+        """The only settings of a backend that come with a rollout."""
+        return json.dumps(dict(check.settings.agent_options), sort_keys=True)
 
     def _agent_for(self, of_rollout: Any) -> RolloutAgent:
         check = self._check.for_rollout(of_rollout)
         settings = check.settings
         key = settings.model_dump_json()
         if key not in self._agents:
+            options = self._options(check)
             if len(self._agents) >= _MAX_AGENTS:
                 raise RequestRefusedError(
                     f"this runner has an agent for each of {_MAX_AGENTS} settings and makes no more: start it again"
                 )
+            if options not in self._backends:
+                self._backends[options] = make_backend(settings)
             self._agents[key] = RolloutAgent(
-                backend=self._backend,
+                backend=self._backends[options],
                 domain=check.domain,
                 reward=make_reward(settings, check.domain),
                 timeout_s=settings.rollout_timeout_s,
