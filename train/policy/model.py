@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
 _LARGE = 20_000_000
 """Parameters of a model with which a CPU spends most of its time in matrix products."""
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
+_BATCH_TOKENS = 8192
+"""Of rows that are scored together, with padding: the logits of a large vocabulary take 1.6 GB."""
 _MAX_REASON = 300  # characters of a library's message
 
 
@@ -55,14 +60,36 @@ class PromptScores:
     def __init__(self, folder: Path, device: str) -> None:
         self._folder, self._device = folder, device
         self._model: Any = None
+        self._lock, self._waiting = threading.Lock(), deque[tuple[Sequence[int], Future[list[float]]]]()
 
     def __call__(self, ids: Sequence[int]) -> list[float]:
-        """Not for several threads at once."""
-        self._model = self._model or load_policy(self._folder)[0].to(self._device)
-        tokens = torch.tensor([ids], device=self._device)
-        with torch.inference_mode():
-            logits = self._model(input_ids=tokens).logits[0, :-1].float()
-            return list(logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].tolist())
+        """Rows that wait in several threads are computed together."""
+        scores = Future[list[float]]()
+        self._waiting.append((ids, scores))
+        with self._lock:
+            while not scores.done():
+                self._compute()
+        return scores.result()
+
+    def _compute(self) -> None:
+        """The rows that wait longest, padded at their ends, which no token sees."""
+        batch = [self._waiting.popleft()]
+        width = len(batch[0][0])
+        while self._waiting and (len(batch) + 1) * max(width, len(self._waiting[0][0])) <= _BATCH_TOKENS:
+            batch.append(self._waiting.popleft())
+            width = max(width, len(batch[-1][0]))
+        try:
+            self._model = self._model or load_policy(self._folder)[0].to(self._device)
+            tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in batch], device=self._device)
+            with torch.inference_mode():
+                logits = self._model(input_ids=tokens).logits[:, :-1].float()
+                chosen = logits.gather(2, tokens[:, 1:, None])[..., 0] - logits.logsumexp(-1)
+            for (ids, scores), row in zip(batch, chosen.tolist(), strict=True):
+                scores.set_result(row[: len(ids) - 1])
+        except BaseException as error:  # each of the waiting threads raises it
+            for _, scores in batch:
+                if not scores.done():
+                    scores.set_exception(error)
 
 
 def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:

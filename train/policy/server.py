@@ -65,7 +65,8 @@ class PolicyServer(HttpServer):
             by default as its chat template does, which is ``hermes`` where it writes none. A warning names another one.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.
-        score: computes the log-probabilities of token ids but the first, for completions with ``prompt_logprobs``.
+        score: computes the log-probabilities of token ids but the first, for completions with ``prompt_logprobs``;
+            called by several threads at once.
 
     Raises:
         OSError: from :meth:`start`, if the port is in use.
@@ -91,7 +92,8 @@ class PolicyServer(HttpServer):
         if tool_format and written and FORMATS[written].read is not self._tool_format.read:
             _log.warning("the chat template writes tool calls as %s, but they are read as %s", written, tool_format)
         self._prompts = Prompts(engine, template_options or {})
-        self._one_long_request, self._score, self._one_score = asyncio.Semaphore(), score, asyncio.Semaphore()
+        self._one_long_request, self._score = asyncio.Semaphore(), score
+        self._decoded = functools.lru_cache(len(engine.tokenizer))(lambda token: engine.tokenizer.decode([token]))
         self._created = int(time.time())
         self._conversations = Conversations()
 
@@ -216,10 +218,9 @@ class PolicyServer(HttpServer):
             raise RefusedError(400, f"a token of the prompt is no number from 0 to {size - 1}")
         if len(ids) > self._engine.max_model_len:
             raise ContextLengthError(len(ids), self._engine.max_model_len)
-        async with self._one_score:
-            scores = await asyncio.to_thread(self._score, ids)
+        scores = await asyncio.to_thread(self._score, ids)
         entries = [
-            {str(token): {"logprob": score, "decoded_token": self._engine.tokenizer.decode([token])}}
+            {str(token): {"logprob": score, "decoded_token": self._decoded(token)}}
             for token, score in zip(ids[1:], scores, strict=True)
         ]
         choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *entries]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from groundwire.train.algorithms.distillation import MAX_DIFFERENCE, Teacher, Te
 from groundwire.train.api.serving import ServedModel
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.model import PromptScores, load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -123,6 +124,22 @@ def test_the_teacher_scores_every_token_of_a_conversation(models: Path, teacher:
     assert calls[0].teacher_logprobs == pytest.approx([float(scores[2, 8]), float(scores[3, 9])], abs=1e-4)
     assert calls[1].teacher_logprobs == pytest.approx([float(scores[5, 11])], abs=1e-4)
     assert calls[2].teacher_logprobs == []
+
+
+def test_rows_that_several_threads_ask_for_have_the_scores_of_single_rows(models: Path) -> None:
+    rows = [[5 + (number * place) % 90 for place in range(3 + 7 * number)] for number in range(1, 12)]
+    with ThreadPoolExecutor(len(rows)) as pool:
+        together = list(pool.map(PromptScores(models / "teacher", "cpu"), rows))
+    alone = PromptScores(models / "teacher", "cpu")
+    for row, scores in zip(rows, together, strict=True):
+        assert scores == pytest.approx(alone(row), abs=1e-4)
+
+
+def test_a_row_that_cannot_be_scored_is_an_error_of_its_thread_and_not_of_the_next(models: Path) -> None:
+    scores = PromptScores(models / "teacher", "cpu")
+    with pytest.raises(IndexError):
+        scores([5, 10**6, 7])
+    assert len(scores([5, 6, 7])) == 2
 
 
 class _Reversed:
