@@ -27,6 +27,8 @@ except speed, scaling, update and uneven use the model of --model.
   medical      the same with the medical questions
   async        the trainer modes --modes with verl from --model, a fine-tuned one, for the steps --steps and at most
                --verl-s; evaluations of all validation questions, paired
+  traces       groundwire learn from traces of the model that learning trains:
+          SFT, on-policy distillation, GRPO, for each seed
 
 What a small real model learns, on one GPU:
   --parts learning,medical --model smollm2 --spider FOLDER
@@ -59,6 +61,7 @@ from dev.gpu.attention import save_tiny_model
 from dev.gpu.learning import part_async, part_learning, part_medical
 from dev.gpu.options import read_options
 from dev.gpu.suite import Suite, gpu_names, last_line, marked_processes, separate_gpus, step_figures, steps_of
+from dev.gpu.traces import part_traces
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.run_reader import final_rollouts
@@ -308,6 +311,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "learning": part_learning,
     "medical": part_medical,
     "async": part_async,
+    "traces": part_traces,
 }
 
 
@@ -359,7 +363,7 @@ def main() -> int:
     """Run the chosen parts; the exit status is the number of parts that raised an error."""
     options = read_options(__doc__ or "", PARTS)
     with exit_on_user_error():
-        if {"learning", "medical"} & set(options.parts):
+        if {"learning", "medical", "traces"} & set(options.parts):
             check_device(options.device)
         suite = Suite(options)
     suite.results["machine"] = _machine()

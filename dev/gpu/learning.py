@@ -29,7 +29,19 @@ from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.evaluation.metrics import compare, format_change, scores_by_question
 from groundwire.train.evaluation.run_reader import final_rollouts
 
-__all__ = ["CONTROLS", "VARIANTS", "part_async", "part_learning", "part_medical", "write_parts"]
+__all__ = [
+    "CONTROLS",
+    "KINDS",
+    "VARIANTS",
+    "LearningRun",
+    "pairs",
+    "part_async",
+    "part_learning",
+    "part_medical",
+    "spider_experiment",
+    "write_folder",
+    "write_parts",
+]
 
 Settings = Mapping[str, Any]
 
@@ -41,7 +53,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What further GRPO runs with the first agent and seed change."""
 CONTROLS = ("SFT for longer", "SFT for longer on all")
 """SFT from the same model for the time of SFT and GRPO: on the questions for SFT, and on those for GRPO, too."""
-_KINDS = {"greedy": {"val_temperature": 0}, "sampled": {"val_temperature": 1}}
+KINDS: dict[str, dict[str, Any]] = {"greedy": {"val_temperature": 0}, "sampled": {"val_temperature": 1}}
+"""The evaluations of a model."""
 _TRAINING = {
     "group_size": 8,
     "minibatches": 1,
@@ -93,55 +106,53 @@ class Experiment:
 
 def part_learning(suite: Suite) -> dict[str, Any]:
     """SFT on the questions about a part of Spider's training databases, GRPO on those about the others."""
+    return LearningRun(suite, spider_experiment(suite, "learning", suite.options.agents)).run()
+
+
+def spider_experiment(suite: Suite, part: str, agents: Sequence[str]) -> Experiment:
+    """The experiment of a part on Spider; writes its data."""
     options, prompt = suite.options, _spider_prompt()
-    agents = options.agents
     first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
-    return _Run(
-        suite,
-        Experiment(
-            part="learning",
-            agents=agents,
-            supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
-            agent=_spider_agent(second),
-            variants=options.variants,
-            all_questions=str(first.parent / "all"),
-            data=counts,
-        ),
-    ).result
+    return Experiment(
+        part=part,
+        agents=agents,
+        supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
+        agent=_spider_agent(second),
+        variants=options.variants,
+        all_questions=str(first.parent / "all"),
+        data=counts,
+    )
 
 
 def part_medical(suite: Suite) -> dict[str, Any]:
     """SFT on questions about other drugs and diseases than the bundled ones, GRPO on the bundled questions."""
     warm = suite.out / "medical-warm"
     suite.run("medical-generate", ["-m", "dev.medical_data", "--seed", "1", "--out", str(warm)])
-    lengths = {"max_model_len": 3072, "max_tokens": 160}
-    supervised = {"domain": "medical", "data_dir": str(warm), "backend": "openai-agents", **lengths}
+    supervised = {"domain": "medical", "data_dir": str(warm), "backend": "openai-agents", "max_model_len": 3072}
     supervised |= _agent_options(prompt_profile="full", example_values=3, show_keys=True, execution_truncate=2048)
     supervised |= {"augment": 0, "epochs": 4, "val_tasks": 200}
-    return _Run(
-        suite,
-        Experiment(
-            part="medical",
-            agents=["openai-agents"],
-            supervised=supervised,
-            agent={"config": "medical", **lengths, "n_runners": 192},
-            changed={"tasks_per_step": 24},
-        ),
-    ).result
+    experiment = Experiment(
+        part="medical",
+        agents=["openai-agents"],
+        supervised=supervised,
+        agent={"config": "medical", "max_model_len": 3072, "max_tokens": 160, "n_runners": 192},
+        changed={"tasks_per_step": 24},
+    )
+    return LearningRun(suite, experiment).run()
 
 
 def part_async(suite: Suite) -> dict[str, Any]:
     """Long runs with verl in each trainer mode, from a model after SFT, on the questions that it was not tuned on."""
     options, result = suite.options, dict[str, Any]()
     agent = _spider_agent(write_parts(options.spider, suite.out / "parts", options.sft_share)[1])
-    scores: dict[str, dict[str, Scores]] = {kind: {} for kind in _KINDS}
+    scores: dict[str, dict[str, Scores]] = {kind: {} for kind in KINDS}
     for stage in ("before", *options.modes):
         folder: Path | None = Path(suite.model)
         if stage != "before":
             settings = {**agent, **_TRAINING, **_OF_TRAINER["verl"], "trainer": "verl", "model": suite.model}
             settings |= {"steps": options.steps, "learning_rate": options.learning_rate}
             modes = [f"trainer.v1.trainer_mode={stage}", *(separate_gpus() if stage == "separate_async" else [])]
-            program, folder = suite.train(f"async-{stage}", [*_pairs(settings), *modes], limit_s=options.verl_s)
+            program, folder = suite.train(f"async-{stage}", [*pairs(settings), *modes], limit_s=options.verl_s)
             result[stage] = {key: program[key] for key in program if key != "summary"}
         if folder is None:
             continue
@@ -152,9 +163,9 @@ def part_async(suite: Suite) -> dict[str, Any]:
             names = sorted({name for line in verl for name in line if kept.search(name)})
             of_steps = {name: [line.get(name) for line in verl] for name in names}
             result[stage] |= {"training": training_figures(run), "of each step": of_steps}
-        for kind, temperature in _KINDS.items():
+        for kind, temperature in KINDS.items():
             evaluation = {**agent, **_EVALUATION, **temperature, "model": str(folder), "val_tasks": options.questions}
-            _, evaluated = suite.evaluate(f"async-{stage}-{kind}", _pairs(evaluation))
+            _, evaluated = suite.evaluate(f"async-{stage}-{kind}", pairs(evaluation))
             if evaluated is not None:
                 scores[kind][stage] = scores_by_question(final_rollouts(RunDir.open(evaluated)))
                 compared = {
@@ -185,42 +196,54 @@ def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path
     for database in databases:
         name = min(shares, key=lambda name: sum(counts[each] for each in parts[name]) / shares[name])
         parts[name].add(database)
-    source, figures = domain.folder(data_dir)[0], {"validation": len(data.validation)}
+    figures = {"validation": len(data.validation)}
     for name, part in {**parts, "all": set(databases)}.items():
-        folder = out / name
-        folder.mkdir(parents=True, exist_ok=True)
         train = [task for task in data.train if task["db_id"] in part]
-        for file, tasks in (("train_spider.json", train), ("dev.json", data.validation)):
-            rows = [{key: value for key, value in task.items() if key != "db_path"} for task in tasks]
-            (folder / file).write_text(json.dumps(rows))
-        (folder / "report.json").write_text('{"left_out_of_training": {}}')  # the golds were run
-        for databases_of in ("database", "test_database"):
-            if (source / databases_of).is_dir() and not (folder / databases_of).exists():
-                (folder / databases_of).symlink_to((source / databases_of).resolve())
+        write_folder(out / name, data_dir, train, data.validation)
         figures |= {f"databases for {name}": len(part), f"questions for {name}": len(train)}
     return out / "sft", out / "grpo", figures
 
 
-class _Run:
+def write_folder(
+    folder: Path, data_dir: str | None, train: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]
+) -> None:
+    """Spider's layout with these tasks, and links to its databases."""
+    source = domains.get("spider").folder(data_dir)[0]  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, tasks in (("train_spider.json", train), ("dev.json", validation)):
+        rows = [{key: value for key, value in task.items() if key != "db_path"} for task in tasks]
+        (folder / file).write_text(json.dumps(rows))
+    (folder / "report.json").write_text('{"left_out_of_training": {}}')  # the golds were run
+    for databases_of in ("database", "test_database"):
+        if (source / databases_of).is_dir() and not (folder / databases_of).exists():
+            (folder / databases_of).symlink_to((source / databases_of).resolve())
+
+
+class LearningRun:
     """Runs an experiment. ``result`` is in the suite's results from the beginning, and written after each program."""
 
     def __init__(self, suite: Suite, experiment: Experiment) -> None:
         self.suite, self.experiment, self.options = suite, experiment, suite.options
         self.result: dict[str, Any] = {"data": experiment.data, "programs": {}, "accuracy": {}, "training": {}}
         suite.results[experiment.part] = self.result
-        self._scores: dict[str, dict[str, Scores]] = {}
+        self.scores: dict[str, dict[str, Scores]] = {}
+        """By agent and way of sampling, and by stage."""
         self._lock = threading.Lock()
-        at_once = self.options.at_once
+
+    def run(self) -> dict[str, Any]:
+        """SFT, then GRPO and the controls; evaluations after each. Returns :attr:`result`."""
+        experiment, at_once = self.experiment, self.options.at_once
         with ThreadPoolExecutor(at_once) as self._evaluations, ThreadPoolExecutor(at_once) as runs:
             for agent in experiment.agents:
-                self._start_evaluations("zero", agent, suite.model)
-            if model := self._supervise("sft", self.options.sft_s):
+                self._start_evaluations("zero", agent, self.suite.model)
+            if model := self.supervise("sft", self.options.sft_s):
                 for agent in experiment.agents:
                     self._start_evaluations("sft", agent, model)
                 for control in CONTROLS[: 1 if experiment.all_questions is None else 2]:
-                    runs.submit(self._recorded, self._control, control)  # beside GRPO, as fast or slow as it
+                    runs.submit(self.recorded, self._control, control)  # beside GRPO, as fast or slow as it
                 for agent, stage, changed in self._stages():
-                    runs.submit(self._recorded, self._train, stage, agent, model, changed)
+                    runs.submit(self.recorded, self._train_and_evaluate, stage, agent, model, changed)
+        return self.result
 
     def _stages(self) -> list[tuple[str, str, Settings]]:
         """Agent, name and changed settings of each GRPO run."""
@@ -230,23 +253,24 @@ class _Run:
         ]
         return found + [(agents[0], name, {**VARIANTS[name], "seed": seeds[0]}) for name in self.experiment.variants]
 
-    def _recorded(self, work: Any, *arguments: Any) -> None:
+    def recorded(self, work: Any, *arguments: Any) -> None:
         """An error of one program's results does not end the others."""
         try:
             work(*arguments)
         except Exception as error:
-            self._write("errors", " ".join(map(str, arguments[:2])), f"{type(error).__name__}: {error}")
+            name = " ".join(map(str, arguments[:2])) or self.experiment.part
+            self.write("errors", name, f"{type(error).__name__}: {error}")
 
     def _control(self, name: str) -> None:
         """SFT for the time of SFT and GRPO together; the time ends it, not the number of epochs."""
         changed: dict[str, Any] = {"epochs": 1000}
         if name == CONTROLS[1]:
             changed["data_dir"] = self.experiment.all_questions
-        if model := self._supervise(name, self.options.sft_s + self.options.grpo_s, changed):
+        if model := self.supervise(name, self.options.sft_s + self.options.grpo_s, changed):
             for agent in self.experiment.agents:
                 self._start_evaluations(name, agent, model)
 
-    def _supervise(self, stage: str, seconds: float, changed: Settings | None = None) -> str | None:
+    def supervise(self, stage: str, seconds: float, changed: Settings | None = None) -> str | None:
         """The folder of the model after ``seconds`` of SFT for each agent."""
         name, seconds = self._name(stage), seconds * len(self.experiment.agents)
         out = self.suite.out / "sft" / name
@@ -254,55 +278,83 @@ class _Run:
         settings |= {"time_limit_s": seconds, "output_dir": str(out), **(changed or {})}
         if self.options.questions:
             settings["val_tasks"] = self.options.questions
-        command = ["-m", "groundwire.train.sft", *_pairs(settings)]
-        self._write("programs", name, self.suite.run(name, command, limit_s=seconds + self.options.limit))
+        command = ["-m", "groundwire.train.sft", *pairs(settings)]
+        self.write("programs", name, self.suite.run(name, command, limit_s=seconds + self.options.limit))
         folder = max(out.glob("2*/model"), default=None)
         if folder is not None and (folder.parent / "summary.json").exists():
-            self._write("training", stage, json.loads((folder.parent / "summary.json").read_text()))
+            self.write("training", stage, json.loads((folder.parent / "summary.json").read_text()))
         return None if folder is None else str(folder)
 
-    def _train(self, stage: str, agent: str, model: str, changed: Settings) -> None:
+    def _train_and_evaluate(self, stage: str, agent: str, model: str, changed: Settings) -> None:
+        limit_s = self.options.verl_s if changed.get("trainer") == "verl" else self.options.grpo_s
+        if folder := self.train(stage, agent, model, changed, limit_s):
+            self._start_evaluations(stage, agent, str(folder))
+
+    def train(
+        self,
+        stage: str,
+        agent: str,
+        model: str,
+        changed: Settings,
+        limit_s: float,
+        variables: Mapping[str, str] | None = None,
+    ) -> Path | None:
+        """The folder of a run of GRPO that ends after ``limit_s``; ``variables`` as for :meth:`.Suite.start`."""
         options, experiment, trainer = self.options, self.experiment, changed.get("trainer", "local")
         settings = {**experiment.agent, **_TRAINING, **_OF_TRAINER[trainer], "learning_rate": options.learning_rate}
         settings |= {"model": model, "backend": agent, "trainer": trainer}
         if trainer == "local":
             settings |= {"device": options.device, **parse_overrides(options.overrides)}
         settings |= {**experiment.changed, **changed}
-        name, limit_s = self._name(stage, agent), options.verl_s if trainer == "verl" else options.grpo_s
-        program, folder = self.suite.train(name, _pairs(settings), limit_s=limit_s)
-        self._write("programs", name, {key: program[key] for key in program if key not in ("summary", "figures")})
+        name = self._name(stage, agent)
+        program, folder = self.suite.train(name, pairs(settings), limit_s, variables)
+        self.write("programs", name, {key: program[key] for key in program if key not in ("summary", "figures")})
         if folder is not None:
             figures = training_figures(RunDir.open(folder)) | {"verl": program.get("figures")}
-            self._write("training", f"{agent}, {stage}", figures)
-            self._start_evaluations(stage, agent, str(folder))
+            self.write("training", f"{agent}, {stage}", figures)
+        return folder
 
     def _start_evaluations(self, stage: str, agent: str, model: str) -> None:
-        for kind in _KINDS:
-            self._evaluations.submit(self._recorded, self._evaluate, stage, agent, kind, model)
+        for kind in KINDS:
+            self._evaluations.submit(self.recorded, self.evaluate, stage, agent, kind, model)
 
-    def _evaluate(self, stage: str, agent: str, kind: str, model: str) -> None:
+    def evaluate(
+        self,
+        stage: str,
+        agent: str,
+        kind: str,
+        model: str,
+        changed: Settings | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> Path | None:
+        """The folder of an evaluation of one of :data:`KINDS`; ``variables`` as for :meth:`.Suite.start`."""
         options, name = self.options, self._name(stage, agent, kind)
         samples = options.samples if kind == "sampled" else 1
-        settings = {**self.experiment.agent, **_EVALUATION, **_KINDS[kind], "model": model, "backend": agent}
-        settings["val_tasks"] = options.questions
-        program, folder = self.suite.evaluate(name, ["-n", str(samples), *_pairs(settings)])
-        self._write("programs", name, program)
+        settings = {**self.experiment.agent, **_EVALUATION, **KINDS[kind], "model": model, "backend": agent}
+        settings |= {"val_tasks": options.questions, **(changed or {})}
+        program, folder = self.suite.evaluate(name, ["-n", str(samples), *pairs(settings)], variables)
+        self.write("programs", name, program)
         if folder is None:
-            return
+            return None
         rollouts = final_rollouts(RunDir.open(folder))
         figures = json.loads((folder / "evaluation.json").read_text())
         figures |= {"rows": str(folder.relative_to(self.suite.out)), "errors": error_classes(rollouts)}
         with self._lock:
-            of_stage = self._scores.setdefault(f"{agent}, {kind}", {})
+            of_stage = self.scores.setdefault(f"{agent}, {kind}", {})
             of_stage[stage] = scores_by_question(rollouts)
-            compared = {each: differences(found) for each, found in self._scores.items()}
-            self.result["differences"] = compared
-        self._write("accuracy", f"{agent}, {kind}, {stage}", figures)
+            self.result["differences"] = self.compare()
+        self.write("accuracy", f"{agent}, {kind}, {stage}", figures)
+        return folder
+
+    def compare(self) -> dict[str, Any]:
+        """The differences of :attr:`scores`."""
+        return {each: differences(found) for each, found in self.scores.items()}
 
     def _name(self, *parts: str) -> str:
         return "-".join([self.experiment.part, *parts]).replace(" ", "")
 
-    def _write(self, section: str, name: str, value: Any) -> None:
+    def write(self, section: str, name: str, value: Any) -> None:
+        """Add a value to the results, and write them."""
         with self._lock:
             self.result.setdefault(section, {})[name] = value
             self.suite.write()
@@ -310,17 +362,18 @@ class _Run:
 
 def _spider_prompt() -> dict[str, Any]:
     prompt = _agent_options(table_info_truncate=6000, example_values=2, show_keys=True, execution_truncate=200)
-    return prompt | {"max_model_len": 3072, "max_tokens": 96}
+    return prompt | {"max_model_len": 3072}
 
 
 def _spider_agent(data_dir: Path) -> dict[str, Any]:
-    return {**_spider_prompt(), "data_dir": str(data_dir), "reward": "spider_exec_match", "n_runners": 384}
+    own = {"max_tokens": 96, "data_dir": str(data_dir), "reward": "spider_exec_match", "n_runners": 384}
+    return {**_spider_prompt(), **own}
 
 
 def _agent_options(**options: Any) -> dict[str, Any]:
     return {f"agent_options.{name}": value for name, value in options.items()}
 
 
-def _pairs(settings: Settings) -> list[str]:
+def pairs(settings: Settings) -> list[str]:
     """The settings as arguments of a command."""
     return [f"{name}={value}" for name, value in settings.items()]

@@ -65,7 +65,14 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
     add("--learning-rate", type=_positive, default=2e-5, help="of GRPO; default: %(default)g")
     add("--at-once", type=_count, default=3, help="GRPO runs and controls at once, and evaluations; default: 3")
     add("--samples", type=_count, default=1, help="per question; 8 for pass@8; default: %(default)s")
-    add("--questions", type=int, default=0, help="validation questions; default: all")
+    add("--questions", type=int, default=0, help="validation questions; default: all; of traces: 400")
+    add = parser.add_argument_group("traces, beside --seeds, --sft-s and --grpo-s (of the teacher)").add_argument
+    add("--teacher", metavar="FOLDER", help="a trained model; default: the suite trains one")
+    add("--traced", type=_count, default=2000, help="training questions that it answers; default: %(default)s")
+    add("--student-sft-s", type=_positive, default=100.0, help="seconds of a student's SFT; default: %(default)g")
+    add("--distill-steps", type=_count, default=30, help="steps of its distillation; default: %(default)s")
+    add("--distill-rate", type=_positive, default=3e-5, help="their learning rate; default: %(default)g")
+    add("--student-grpo-s", type=_positive, default=150.0, help="seconds of its GRPO; default: %(default)g")
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -153,11 +153,13 @@ class Suite:
         result = self.run(name, ["-m", "groundwire.train.run", "--resume", str(folder), "--steps", steps])
         return {**result, "steps_in_metrics": steps_of(folder)}
 
-    def evaluate(self, name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+    def evaluate(
+        self, name: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, Any], Path | None]:
         """Run ``train.evaluate`` with the embedded server; returns its result and the evaluation's folder."""
         folder = self.out / "evaluations" / name
         command = ["-m", "groundwire.train.evaluate", "--device", self.options.device, "--output-dir", str(folder)]
-        result = self.run(name, [*command, *arguments])
+        result = self.run(name, [*command, *arguments], variables=variables)
         made = sorted(folder.glob("2*/evaluation.json"))
         return result, made[-1].parent if made else None
 

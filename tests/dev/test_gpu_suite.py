@@ -17,15 +17,18 @@ from typing import Any
 import pytest
 import torch
 from dev.gpu import __main__ as suite_module
-from dev.gpu.learning import write_parts
+from dev.gpu.learning import spider_experiment, write_parts
 from dev.gpu.learning_results import differences, error_classes
 from dev.gpu.options import read_options
 from dev.gpu.peers import Case, segments_attention
 from dev.gpu.random_model import save_random_model
 from dev.gpu.suite import MARK, Suite, marked_processes, step_figures
+from dev.gpu.traces import pooled_differences
 from spider_folder import TRAIN, make_spider
 
 from groundwire.domains import get
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy
 from groundwire.train.store.rollout import Outcome, Rollout
@@ -88,6 +91,25 @@ def test_lists_of_names_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["dev.gpu", "--out", "unused", "--variants=", "--seeds=3,4"])
     options = read_options("", ("speed", "learning"))
     assert (options.parts, options.variants, options.seeds) == (["speed", "learning"], [], [3, 4])
+
+
+def test_the_settings_of_the_parts_on_spider_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spider = make_spider(tmp_path / "spider", train=[{**TRAIN[0], "db_id": name} for name in ("pets", "cars")])
+    monkeypatch.setattr(sys, "argv", ["dev.gpu", "--out", str(tmp_path / "out"), f"--spider={spider}"])
+    experiment = spider_experiment(Suite(read_options("", suite_module.PARTS)), "learning", ["langgraph"])
+    for settings, known in ((experiment.supervised, SFTSettings), (experiment.agent, RunConfig)):
+        options = {name.partition(".")[2]: value for name, value in settings.items() if "." in name}
+        plain = {name: value for name, value in settings.items() if "." not in name}
+        assert known(**plain, agent_options=options).max_model_len == 3072
+
+
+def test_the_stages_of_seeds_are_compared_by_question() -> None:
+    first = {"sft 0": {"a": [0.0], "b": [0.0]}, "grpo 0": {"a": [1.0], "b": [0.0]}}
+    second = {"sft 1": {"a": [0.0], "b": [1.0]}, "grpo 1": {"a": [1.0], "b": [1.0]}, "grpo 2": {"a": [0.0], "b": [0.0]}}
+    found = pooled_differences({**first, **second})
+    assert found["accuracy"] == {"sft": {"0": 0.0, "1": 0.5}, "grpo": {"0": 0.5, "1": 1.0, "2": 0.0}}
+    change = found["sft -> grpo"]
+    assert (change["seeds"], change["questions"], change["difference"]) == (["0", "1"], 2, 0.5)
 
 
 def test_scaling_compares_the_first_gpu_with_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
