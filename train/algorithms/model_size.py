@@ -132,15 +132,18 @@ def _helpful(changes: Changes, fits: Callable[[Settings], bool]) -> str:
     return f"{' and '.join(needed)}, or {larger}"
 
 
-def empty_model(model: str) -> Any:
-    """The model in a folder in Hugging Face's format, or of the hub, without its weights: on the device ``meta``.
+def empty_model(model: Any) -> Any:
+    """The model in a folder in Hugging Face's format, of the hub, or of a configuration, without its weights: on the
+    device ``meta``.
 
     Raises ``OSError`` or ``ValueError`` if its configuration cannot be read.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)  # it would ask on the terminal
+    config = model
+    if isinstance(model, str):
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)  # it would ask on the terminal
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config.get_text_config())
 

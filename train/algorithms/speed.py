@@ -15,10 +15,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.train.algorithms.model_size import empty_model
 
 _PEAKS = {
     "H100 PCIe": 756,
@@ -35,8 +37,6 @@ _PEAKS = {
 bfloat16 with sums in float32."""
 _SIZE = r"([ -](SXM\d?|PCIE|\d+GB|HBM\w+))*"
 """What may follow in a card's name. A part of a card (MIG) and cards for laptops have other names and no peak here."""
-
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 Span = tuple[int, int]
 """Tokens at these positions of a sequence, the second exclusive, after those before them."""
@@ -63,12 +63,12 @@ class ModelCost:
 
     @classmethod
     def of(cls, model: Any, *, frozen: bool = False) -> ModelCost:
-        """Of a model of transformers, which may be on the device ``meta``. Products with adapters are not counted."""
+        """Of a model of transformers. Products with adapters are not counted."""
         import torch
 
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-        experts = next(filter(None, (getattr(config, name, None) for name in _EXPERTS)), 1)
+        experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
         chosen = (getattr(config, "num_experts_per_tok", None) or experts) / experts
         weights = sum(
             weight.numel() * (chosen if ".experts." in name else 1)
@@ -79,12 +79,17 @@ class ModelCost:
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads))
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-        attention = Counter[int | None]()
-        for kind in kinds:
-            if kind in ("full_attention", "sliding_attention"):
-                attention[window if kind == "sliding_attention" else None] += width
+        attention = Counter[int | None]({None: width * kinds.count("full_attention")})
+        attention[window] += width * kinds.count("sliding_attention")
         output = head.weight.numel() if head is not None else 0
         return cls(weights=round(weights), output=output, attention=attention, frozen=frozen)
+
+    @classmethod
+    def without_weights(cls, model: Any, *, frozen: bool) -> ModelCost | None:
+        """Of a model that :func:`.empty_model` makes; None if it cannot."""
+        with suppress(OSError, ValueError, LookupError, AttributeError):
+            return cls.of(empty_model(model), frozen=frozen)
+        return None
 
     def forward(self, spans: Sequence[Span], chosen: int) -> float:
         """The operations of a forward pass over tokens, in which the logits of ``chosen`` ones are computed."""
@@ -155,8 +160,6 @@ def no_mfu(line: Mapping[str, Any]) -> str:
     """Why a step has no MFU; empty if it has one, or nothing is known of its machine."""
     if "step_mfu" in line.get("speed", {}) or not (machine := line.get("machine")):
         return ""
-    if not machine["gpus"]:
-        return "no MFU: a CPU's peak is not in its name"
-    if not peak_flops(machine["device"]):
-        return f"no MFU: the peak of {machine['device']} is not known to train/algorithms/speed.py"
-    return "no MFU: the operations of the update were not counted: verl computed it with another engine than ours"
+    if not peak_flops(device := machine.get("device", "")):
+        return f"no MFU: the peak of {device} is not one of those in train/algorithms/speed.py"
+    return "no MFU: the model's operations were not counted, as with another engine of verl's than ours"

@@ -179,23 +179,23 @@ def read_speed(run: RunDir) -> dict[str, Any] | None:
     steps = [line for line in lines if line["step"] > 0 and "seconds" in line]
     if not steps:
         return None
-    times = list(map(_step_times, steps))
-    total_s, rollout_s, update_s = map(sum, zip(*times, strict=True))
-    speed, weights = defaultdict[str, float](float), defaultdict[str, float](float)
-    for line, (step_s, _, updated_s) in zip(steps, times, strict=True):
-        for name, value in line.get("speed", {}).items():
-            weight = updated_s if name == "update_mfu" else step_s
-            speed[name], weights[name] = speed[name] + value * weight, weights[name] + weight
+    total_s, rollout_s, update_s = map(sum, zip(*map(_step_times, steps), strict=True))
     machine, why = steps[-1].get("machine", {}), no_mfu(steps[-1])
+    speed: dict[str, float] = {}
+    for name in dict.fromkeys(name for line in steps for name in line.get("speed", {})):
+        of_name = [(line["speed"][name], _step_times(line)) for line in steps if name in line.get("speed", {})]
+        weighted = [(value, times[2 if name == "update_mfu" else 0]) for value, times in of_name]
+        if weight := sum(seconds for _, seconds in weighted):
+            speed[name] = float(f"{sum(value * seconds for value, seconds in weighted) / weight:.4g}")
     return {
-        "gpus": gpus_of(run.config(), steps),
+        "gpus": machine.get("gpus"),
         "steps": len(steps),
         "hours": round(lines[-1].get("wall_time_s", 0.0) / 3600, 3),
         "seconds_per_step": round(total_s / len(steps), 2),
         "rollout_share": round(rollout_s / total_s, 4) if total_s else None,
         "update_share": round(update_s / total_s, 4) if total_s else None,
         **{name: machine[name] for name in ("device", "cores") if name in machine},
-        **{name: float(f"{value / weights[name]:.4g}") for name, value in speed.items()},
+        **speed,
         **({"no_mfu": why} if why else {}),
     }
 
@@ -208,21 +208,6 @@ def _step_times(line: Mapping[str, Any]) -> tuple[float, ...]:
     return total, total - update, update
 
 
-def gpus_of(config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> int | None:
-    """All GPUs of a run; None: unknown. Of a run with verl from its throughput, which is tokens per second and GPU."""
-    if config.get("trainer") != "verl":
-        return int(str(config.get("device")).startswith("cuda"))
-    logged = steps[-1].get("verl", {})
-    tokens, seconds, throughput = (
-        logged.get(f"perf/{name}") for name in ("total_num_tokens", "time_per_step", "throughput")
-    )
-    if tokens and seconds and throughput:
-        return round(tokens / (seconds * throughput))
-    settings = config.get("verl", {})
-    per_node = settings.get("trainer.n_gpus_per_node")
-    return None if per_node is None else int(per_node) * int(settings.get("trainer.nnodes", 1))
-
-
 def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") -> dict[str, Any]:
     """The content of ``summary.json``, from the metrics so far; ``source`` describes the data."""
     lines = run.metrics()
@@ -232,7 +217,6 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         name: sum(line.get(name, 0) for line in lines) for name in ("without_calls", "known_attacks", "runners_lost")
     }
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
-    total_s = sum(seconds.values())
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in kB, on macOS in bytes
@@ -249,7 +233,6 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "validation_sampled": before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
         "speed": read_speed(run),
-        "idle_fraction": round(seconds["waiting"] / total_s, 4) if total_s else 0.0,
     }
     if best := run.checkpoints.best():
         summary["best_checkpoint"] = {name: best[name] for name in ("step", "accuracy", "n")}

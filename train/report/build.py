@@ -55,7 +55,6 @@ _SPEED = {
     "gpu_idle_fraction": ("{:.1%}", "of the steps without a model at work"),
     "rollouts_per_s_per_core": ("{:.2g}", "rollouts per second and core"),
 }
-"""Formats and labels of the figures of a run's speed."""
 _CUT = " … "
 _MAX_BADGE = 40  # characters of a task's column that is shown as a badge
 
@@ -140,11 +139,9 @@ def _tiles(
 
 
 def _speed_tiles(speed: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those of the run's speed; the last one says where it was measured, and why there is no MFU."""
     yield from ((form.format(speed[key]), label) for key, (form, label) in _SPEED.items() if key in speed)
     if "device" in speed:
-        about = [f"{speed['gpus']} GPUs, {speed['cores']} cores", speed.get("no_mfu", "")]
-        yield speed["device"], "; ".join(filter(None, about))
+        yield speed["device"], f"{speed['gpus']} GPUs, {speed['cores']} cores. {speed.get('no_mfu', '')}"
 
 
 class Note(NamedTuple):

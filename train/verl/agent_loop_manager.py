@@ -12,13 +12,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.train.algorithms.distillation import Teacher
 from groundwire.train.algorithms.losses import OldLogprobs
-from groundwire.train.algorithms.model_size import empty_model
 from groundwire.train.algorithms.speed import ModelCost
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
@@ -63,8 +61,7 @@ class RolloutManager:
             teacher=Teacher(self.config, tokenizer) if self.config.teacher else None,
         )
         model = config.actor_rollout_ref.model
-        with suppress(OSError, ValueError, AttributeError):  # without it steps have no MFU, and the summary says so
-            self.service.metrics.cost = ModelCost.of(empty_model(model.path), frozen=bool(model.lora_rank))
+        self.service.metrics.cost = ModelCost.without_weights(model.path, frozen=bool(model.lora_rank))
 
     @classmethod
     def create(

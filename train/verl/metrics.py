@@ -40,7 +40,6 @@ from groundwire.train.evaluation.notes import (
     lasting_failure,
     nothing_judged,
 )
-from groundwire.train.evaluation.run_reader import gpus_of
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.evaluation.verdict import verdict
 from groundwire.train.rollouts.agent_view import AgentView
@@ -225,7 +224,7 @@ def write_metrics(run: RunDir) -> None:
             name: line[name] for name in line if name in MetricsLine.model_fields
         }
     lines, wall_time_s = [], 0.0
-    config = run.config() if any("perf/throughput" in data for data in logged.values()) else {}
+    config = run.config() if any(data.get("perf/throughput") for data in logged.values()) else {}
     for step in sorted(earlier.keys() | logged.keys()):
         data = {**earlier.get(step, {}).get("verl", {}), **logged[step]}
         step_s = float(data.get("timing_s/step", 0.0))
@@ -236,7 +235,7 @@ def write_metrics(run: RunDir) -> None:
             line |= {name: data[key] for name, key in _FIGURES.items() if _is_finite(data.get(key))}
             line |= {} if _is_finite(data.get(_FIGURES["grad_norm"], 0.0)) else {"updates_skipped": 1}
             line["tokens_per_s"] = round(line["tokens_generated"] / step_s, 1) if step_s else 0.0
-            line |= _speed(config, line, data) if "perf/throughput" in logged[step] else {}
+            line |= _speed(config, line, data) if logged[step].get("perf/throughput") else {}
         line |= sampled["val"].get(step, {}) | ({"runners_lost": count} if (count := lost.pop(step, 0)) else {})
         lines.append({**line, "wall_time_s": round(wall_time_s, 2), "verl": data})
     run.write_metrics(add_lost_runners(lines, lost.total()))
@@ -244,15 +243,16 @@ def write_metrics(run: RunDir) -> None:
 
 def _speed(config: Mapping[str, Any], line: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a line about its speed."""
-    gpus, nodes = gpus_of(config, [{"verl": data}]), config.get("verl", {}).get("trainer.nnodes", 1)
+    step_s, tokens = data["perf/time_per_step"], data["perf/total_num_tokens"]
+    gpus = round(tokens / (step_s * data["perf/throughput"]))  # verl's throughput is of one GPU
     computed, update, training = (data.get(f"actor/{name}") for name in (COMPUTED, UPDATE_FLOPS, TRAINING_GPUS))
     keys = {"tokens_computed": int(computed), "flops": {**line["flops"], "update": update}} if computed else {}
     keys["machine"] = {
         **{"device": device_name("cuda"), "gpus": gpus, "training_gpus": int(training) if training else gpus},
-        "cores": int(nodes) * processors(),
+        "cores": int(config.get("verl", {}).get("trainer.nnodes", 1)) * processors(),
     }
-    times = {"step_s": data["perf/time_per_step"], "update_s": data.get("timing_s/update_actor") or 0.0}
-    return {**keys, "speed": step_speed({**line, **keys}, tokens=data["perf/total_num_tokens"], **times)}
+    times = {"step_s": step_s, "update_s": data.get("timing_s/update_actor") or 0.0}
+    return {**keys, "speed": step_speed({**line, **keys}, tokens=tokens, **times)}
 
 
 @contextmanager

@@ -219,9 +219,10 @@ def test_the_speed_of_a_run_with_verl_is_verls_own(tmp_path: Path) -> None:
     config = {**resolve("fast", trainer="verl").to_dict(), "steps": 2}
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
     logged = {"timing_s/step": 98.9, "timing_s/gen": 65.966, "timing_s/update_actor": 24.923}
-    logged |= {"perf/total_num_tokens": 98900.0, "perf/time_per_step": 98.9, "perf/throughput": 1000.0}
+    machine = {"device": "NVIDIA H100 80GB HBM3", "gpus": 1, "training_gpus": 1, "cores": 16}
     for step in (1, 2):
-        run.append_metrics({"step": step, "seconds": {"update": 0.0}, "wall_time_s": 99.0 * step, "verl": logged})
+        line = {"step": step, "seconds": {"update": 0.0}, "wall_time_s": 99.0 * step, "verl": logged}
+        run.append_metrics({**line, "machine": machine})
     assert speed_table([{"run": "it", "speed": read_speed(run)}], "markdown").splitlines()[2] == (
         "| it | 1 | 2 | 0.06 | 98.9 | 66.7 % | 25.2 % |"
     )
@@ -300,7 +301,8 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
         trained.write_rows(step, one, kind="val-0")
     seconds = {"update": 1.0, "sampling": 2.0, "agent": 0.5, "waiting": 0.5}
     for step in (1, 2, 3):
-        trained.append_metrics({"step": step, "seconds": seconds, "wall_time_s": 60.0 * step})
+        machine = {"device": "CPU", "gpus": 0, "training_gpus": 0, "cores": 2}
+        trained.append_metrics({"step": step, "seconds": seconds, "wall_time_s": 60.0 * step, "machine": machine})
     tabled = CliRunner().invoke(app, [str(folder), str(trained.path), "--format", "json"])
     first, second = json.loads(tabled.stdout)
     assert first["before"] is None
@@ -318,6 +320,9 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
         "seconds_per_step": 4.0,
         "rollout_share": 0.75,
         "update_share": 0.25,
+        "device": "CPU",
+        "cores": 2,
+        "no_mfu": "no MFU: the peak of CPU is not one of those in train/algorithms/speed.py",
     }
     text = CliRunner().invoke(app, [str(folder), str(trained.path)]).stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]

@@ -30,7 +30,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
 from verl.utils.fsdp_utils import fsdp_version
@@ -72,9 +72,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         self._constrained: _Constrained | None = None
         """That of the micro-batch that is computed."""
         self._passes: list[tuple[list[Span], int]] = []
-        """The tokens of each pass of a mini-batch, and how many of them have logits."""
-        self._update = (0, 0.0)
-        """The tokens of an update so far, on this GPU, and the model's operations for them."""
+        """Of an update so far: the tokens of each pass, and how many of them have logits."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -86,7 +84,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row."""
-        self._update = (0, 0.0)
+        self._passes.clear()
         with (
             super().train_mode(**options),
             patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
@@ -107,7 +105,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         return result
 
     def _forward_backward(self, data: Any, loss_function: Any, forward_only: bool) -> Any:
-        self._passes = []
+        earlier = len(self._passes)
         if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
@@ -116,7 +114,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
-            self._passes.clear()
+            del self._passes[earlier:]
             try:
                 with ExitStack() as stack:
                     if shares:  # verl takes our micro-batches
@@ -141,10 +139,10 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
 
     def _cost_so_far(self) -> dict[str, Any]:
         """Metrics of the update up to the mini-batch that has just been computed, of all GPUs."""
-        tokens, flops = self._update
-        tokens += sum(end - start for spans, _ in self._passes for start, end in spans)
-        flops += sum(self._model_cost.update(spans, chosen) for spans, chosen in self._passes)
-        self._update = tokens, flops
+        if (cost := self._model_cost) is None:
+            return {}
+        tokens = sum(end - start for spans, _ in self._passes for start, end in spans)
+        flops = sum(cost.update(spans, chosen) for spans, chosen in self._passes)
         groups = torch.distributed.get_world_size(self.get_data_parallel_group())  # verl takes the mean over them
         return {
             COMPUTED: Metric("sum", tokens * groups),
@@ -153,10 +151,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         }
 
     @cached_property
-    def _model_cost(self) -> ModelCost:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.model_config.hf_config.get_text_config())
-        return ModelCost.of(model, frozen=self.model_config.lora_rank > 0)
+    def _model_cost(self) -> ModelCost | None:
+        return ModelCost.without_weights(self.model_config.hf_config, frozen=self.model_config.lora_rank > 0)
 
     def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, Tensor]], Any]:
         """As verl's: all weights for the inference server. On several GPUs with FSDP 1 each layer is gathered once."""
@@ -187,7 +183,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         if (kept := _setting(micro_batch, _KEPT, None)) is None:
             self._used, constrained = None, self._constrain(*_ids_masks_and_grammars(micro_batch))
             lengths = micro_batch["input_ids"].offsets().diff().tolist()
-            self._passes.append(([(0, length) for length in lengths], sum(lengths)))
+            computed = [(0, length) for length in lengths], sum(lengths)
             self._constrained = constrained and self._placed(constrained, micro_batch, inputs["input_ids"])
         else:
             tree = PrefixTree(*(tensor.to(device) for tensor in kept.tree))
@@ -196,10 +192,11 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
             inputs["attention_mask"] = tree_block_mask(tree.end[None], inputs["position_ids"])
             output_args["expand"], self._used = tree.expand, kept.used.to(device)
             self._constrained = kept.constrained
-            of_grammars = len(self._constrained.places) if self._constrained else 0
-            self._passes.append((kept.spans, len(kept.used) + of_grammars))
+            computed = kept.spans, len(kept.used) + (len(self._constrained.places) if self._constrained else 0)
         if self._constrained:
             self._constrained = _Constrained(self._constrained.places.to(device), self._constrained.masks)
+        if torch.is_grad_enabled():
+            self._passes.append(computed)
         return inputs, output_args
 
     def prepare_model_outputs(
