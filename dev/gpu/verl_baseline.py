@@ -21,7 +21,14 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import attention_settings, compose, flat_config
 from groundwire.train.verl.ray_job import ray_job
 
-_OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
+_OURS = (
+    "groundwire",
+    "agent_loop_manager_class",
+    "custom_sampler",
+    "sync_refill_failed_groups",
+    "gen_batch_size",
+    "scheduler_cls",
+)
 
 
 def coin(*_: Any, **__: Any) -> float:

@@ -46,6 +46,8 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _EXTENSION = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+_SCHEDULER = "+actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls"
+_WHOLE_REPLIES = "groundwire.train.policy.vllm.scheduler.WholeReplies"
 _LORA_WORKERS = "groundwire.train.verl.lora_workers.LoraWorkers"
 _ROUTER = "actor_rollout_ref.rollout.router_config_path"
 _ROUTER_FILE = Path(__file__).parent / "shared_prefixes" / "router.yaml"
@@ -138,6 +140,7 @@ def flat_config(
         **_from_settings(config, run_dir),
         **({} if model is None else {SHARED["model"]: model}),
         **({_EXTENSION: _LORA_WORKERS} if config.lora_rank else {}),
+        **({_SCHEDULER: _WHOLE_REPLIES} if mode == "sync" else {}),  # other modes interrupt replies
         # Rollouts of an earlier policy: truncated importance sampling (Yao et al. 2025) corrects for it.
         **({} if mode == "sync" else {"algorithm.rollout_correction.rollout_is": "token"}),
         # Only verl's own router knows full_determinism.

@@ -76,6 +76,18 @@ def test_vllms_workers_are_extended_for_adapters_alone() -> None:
     assert flat_config(_resolve("lora", f"{own}=a.B"))[own] == "a.B"
 
 
+def test_vllm_sends_replies_once_where_nothing_interrupts_them() -> None:
+    key = "+actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls"
+    module, _, name = flat_config(_resolve("starter"))[key].rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())  # importing it needs vLLM
+    assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert key not in flat_config(_resolve("starter", "trainer.v1.trainer_mode=colocate_async"))
+    assert flat_config(_resolve("starter", f"{key}=a.B"))[key] == "a.B"
+
+
 @needs_verl
 @pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
