@@ -38,6 +38,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _rollout(record: Mapping[str, Any], trace_id: str, unread: Counter[str]) -> Rollout:
     agent, extra = record["agent"], record.get("extra") or {}
+    agent_name = text_of(agent.get("name"))
     messages, facts, reasons = list[Message](), dict[int, Mapping[str, Any]](), list[str]()
     for step in record["steps"]:
         if step.get("source") == "agent":
@@ -55,7 +56,7 @@ def _rollout(record: Mapping[str, Any], trace_id: str, unread: Counter[str]) -> 
     return chat_rollout(
         messages,
         read_tools(agent.get("tool_definitions")),
-        {**facts, -1: {"agent": text_of(agent.get("name"))}},
+        {**facts, -1: {"agent": "" if agent_name == "unknown" else agent_name}},
         unread="; ".join(sorted(set(reasons))),
         rollout_id=text_of(record.get("trajectory_id") or record.get("session_id")) or trace_id,
         source=name,

@@ -11,7 +11,7 @@ from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import value_of
 from groundwire.train.traces.record import TracedCall, plain
 
-_ATIF = "ATIF-v1.8"
+_ATIF, _UNKNOWN = "ATIF-v1.8", "unknown"
 
 
 class ExportedChat(NamedTuple):
@@ -110,7 +110,7 @@ def _trajectory(conversation: ExportedChat, name: str, rollout: Rollout) -> dict
             step |= {"reasoning_content": thought} if thought else {}
             step |= _facts(call) if call is not None else {"is_copied_context": True}
         steps.append(step)
-    agent: dict[str, Any] = {"name": calls[-1].agent or "agent", "version": "unknown"}
+    agent: dict[str, Any] = {"name": calls[-1].agent or _UNKNOWN, "version": _UNKNOWN}
     agent |= {"model_name": calls[-1].model} if calls[-1].model else {}
     agent |= {"tool_definitions": calls[-1].tools} if calls[-1].tools else {}
     return {"schema_version": _ATIF, "trajectory_id": name, "agent": agent, "steps": steps}

@@ -229,6 +229,9 @@ def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
             "call_id": text_of(_value(attributes, ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id"))),
         }
     elif kind != "score":
+        operation = text_of(attributes.get(_KIND[0]))
+        if raw["name"].startswith(operation):  # such as "invoke_agent planner", or without a name
+            fields["name"] = "" if "groundwire.mode" in attributes else raw["name"].removeprefix(operation).strip()
         fields |= {"agent": text_of(_value(attributes, _AGENT)), "input": _said(asked), "output": _said(given)}
     return raw["trace"], TracerSpan(**fields).item()
 

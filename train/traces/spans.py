@@ -196,7 +196,7 @@ def _call(span: TracerSpan, trace_id: str, place: int, by_id: Mapping[str, Trace
         rollout_id=trace_id,
         attempt_id="",
         sequence=place,
-        agent=span.agent or next(agents, ""),
+        agent=span.agent or next(filter(None, agents), ""),
         model=span.model,
         finish_reason=span.finish_reason,
         started=span.started,

@@ -172,6 +172,8 @@ def _divide(rows: Sequence[tuple[dict[str, Any], float]]) -> str:
         for place in group:
             rows[place][0].update(id=f"task-{place}", group=f"group-{number}", split="validation" if later else "train")
     when = "of later traces" if rows[0][1] < rows[-1][1] else "at the end of the files, as traces have no times"
+    if (undated := sum(not started for _, started in rows)) < len(rows) and undated:
+        when += f" ({undated:,} without a time count as the earliest)"
     return (
         f"{counted(len(rows), 'task')} in {counted(len(groups), 'group')} of near duplicates; "
         f"{len(rows) - validation:,} to train, {validation:,} {when} to validate"

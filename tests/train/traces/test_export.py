@@ -41,6 +41,13 @@ def test_an_exported_trace_reads_as_the_same_calls(tmp_path: Path, form: str) ->
     assert (rollout.task["question"], round(rollout.started)) == (original.task["question"], round(original.started))
 
 
+@pytest.mark.parametrize("form", ["atif", "openai", "otlp"])
+def test_a_call_of_no_agent_reads_as_one_of_no_agent(tmp_path: Path, form: str) -> None:
+    records = [{"messages": [*CHAT[:4], ANSWER], "tools": [TOOL]}]
+    [rollout] = read_traces(export(tmp_path, records, form))
+    assert {call.agent for call in rollout.calls} == {""}
+
+
 def test_exported_chats_are_what_sft_learns(tmp_path: Path) -> None:
     [turns] = read_chats(export(tmp_path, langfuse_trace(), "openai"))
     assert [(turn.messages, turn.reply, turn.tools) for turn in turns] == [

@@ -194,6 +194,25 @@ def test_log_records_without_their_spans_are_calls_and_counted(tmp_path: Path, s
     assert traces.unread["log records whose spans are missing, read without them"] == len(logs) - 1
 
 
+@pytest.mark.parametrize(("name", "agent"), [("invoke_agent planner", "planner"), ("invoke_agent", "outer")])
+def test_a_span_without_an_agents_name_has_the_one_of_its_name_or_of_the_span_around_it(
+    tmp_path: Path, name: str, agent: str
+) -> None:
+    def span(number: int, name: str, **attributes: Any) -> dict[str, Any]:
+        pairs = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+        ids = {"traceId": "0" * 31 + "1", "spanId": f"{number:016x}", "parentSpanId": f"{number - 1:016x}"}
+        return {**ids, "name": name, "startTimeUnixNano": str(number), "attributes": pairs}
+
+    operation = "gen_ai.operation.name"
+    spans = [
+        span(1, "invoke_agent outer", **{operation: "invoke_agent", "gen_ai.agent.name": "outer"}),
+        span(2, name, **{operation: "invoke_agent"}),
+        span(3, "chat m1", **{operation: "chat", "gen_ai.input.messages": json.dumps([parts(CHAT[1])])}),
+    ]
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", spans))
+    assert [call.agent for call in rollout.calls] == [agent]
+
+
 def test_spans_in_any_order_in_several_files_are_one_trace_each(tmp_path: Path) -> None:
     lines = as_json(record_spans()) + as_json(record_spans(agent="other"))
     random.Random(1).shuffle(lines)

@@ -68,6 +68,16 @@ def test_validation_is_later_than_training_and_near_duplicates_stay_together(tmp
     assert not any("split" in task for task in (*data.train, *data.validation))
 
 
+def test_tasks_without_a_time_beside_others_are_said(tmp_path: Path) -> None:
+    dated, undated = (
+        scored_chats()[:12],
+        [chat(f"Undated {word}?", "x", score=1, created="soon") for word in CITIES[:2]],
+    )
+    written = write_tasks(tmp_path / "task", read_traces(write_chats(tmp_path / "t.jsonl", dated + undated)))
+    assert "of later traces (2 without a time count as the earliest) to validate" in written.lines[0]
+    assert {row["split"] for row in rows_of(tmp_path / "task") if "Undated" in row["question"]} == {"train"}
+
+
 def test_without_scores_what_happened_afterwards_decides(tmp_path: Path) -> None:
     good = [chat(f"What is {n} plus {n * 31}?", str(n * 32)) for n in range(1, 9)]
     bad = chat("What is 1 plus 31?", "33")
