@@ -22,13 +22,10 @@ import importlib.metadata
 import itertools
 import json
 import math
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -42,6 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from dev.gpu.collect import collect
 from dev.gpu.random_model import llama_config
 from dev.gpu.rank_tokens import spider_prompts
 from dev.gpu.update import SHAPES
@@ -53,7 +51,7 @@ from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy
 from groundwire.train.store.rollout import Outcome, Rollout
 
-__all__ = ["SYSTEMS", "Case", "measure_system"]
+__all__ = ["SYSTEMS", "Case", "measure_system", "save_model", "versions"]
 
 SIZE, VOCABULARY = 8, 49152
 SYSTEMS = ("local", "verl shared", "trl", "verl")
@@ -368,7 +366,7 @@ def measure_system(
         tokens = sum(len(prompt) + len(reply) for prompt, replies in groups for reply in replies)
         trained, known = case.groups * SIZE * case.reply, best.get(case[1:])
         for budget in [known[1]] if known else budgets:
-            figures: dict[str, Any] = {"system": system, "case": f"{case.groups}x{case.prompt}+{case.reply}"}
+            figures: dict[str, Any] = {"part": system, "case": f"{case.groups}x{case.prompt}+{case.reply}"}
             try:
                 figures |= measure(groups, budget, repeats if not known else max(1, repeats - 1))
             except torch.OutOfMemoryError as error:
@@ -381,7 +379,18 @@ def measure_system(
             yield figures | {"update_s": round(update_s, 3), "row_tokens": tokens, **rates}
 
 
-def _versions() -> dict[str, str]:
+def save_model(shape: str, folder: str) -> None:
+    """Save a model with random weights, :data:`VOCABULARY`, and the starter's tokenizer."""
+    torch.manual_seed(0)
+    _, tokenizer = load_policy(STARTER)
+    special = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    model: Any = LlamaForCausalLM(llama_config(shape, vocab_size=VOCABULARY, **special))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def versions() -> dict[str, str]:
+    """Those of the packages that are compared."""
     found = {}
     for name in ("torch", "transformers", "trl", "verl", "vllm"):
         try:
@@ -431,38 +440,16 @@ def main() -> int:
         for figures in measure_system(system, Path(folder), options.cases, **settings):
             print(json.dumps(figures), flush=True)
         return 0
-    machine = {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else "none", **_versions()}
-    result: dict[str, Any] = {**machine, "shape": options.shape, "figures": [], "failed": {}}
-    ends = time.monotonic() + options.limit
+    machine = {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else "none", **versions()}
+    result: dict[str, Any] = {**machine, "shape": options.shape}
     with tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(0)
-        _, tokenizer = load_policy(STARTER)
-        special = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
-        model: Any = LlamaForCausalLM(llama_config(options.shape, vocab_size=VOCABULARY, **special))
-        model.to(torch.bfloat16).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        del model
+        save_model(options.shape, folder)
         most = max(case.groups for case in options.cases) if options.spider else 0
         texts = [prompt.tolist() for prompt in spider_prompts(options.spider, "smollm2", most, 0)] if most else []
         (Path(folder) / "prompts.json").write_text(json.dumps(texts))
-        for system in options.systems:
-            command = [sys.executable, "-m", "dev.gpu.peers", *sys.argv[1:], "--only", system, folder]
-            more = [options.trl] if system == "trl" and options.trl else []
-            path = os.pathsep.join([*more, *filter(None, sys.path)])
-            environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-            timer = threading.Timer(max(1.0, ends - time.monotonic()), process.kill)
-            timer.start()
-            for line in process.stdout or ():
-                print(line, end="", flush=True)
-                if line.startswith('{"system"'):
-                    result["figures"].append(json.loads(line))
-                    options.json.write_text(json.dumps(result, indent=1))
-            if code := process.wait():
-                result["failed"][system] = "its time was over" if not timer.is_alive() else f"exit {code}"
-            timer.cancel()
-    options.json.write_text(json.dumps(result, indent=1))
-    return len(result["failed"])
+        return collect(
+            "dev.gpu.peers", options.systems, folder, result, options.json, options.limit, trl=options.trl or ""
+        )
 
 
 if __name__ == "__main__":
