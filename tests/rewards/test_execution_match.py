@@ -24,6 +24,7 @@ from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import (
     MatchResult,
     _compare,
+    _is_same_query,
     execution_match,
     first_statement,
     normalise,
@@ -141,18 +142,50 @@ def test_the_official_rules(database: Path, rule: str, gold: str, predicted: str
         ("a literal answer with a SELECT", "SELECT count(*) FROM t", "SELECT 3"),
         ("a literal answer named as a table", "SELECT count(*) FROM t", "WITH t AS (SELECT 3) SELECT 3 FROM t"),
         ("a literal answer over the schema", "SELECT count(*) FROM t", "SELECT 3 FROM sqlite_master LIMIT 1"),
+        ("a table that is not opened", "SELECT count(*) FROM t", "SELECT 3 WHERE 1 OR EXISTS (SELECT a FROM t)"),
+        ("a table that is not opened, by IN", "SELECT count(*) FROM t", "SELECT 3 WHERE 1 OR 3 IN empty"),
+        ("one in the order of one row", "SELECT count(*) FROM t", "SELECT 3 ORDER BY (SELECT a FROM t) IN empty"),
     ],
 )
 def test_safe_mode_scores_0_for(database: Path, deviation: str, gold: str, predicted: str) -> None:
     before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in database.parent.iterdir()}
+    assert execution_match(predicted, gold, database).score == 0, deviation  # first: then SQLite compiles the query
     assert execution_match(predicted, gold, database, mode="official").score == 1, deviation
-    assert execution_match(predicted, gold, database).score == 0, deviation
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in database.parent.iterdir()} == before
 
 
 @pytest.mark.parametrize("end", [";", " ; ", ";;", "; -- DROP TABLE t", " -- why\n", "/* a */"])
 def test_a_trailing_semicolon_or_comment_is_not_a_second_statement(database: Path, end: str) -> None:
     assert both(database, "SELECT a FROM t", "SELECT a FROM t WHERE 1" + end) == 1
+
+
+GOLD = "SELECT count(*) FROM t WHERE b = 'x' OR a < > 1"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "same"),
+    [
+        (GOLD.replace("SELECT count", "select\n COUNT").replace("FROM t", "from \t T"), GOLD, True),
+        (GOLD + " ;", GOLD, True),
+        (GOLD.replace("'x'", "'X'"), GOLD, False),
+        (GOLD.replace("'x'", "' x'"), GOLD, False),
+        (GOLD.replace("< >", "<>"), GOLD, False),
+        ("SELECT 'a' 'b' FROM t", "SELECT 'a''b' FROM t", False),
+        ('SELECT "A  B" FROM t', 'SELECT "a b" FROM t', False),
+        ("SELECT [A], `B` FROM t", "SELECT [A], `b` FROM t", False),
+        ("SELECT a FROM t -- WHERE 0\n WHERE 1", "SELECT a FROM t -- WHERE 0 WHERE 1", False),
+        ("SELECT a\x0bFROM t", "SELECT a FROM t", False),
+        ("SELECT \u212a FROM t", "SELECT k FROM t", False),
+        ("SELECT Random() FROM t", "SELECT Random() FROM t", False),
+    ],
+)
+def test_the_gold_in_another_layout_alone_is_right_without_a_run(predicted: str, gold: str, same: bool) -> None:
+    assert _is_same_query(predicted, gold) is same
+
+
+def test_a_result_that_goes_on_beyond_what_is_read_is_not_equal(database: Path) -> None:
+    long = "SELECT a FROM t UNION ALL SELECT hex(zeroblob(3000000))"
+    assert both(database, "SELECT a FROM t", long) == 0
 
 
 def test_a_gold_that_reads_no_table_may_be_answered_without_one(database: Path) -> None:

@@ -77,6 +77,27 @@ def test_bytes_are_capped(database: Path) -> None:
     assert len(run_query(database, empty, max_rows=10**9, max_bytes=1200).rows) == 150
 
 
+@pytest.mark.parametrize("text", ["", "abc", "x" * 200, "x" * 4000])
+def test_the_limit_of_bytes_is_exact(database: Path, text: str) -> None:
+    numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 700)"
+    sql = f"{numbers} SELECT i, '{text}', 0.5 FROM n"  # short enough to run in this process
+    size = 8 + max(len(text), 4) + 8
+    for rows in (0, 1, 2, 533, 600, 699):
+        assert len(run_query(database, sql, max_bytes=size * rows).rows) == rows
+        assert len(run_query(database, sql, max_bytes=size * (rows + 1) - 1).rows) == rows
+        assert run_query(database, sql, max_bytes=size * rows).truncated
+    assert not run_query(database, sql, max_bytes=size * 700).truncated
+    assert len(run_query(database, sql, max_bytes=size * 700, max_rows=699).rows) == 699
+
+
+def test_bad_bytes_do_not_count_as_work(tmp_path: Path) -> None:
+    make_database(tmp_path / "x.sqlite", "CREATE TABLE t (s); INSERT INTO t VALUES (CAST(x'4A6F73E9' AS TEXT))")
+    sql = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 900) SELECT s, sum(i) FROM t, n"
+    first, second = (run_query(tmp_path / "x.sqlite", sql) for _ in range(2))
+    assert first.rows == second.rows == [("Jos", 405450)]
+    assert first.vm_steps == second.vm_steps > 0
+
+
 def test_text_that_is_no_utf8_is_read_without_its_bad_bytes(tmp_path: Path) -> None:
     make_database(tmp_path / "x.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (CAST(x'4A6F73E9' AS TEXT))")
     assert run_query(tmp_path / "x.sqlite", "SELECT a FROM t").rows == [("Jos",)]

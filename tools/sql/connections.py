@@ -24,8 +24,10 @@ import contextlib
 import os
 import re
 import sqlite3
+import sys
 import threading
 import time
+from typing import Any
 
 from groundwire.tools.sql.catalog import Entry, entries, may_fill_memory, quote_identifier, views_may_fill_memory
 from groundwire.tools.sql.opening import OPCODES_PER_CHECK, SQLITE_ERRORS, open_readonly
@@ -117,16 +119,21 @@ class Connection:
             if inline and views_may_fill_memory(self.raw, listed):
                 raise NeedsProcessError
             self._open_virtual_tables(listed)
+            has_views = any(entry.kind == "view" for entry in listed)
+            self._tables = set() if has_views else {entry.name for entry in listed if entry.kind == "table"}
             self.start(deadline, stops)
         except BaseException as error:
             self.close()
             if self.stopped and isinstance(error, SQLITE_ERRORS):
                 raise StoppedError from None
             raise
+        limits = _LIMITS | (_INLINE_LIMITS if inline else {})
+        self.max_value = limits["LENGTH"] if _HAS_LIMITS else sys.maxsize
         if hasattr(self.raw, "setlimit"):
-            for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
+            for limit, value in limits.items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         self.raw.set_authorizer(self._authorize)
+        self._drop_bytes, self.raw.text_factory = self.raw.text_factory, str  # which takes a third of the time
 
     def _open_virtual_tables(self, listed: list[Entry]) -> None:
         # On its first use SQLite declares a virtual table with a CREATE TABLE, which the authorizer would refuse.
@@ -144,6 +151,13 @@ class Connection:
         self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
         self._work = self._checks = 0
+        self.names_tables = False
+
+    def can_drop_bytes(self, error: sqlite3.Error) -> bool:
+        """Whether the query failed at bytes that are no UTF-8, and will not from now on."""
+        if strict := self.raw.text_factory is str and str(error).startswith("Could not decode to UTF-8"):
+            self.raw.text_factory, self._checks = self._drop_bytes, 0
+        return strict
 
     def needs_process(self, error: Exception) -> bool:
         """Whether the query failed at a limit that does not hold in a process of its own."""
@@ -173,17 +187,13 @@ class Connection:
 
     def _progress(self) -> bool:
         self._checks += 1
-        if time.perf_counter() > self._end or (self._stops and self.cancelled):  # as _expired, without another call
-            self.stopped = True
-        return self.stopped
-
-    def _expired(self) -> bool:
         if time.perf_counter() > self._end or (self._stops and self.cancelled):
             self.stopped = True
         return self.stopped
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        if self._expired():
+        if time.perf_counter() > self._end or (self._stops and self.cancelled):
+            self.stopped = True
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_PRAGMA and first == "data_version" and second is None:
             return sqlite3.SQLITE_OK  # a full-text index reads it before a query; it changes nothing
@@ -203,8 +213,11 @@ class Connection:
             self._work += _WORK.get(second.lower(), _INLINE_WORK + 1)
         elif action == sqlite3.SQLITE_READ and first in self._virtual_tables:
             self._work += _INLINE_WORK + 1
+        elif action == sqlite3.SQLITE_SELECT:
+            self._work += _SELECT_WORK
         else:
-            self._work += _SELECT_WORK if action == sqlite3.SQLITE_SELECT else 1
+            self._work += 1
+            self.names_tables = self.names_tables or first in self._tables
         return self._work <= _INLINE_WORK
 
 
@@ -213,23 +226,25 @@ _idle: list[Connection] = []
 """The connections without a query, the least recently used first."""
 
 
-def acquire(path: str, deadline: float, stops: tuple[threading.Event, ...] = (), *, inline: bool = True) -> Connection:
+def acquire(
+    path: str, deadline: float, stops: Any = (), *, inline: bool = True, signature: tuple[int, ...] | None = None
+) -> Connection:
     """A connection for a query that begins now, to be given to :func:`release` afterwards.
 
-    The query ends at ``deadline`` (of perf_counter), or when one of ``stops`` is set. Raises OSError, sqlite3.Error and
-    :class:`StoppedError`.
+    The query ends at ``deadline`` (of perf_counter), or when one of ``stops`` is set. Without the ``signature`` of the
+    file it is asked for. Raises OSError, sqlite3.Error and :class:`StoppedError`.
     """
     while True:
         with _lock:
-            fitting = [other for other in reversed(_idle) if (other.path, other.inline) == (path, inline)]
-            if fitting:
-                _idle.remove(fitting[0])
-        if not fitting:
+            fits = (other for other in reversed(_idle) if other.path == path and other.inline == inline)
+            if connection := next(fits, None):
+                _idle.remove(connection)
+        if connection is None:
             return Connection(path, deadline, stops, inline=inline)
-        if fitting[0].raw.is_current():
-            fitting[0].start(deadline, stops)
-            return fitting[0]
-        fitting[0].close()
+        if connection.raw.is_current(signature):
+            connection.start(deadline, stops)
+            return connection
+        connection.close()
 
 
 def release(connection: Connection) -> None:

@@ -197,7 +197,8 @@ class _Reading:
     def path(self, path: str) -> Iterator[None]:
         key = object()
         self._paths[key] = path
-        self._begun.set()
+        if not self._begun.is_set():  # to set it takes much longer
+            self._begun.set()
         if not self._is_watched:
             with self._lock, suppress(RuntimeError):  # no more threads may be started
                 if not self._is_watched:
@@ -237,10 +238,10 @@ class ReadOnly(sqlite3.Connection):
     damage: tuple[str, str] | None = None
     """An entry of the schema that cannot be read, and why. SQLite leaves it out, with all others like it."""
 
-    def is_current(self) -> bool:
-        """Whether the file is still the one that was opened, and can be read as it was."""
+    def is_current(self, now: tuple[int, ...] | None = None) -> bool:
+        """Whether the file, which has the signature ``now``, is still the one that was opened, to be read as it was."""
         try:
-            return self.signature == signature(self.path) and not (self.index and os.path.exists(self.index))
+            return self.signature == (now or signature(self.path)) and not (self.index and os.path.exists(self.index))
         except OSError:
             return False
 

@@ -40,11 +40,13 @@ ten to twenty times as many, and there are two results."""
 _IOERR_WRITE = 10 | 3 << 8
 _QUERY = re.compile(r"\s*(--[^\n]*\n\s*)*(select|with)\b", re.IGNORECASE)
 _SIGNAL_CHECK_S = 0.1
-_MIN_SIZE = 4  # an object of Python takes 50 bytes at least
+_MIN_SIZE, _NUMBER_SIZE = 4, 8  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
 workers = WorkerPool("groundwire.tools.sql.query", size=max(8, processors()), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
+_KINDS = {kind: str(kind) for kind in (type(None), int, float, str, bytes)}
+Rows = list[tuple[Any, ...]]
 _ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
 
 
@@ -60,6 +62,8 @@ class QueryResult:
     vm_steps: int = 0
     """Steps of SQLite's virtual machine up to the last row, in hundreds: a measure of work that does not depend on the
     machine, only on the file and the version of SQLite."""
+    names_tables: bool = False
+    """True if the query, or a part that SQLite leaves out, reads a table; False if not, or the database has views."""
 
 
 def is_query(text: str) -> bool:
@@ -75,12 +79,14 @@ def run_query(
     max_rows: int = 10_000,
     max_bytes: int = 8_000_000,
     cancelled: threading.Event | None = None,
+    signature: tuple[int, ...] | None = None,
 ) -> QueryResult:
     """Run one read-only statement on the SQLite file ``database`` and return its first rows.
 
     ``max_bytes`` counts the characters of text and the bytes of blobs, at least four of each, and eight for any other
     value. Another thread may set ``cancelled``: the query then stops within about ten milliseconds, with
-    :class:`QueryTimeoutError`. Raises a :class:`QueryError`. No statement can change or create a file.
+    :class:`QueryTimeoutError`. ``signature`` is the file's, if the caller has just asked for it. Raises a
+    :class:`QueryError`. No statement can change or create a file.
     """
     if len(sql) > connections.MAX_SQL_LENGTH:
         raise SqlError(f"the query is too long: {len(sql)} characters, at most {connections.MAX_SQL_LENGTH}")
@@ -95,7 +101,7 @@ def run_query(
             stops = (cancelled, *stops)
         started = time.perf_counter()
         try:
-            return run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
+            return run_here(path, sql, timeout_s, max_rows, max_bytes, stops, signature=signature)
         except connections.NeedsProcessError:
             result = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
             return replace(result, elapsed_s=time.perf_counter() - started)
@@ -132,6 +138,7 @@ def run_here(
     stops: tuple[threading.Event, ...] = (),
     *,
     inline: bool = True,
+    signature: tuple[int, ...] | None = None,
 ) -> QueryResult:
     """The result of a query that runs in this process.
 
@@ -142,39 +149,43 @@ def run_here(
         connections.check_inline(sql)
     started = time.perf_counter()
     with without_waiting(path):
-        return _run(path, sql, started, timeout_s, (max_rows, max_bytes), stops, inline=inline)
+        try:
+            conn = connections.acquire(path, started + timeout_s, stops, inline=inline, signature=signature)
+        except connections.StoppedError as error:
+            cancelled = any(stop.is_set() for stop in stops)
+            if inline and not cancelled and time.perf_counter() < started + timeout_s:
+                raise connections.NeedsProcessError from error
+            raise timeout_error(timeout_s, cancelled=cancelled) from error
+        except (OSError, *SQLITE_ERRORS, MemoryError) as error:
+            raise unreadable(path, error) from error
+        try:
+            names, rows, truncated = _read(conn, sql, max_rows, max_bytes)
+            conn.raw.check_unchanged()
+            return QueryResult(names, rows, truncated, time.perf_counter() - started, conn.vm_steps, conn.names_tables)
+        except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
+            if inline and conn.needs_process(error):
+                raise connections.NeedsProcessError from error
+            raise _query_error(conn, sql, error, timeout_s) from error
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            connections.release(conn)
 
 
-def _run(
-    path: str, sql: str, started: float, timeout_s: float, most: tuple[int, int], stops: Any, *, inline: bool
-) -> QueryResult:
-    try:
-        conn = connections.acquire(path, started + timeout_s, stops, inline=inline)
-    except connections.StoppedError as error:
-        cancelled = any(stop.is_set() for stop in stops)
-        if inline and not cancelled and time.perf_counter() < started + timeout_s:
-            raise connections.NeedsProcessError from error
-        raise timeout_error(timeout_s, cancelled=cancelled) from error
-    except (OSError, *SQLITE_ERRORS, MemoryError) as error:
-        raise unreadable(path, error) from error
+def _read(conn: connections.Connection, sql: str, max_rows: int, max_bytes: int) -> tuple[list[str], Rows, bool]:
     cursor = conn.raw.cursor()
     try:
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
-        rows, truncated = _fetch(cursor, *most)
-        names = [column[0] for column in cursor.description]
-        conn.raw.check_unchanged()
-        return QueryResult(names, rows, truncated, time.perf_counter() - started, conn.vm_steps)
-    except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
-        if inline and conn.needs_process(error):
-            raise connections.NeedsProcessError from error
-        raise _query_error(conn, sql, error, timeout_s) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+        rows, truncated = _fetch(cursor, conn.max_value, max_rows, max_bytes)
+        return [column[0] for column in cursor.description], rows, truncated
+    except sqlite3.OperationalError as error:
+        if not conn.can_drop_bytes(error):
+            raise
     finally:
         cursor.close()
-        connections.release(conn)
+    return _read(conn, sql, max_rows, max_bytes)
 
 
 def _run_in_process(
@@ -271,23 +282,35 @@ def _hint(path: str, sql: str, message: str) -> str:
     return "".join(f". Columns of {table}: {', '.join(schema[table])}" for table in tables)
 
 
-def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
-    rows: list[tuple[Any, ...]] = []
-    left = max_bytes
+def _fetch(cursor: sqlite3.Cursor, max_value: int, max_rows: int, max_bytes: int) -> tuple[Rows, bool]:
+    rows, left = Rows(), max_bytes
+    # As many rows as fit whatever is in them; these are counted if more follow.
+    while number := min(left // (max_value * len(cursor.description)), max_rows + 1 - len(rows)):
+        read = cursor.fetchmany(number)
+        rows += read
+        if len(read) < number or len(rows) > max_rows:
+            return rows[:max_rows], len(rows) > max_rows
+        left -= sum(map(_bytes_of, read))
     for row in cursor:
-        for value in row:
-            kind = value.__class__
-            size = len(value) if kind is str or kind is bytes else 8
-            left -= size if size > _MIN_SIZE else _MIN_SIZE
+        left -= _bytes_of(row)
         if left < 0 or len(rows) == max_rows:
             return rows, True
         rows.append(row)
     return rows, False
 
 
+def _bytes_of(row: tuple[Any, ...]) -> int:
+    total = 0
+    for value in row:
+        kind = value.__class__
+        size = len(value) if kind is str or kind is bytes else _NUMBER_SIZE
+        total += size if size > _MIN_SIZE else _MIN_SIZE
+    return total
+
+
 def sorted_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values in an order that does not depend on that of the columns, as Spider's evaluator sorts them."""
-    return tuple(sorted(row, key=lambda value: str(value) + str(type(value))))
+    return tuple(sorted(row, key=lambda value: str(value) + _KINDS[value.__class__]))
 
 
 def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False) -> str:
