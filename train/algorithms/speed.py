@@ -161,5 +161,5 @@ def no_mfu(line: Mapping[str, Any]) -> str:
     if "step_mfu" in line.get("speed", {}) or not (machine := line.get("machine")):
         return ""
     if not peak_flops(device := machine.get("device", "")):
-        return f"no MFU: the peak of {device} is not one of those in train/algorithms/speed.py"
+        return f"no MFU: train/algorithms/speed.py has no peak of {device}"
     return "no MFU: the model's operations were not counted, as with another engine of verl's than ours"

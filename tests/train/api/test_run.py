@@ -63,6 +63,7 @@ def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     assert summary["validation"]["n"] == 2
     assert set(summary["validation"]["before_by_hardness"]) == set(summary["validation"]["after_by_hardness"])
     assert summary["peak_memory_mb"] > 0
+    assert summary["speed"]["tokens_per_s_per_machine"] > 0
     assert "bundled" in printed
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 

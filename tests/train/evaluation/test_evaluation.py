@@ -322,7 +322,7 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
         "update_share": 0.25,
         "device": "CPU",
         "cores": 2,
-        "no_mfu": "no MFU: the peak of CPU is not one of those in train/algorithms/speed.py",
+        "no_mfu": "no MFU: train/algorithms/speed.py has no peak of CPU",
     }
     text = CliRunner().invoke(app, [str(folder), str(trained.path)]).stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
