@@ -2,20 +2,21 @@
 
 Each part runs its programs with a time limit. Logs go to OUT/logs, results to
 OUT/results.json after every part. A part can run alone, and again. All parts
-except speed, scaling, update and uneven use the model of --model.
+except speed, scaling, update, peers and uneven use the model of --model.
 
   agree   vLLM and the embedded server on one checkpoint: are token ids and
           logprobs equal?
   ci      --ci-fast (or --ci) with each backend; the exported model loads in
           transformers; the run resumes
   spider  a run with evaluations before and after; real Spider with --spider
-  speed   the time of a step, and of a step of verl's own agent loop, with
-          random weights of the shape --shape
+  speed   the time of a step, of a step of verl's own agent loop, and with
+          --trl of TRL's, with random weights of the shape --shape
   scaling the time of our step on the first GPU, and on all
   uneven  the trainer modes --modes with rollouts of uneven length, with random
           weights; separate_async samples on half of the GPUs
   update  the local trainer's update and sampling, and verl's update, at the
           shape of an agent's calls, with random weights
+  peers   the update of TRL's AsyncGRPO, of verl and ours on the same rows
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
   architectures  gemma3_text, lfm2 and mistral with random weights learn to choose a digit, with each trainer
   constrained  replies with a JSON schema, and calls of a required tool: their form, and the probabilities of
@@ -211,6 +212,15 @@ def part_update(suite: Suite) -> dict[str, Any]:
     return result
 
 
+def part_peers(suite: Suite) -> dict[str, Any]:
+    """The update of TRL, of verl and ours on the same rows."""
+    figures, options = suite.out / "peers.json", suite.options
+    command = ["-m", "dev.gpu.peers", "--json", str(figures), "--limit", str(options.limit - 30)]
+    command += [*(["--trl", options.trl] if options.trl else [])]
+    command += [*(["--spider", options.spider] if options.spider else [])]
+    return suite.run("peers", command) | (json.loads(figures.read_text()) if figures.exists() else {})
+
+
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
@@ -304,6 +314,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "speed": part_speed,
     "scaling": part_scaling,
     "update": part_update,
+    "peers": part_peers,
     "uneven": part_uneven,
     "stop": part_stop,
     "architectures": part_architectures,

@@ -46,6 +46,7 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
     add("--reply", type=_count, default=256, help="speed, scaling: tokens of a reply; default: %(default)s")
     add("--speed-steps", type=_count, default=8, help="speed, scaling, uneven: steps, two to warm up; default: 8")
     add("--only-ours", action="store_true", help="speed: without verl's own agent loop")
+    add("--trl", metavar="FOLDER", help="speed, peers: where TRL 1.16 is, beside which verl 0.9.1 cannot start")
     add("--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own")
     add("--modes", type=_names(_MODES), default="sync,colocate_async", help="uneven, async: default %(default)s")
     add = parser.add_argument_group("learning, medical").add_argument

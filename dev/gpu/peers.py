@@ -45,6 +45,7 @@ from dev.gpu.rank_tokens import spider_prompts
 from dev.gpu.update import SHAPES
 from groundwire.adapters.tracing import LLMCall
 from groundwire.train.algorithms.credit import training_items
+from groundwire.train.algorithms.speed import ModelCost, peak_flops
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.grpo import GRPO, GRPOConfig
 from groundwire.train.policy import STARTER
@@ -358,6 +359,7 @@ def measure_system(
     system: str, folder: Path, cases: Sequence[Case], *, budgets: Sequence[int], device: str, prompts: Any, repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Figures of one of :data:`SYSTEMS` for each case; ``prompts`` are of the cases of 886 tokens, or empty."""
+    cost = ModelCost.of(AutoModelForCausalLM.from_pretrained(folder))
     make: dict[str, Any] = {"local": _local, "trl": _trl, "verl": partial(_verl, shared=False)}
     measure = make.get(system, partial(_verl, shared=True))(folder, device)
     best: dict[tuple[int, int], tuple[float, int]] = {}
@@ -375,6 +377,11 @@ def measure_system(
                 continue
             update_s = median(figures["seconds"])
             best[case[1:]] = min(best.get(case[1:], (math.inf, budget)), (update_s, budget))
+            # The operations of the model, with a group's prompt once, by those of the card.
+            spans = [(0, len(prompt)) for prompt, _ in groups]
+            spans += [(len(prompt), len(prompt) + len(reply)) for prompt, replies in groups for reply in replies]
+            peak = peak_flops(torch.cuda.get_device_name()) if device == "cuda" else 0.0
+            figures |= {"mfu": round(cost.update(spans, trained) / update_s / peak, 4)} if peak else {}
             rates = {"tokens_per_s": round(tokens / update_s), "trained_tokens_per_s": round(trained / update_s)}
             yield figures | {"update_s": round(update_s, 3), "row_tokens": tokens, **rates}
 
