@@ -73,6 +73,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         """That of the micro-batch that is computed."""
         self._passes: list[tuple[list[Span], int]] = []
         """Of an update so far: the tokens of each pass, and how many of them have logits."""
+        self._updates = 0
+        """How often :meth:`train_mode` is entered."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -84,12 +86,17 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row."""
-        self._passes.clear()
-        with (
-            super().train_mode(**options),
-            patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
-        ):
-            yield
+        if not self._updates:  # verl's worker enters it for the update, and again for each mini-batch
+            self._passes.clear()
+        self._updates += 1
+        try:
+            with (
+                super().train_mode(**options),
+                patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
+            ):
+                yield
+        finally:
+            self._updates -= 1
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """As verl's, with other micro-batches; results are in the order of ``data``.

@@ -379,9 +379,12 @@ def test_an_update_counts_the_tokens_and_the_operations_of_all_its_passes(engine
         with engine.eval_mode():
             engine.forward_backward_batch(batch, None, forward_only=True)
         positions.clear()
-        with engine.train_mode():
-            first, second = (engine.forward_backward_batch(batch, verl_loss)["metrics"] for _ in range(2))
-            engine.optimizer_zero_grad()
+        found = []
+        with engine.train_mode():  # as verl's worker does it: once for the update, and again for each mini-batch
+            for _ in range(2):
+                with engine.train_mode():
+                    found.append(engine.forward_backward_batch(batch, verl_loss)["metrics"])
+        first, second = found
         seen = torch.cat(positions)  # those of two mini-batches
         assert (logged(first, COMPUTED), logged(second, COMPUTED)) == (len(seen) / 2, len(seen))
         chosen = sum(map(len, replies))
