@@ -1,4 +1,4 @@
-"""CPU time of a rollout with one call in a process that has a store and a proxy: prompt, reply, spans and rows.
+"""CPU time of a rollout with one call, in the process with store and proxy, and in those of agents and store.
 
 Agents run in separate processes. A replacement of verl's inference servers answers all of them at the same moment with
 256 tokens, as happens with replies of equal length. During the time measured here no GPU has work.
@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import psutil
+
 from benchmarks._processes import our_store, running, store_process
 from benchmarks._results import record
 
-AGENT = "dev.gpu.agents:once"
+AGENT, REWARD = "dev.gpu.agents:once", "dev.gpu.agents:coin"
+"""Random rewards: a step whose answers and rewards are all the same ends a run."""
 ROLLOUTS = (128, 512)
 GROUP_SIZE, REPLY_TOKENS = 8, 256
 STEPS, WARM_UP = 5, 1
@@ -72,29 +75,43 @@ class _Queue:
 
 
 def main() -> None:
-    """Print CPU milliseconds per rollout before and after the replies, with the run's own store and an external one."""
-    print(f"{'rollouts':>10}{'store':>12}{'before':>10}{'after':>10}   CPU ms a rollout")
+    """Print CPU milliseconds per rollout, with the run's own store and an external one.
+
+    Those of this process before and after the replies, of the agents' processes, and of the external store.
+    """
+    print(f"{'rollouts':>10}{'store':>12}{'before':>10}{'after':>10}{'agents':>10}{'store':>10}   CPU ms a rollout")
     for rollouts in ROLLOUTS:
         for external in (False, True):
             store = "external" if external else "the run's"
-            with _external_store(rollouts) if external else nullcontext() as address:
-                before, after = _measure(rollouts, address)
-            print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)
-            name = f"store and proxy, a rollout of one call, {rollouts} at once, store {store}"
-            record(name, before + after, unit="CPU ms")
+            with _external_store(rollouts) if external else nullcontext() as server:
+                before, after, agents, stored = _measure(rollouts, server)
+            print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}{agents:10.2f}{stored:10.2f}", flush=True)
+            name = f"a rollout of one call, {rollouts} at once, store {store}: "
+            record(f"{name}store and proxy", before + after, unit="CPU ms")
+            record(f"{name}agents", agents, unit="CPU ms")
+            if external:
+                record(f"{name}the external store", stored, unit="CPU ms")
 
 
 @contextmanager
-def _external_store(rollouts: int) -> Iterator[str]:
-    """Run a durable store and two runner processes; yields the store's address."""
-    with tempfile.TemporaryDirectory() as folder, store_process(our_store(folder)) as (address, _):
+def _external_store(rollouts: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Run a durable store and two runner processes; yields the store's address and process."""
+    with tempfile.TemporaryDirectory() as folder, store_process(our_store(folder)) as (address, process):
         runner = [sys.executable, "-m", "groundwire.train.runner", "--external-store-address", address]
         runner += ["--n-runners", str(rollouts // 2), "--backend", "custom", "--agent", AGENT, "--domain", "spider"]
+        runner += ["--reward", REWARD]
         with running(runner, runner):
-            yield address
+            yield address, process
 
 
-def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
+def _children_cpu_s(store: psutil.Process | None) -> tuple[float, float]:
+    """CPU seconds of the agents' processes, and of the external store's."""
+    seconds = {child.pid: sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True)}
+    stored = seconds.pop(store.pid) if store is not None else 0.0
+    return sum(seconds.values()), stored
+
+
+def _measure(rollouts: int, server: tuple[str, psutil.Process] | None) -> tuple[float, ...]:
     from groundwire import domains
     from groundwire.tools.startup import freeze_objects
     from groundwire.train.artifacts.run_dir import RunDir
@@ -108,9 +125,10 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     from groundwire.train.verl.rollout_service import Prompt, RolloutService
 
     runners: dict[str, Any] = {"n_runners": rollouts, "runner_processes": 2}
+    address, store = server or (None, None)
     if address is not None:
         runners = {"n_runners": 0, "external_store_address": address}
-    config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY_TOKENS, **runners)
+    config = RunConfig(backend="custom", agent=AGENT, reward=REWARD, max_tokens=REPLY_TOKENS, **runners)
     domain, timer, groups = domains.get("spider"), StepTimer(), rollouts // GROUP_SIZE
     tasks = domain.load().train[:groups]
     client, queue = _Client(rollouts), _Queue(groups)
@@ -127,7 +145,7 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
             service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=0)
             for step in range(STEPS):
                 queue.done.clear()
-                started_s = time.process_time()
+                started_s, others_s = time.process_time(), _children_cpu_s(store)
                 service.submit(
                     [
                         Prompt(uid=f"{step}-{place}", task=task, rollouts=GROUP_SIZE, step=step, partition="train")
@@ -135,10 +153,11 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
                     ]
                 )
                 assert queue.done.wait(120), "the rollouts did not end"
-                costs.append((client.answered_cpu_s - started_s, time.process_time() - client.answered_cpu_s))
+                ended_s = time.process_time()
+                agents_s, stored_s = (now - then for now, then in zip(_children_cpu_s(store), others_s, strict=True))
+                costs.append((client.answered_cpu_s - started_s, ended_s - client.answered_cpu_s, agents_s, stored_s))
                 service.finish_sampling("train", step, timer.split())
-    before, after = (1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
-    return before, after
+    return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
 
 
 if __name__ == "__main__":
