@@ -236,7 +236,8 @@ class Simulator:
 def run_of(row: Mapping[str, Any]) -> Run:
     """The run that a row of the table measured."""
     names = {field.name for field in dataclasses.fields(Run)}
-    return Run(**{name: tuple(value) if name == "calls" else value for name, value in row.items() if name in names})
+    values: dict[str, Any] = {name: value for name, value in row.items() if name in names}
+    return Run(**{**values, "calls": tuple(values.get("calls", (1,)))})
 
 
 def _print_rows(simulator: Simulator) -> None:
