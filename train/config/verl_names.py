@@ -116,6 +116,5 @@ def with_run_names(chosen: Mapping[str, Any], *, verl: bool) -> dict[str, Any]:
     return {**settings, "verl": keys}
 
 
-COMPUTED, UPDATE_FLOPS, TRAINING_GPUS = "tokens_computed_max", "update_flops_max", "training_gpus_max"
-"""What our engine logs of an update up to each mini-batch, under ``actor/``: of names with ``max`` verl logs the
-largest value."""
+COMPUTED, UPDATE_FLOPS, TRAINING_GPUS = "tokens_computed_total", "update_flops_total", "training_gpus_max"
+"""What our engine logs of an update, under ``actor/``. verl adds up the updates of a step by names with ``total``."""

@@ -600,7 +600,10 @@ def test_the_speed_of_a_step_is_that_of_verls_time_gpus_and_tokens(tmp_path: Pat
         made.until_done()
         made.service.finish_sampling("train", 4, {"sampling": 5.0, "update": 4.0, "waiting": 1.0})
     (tmp_path / "config.json").write_text(json.dumps({**resolve("starter", trainer="verl").to_dict(), "format": 3}))
-    for counted in ({}, {"actor/tokens_computed_max": 70, "actor/update_flops_max": 4e6, "actor/training_gpus_max": 2}):
+    for counted in (
+        {},
+        {"actor/tokens_computed_total": 70, "actor/update_flops_total": 4e6, "actor/training_gpus_max": 2},
+    ):
         (tmp_path / "verl.jsonl").write_text(json.dumps({"step": 4, "data": {**logged, **counted}}))
         write_metrics(made.run)
         [line] = made.run.metrics()

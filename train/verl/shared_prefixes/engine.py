@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -71,10 +72,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         """The :attr:`_Kept.used` of the micro-batch that is computed; None if all of its tokens are."""
         self._constrained: _Constrained | None = None
         """That of the micro-batch that is computed."""
-        self._passes: list[tuple[list[Span], int]] = []
-        """Of an update so far: the tokens of each pass, and how many of them have logits."""
-        self._updates = 0
-        """How often :meth:`train_mode` is entered."""
+        self._passes: list[list[tuple[list[Span], int]]] = []
+        """Of each mini-batch of an update: the tokens of its passes, and how many of them have logits."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -86,17 +85,11 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
         """As verl's, in which a mini-batch of all rows is not copied row by row."""
-        if not self._updates:  # verl's worker enters it for the update, and again for each mini-batch
-            self._passes.clear()
-        self._updates += 1
-        try:
-            with (
-                super().train_mode(**options),
-                patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
-            ):
-                yield
-        finally:
-            self._updates -= 1
+        with (
+            super().train_mode(**options),
+            patched("tensordict_utils.index_select_tensor_dict", lambda verls: partial(_all_rows_at_once, verls)),
+        ):
+            yield
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """As verl's, with other micro-batches; results are in the order of ``data``.
@@ -106,13 +99,14 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 gradients of the failed pass, which only its private attributes could clear.
         """
         add_derived_columns(data)
+        if forward_only:
+            return self._forward_backward(data, loss_function, forward_only)
+        self._passes.append([])
         result = self._forward_backward(data, loss_function, forward_only)
-        if not forward_only:
-            result["metrics"] |= self._cost_so_far()
+        result["metrics"] |= self._cost_of_update(last=_setting(data, "update_lr_scheduler"))
         return result
 
     def _forward_backward(self, data: Any, loss_function: Any, forward_only: bool) -> Any:
-        earlier = len(self._passes)
         if not _setting(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest, shares = max(map(len, _rows(data["input_ids"]))), self._shares(data)
@@ -121,7 +115,8 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
-            del self._passes[earlier:]
+            if not forward_only:
+                self._passes[-1].clear()
             try:
                 with ExitStack() as stack:
                     if shares:  # verl takes our micro-batches
@@ -144,16 +139,18 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
                 self._most_tokens[forward_only],
             )
 
-    def _cost_so_far(self) -> dict[str, Any]:
-        """Metrics of the update up to the mini-batch that has just been computed, of all GPUs."""
+    def _cost_of_update(self, *, last: bool) -> dict[str, Any]:
+        """Metrics of a mini-batch. verl takes the mean of those of an update, so all is in the ``last`` one's."""
         if (cost := self._model_cost) is None:
             return {}
-        tokens = sum(end - start for spans, _ in self._passes for start, end in spans)
-        flops = sum(cost.update(spans, chosen) for spans, chosen in self._passes)
-        groups = torch.distributed.get_world_size(self.get_data_parallel_group())  # verl takes the mean over them
+        passes = list(chain.from_iterable(self._passes))
+        groups = torch.distributed.get_world_size(self.get_data_parallel_group())  # it takes the mean over them, too
+        times = last * len(self._passes) * groups
+        if last:
+            self._passes.clear()
         return {
-            COMPUTED: Metric("sum", tokens * groups),
-            UPDATE_FLOPS: Metric("sum", flops * groups),
+            COMPUTED: Metric("sum", times * sum(end - start for spans, _ in passes for start, end in spans)),
+            UPDATE_FLOPS: Metric("sum", times * sum(cost.update(*of_pass) for of_pass in passes)),
             TRAINING_GPUS: [torch.distributed.get_world_size()],
         }
 
@@ -203,7 +200,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         if self._constrained:
             self._constrained = _Constrained(self._constrained.places.to(device), self._constrained.masks)
         if torch.is_grad_enabled():
-            self._passes.append(computed)
+            self._passes[-1].append(computed)
         return inputs, output_args
 
     def prepare_model_outputs(

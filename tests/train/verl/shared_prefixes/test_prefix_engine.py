@@ -360,7 +360,8 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
 
 
 def test_an_update_counts_the_tokens_and_the_operations_of_all_its_passes(engines):
-    from verl.utils.metric import Metric
+    from verl.utils.metric import Metric, reduce_metrics
+    from verl.utils.tensordict_utils import assign_non_tensor
 
     engine = engines("fsdp").ours
     prompts, replies = some_rows(1)
@@ -372,8 +373,8 @@ def test_an_update_counts_the_tokens_and_the_operations_of_all_its_passes(engine
         lambda _module, _args, given: positions.append(given["position_ids"].flatten()), with_kwargs=True
     )
 
-    def logged(metrics, name):
-        return Metric.aggregate_dp([metrics[name]])
+    def logged(of_mini_batches, name):
+        return reduce_metrics({name: [Metric.aggregate_dp([metrics[name]]) for metrics in of_mini_batches]})[name]
 
     for _ in range(2):
         with engine.eval_mode():
@@ -381,18 +382,18 @@ def test_an_update_counts_the_tokens_and_the_operations_of_all_its_passes(engine
         positions.clear()
         found = []
         with engine.train_mode():  # as verl's worker does it: once for the update, and again for each mini-batch
-            for _ in range(2):
+            for is_last in (False, True):
+                assign_non_tensor(batch, update_lr_scheduler=is_last)
                 with engine.train_mode():
                     found.append(engine.forward_backward_batch(batch, verl_loss)["metrics"])
-        first, second = found
         seen = torch.cat(positions)  # those of two mini-batches
-        assert (logged(first, COMPUTED), logged(second, COMPUTED)) == (len(seen) / 2, len(seen))
+        assert logged(found, COMPUTED) == len(seen)
         chosen = sum(map(len, replies))
         cost = ModelCost.of(LlamaForCausalLM(SHAPE))
         width = SHAPE.hidden_size * SHAPE.num_hidden_layers
         operations = 2 * (cost.weights * len(seen) + 2 * cost.output * chosen) + 4 * width * int((seen + 1).sum())
-        assert logged(second, UPDATE_FLOPS) == pytest.approx(3 * operations, rel=1e-9)
-        assert second[TRAINING_GPUS] == [1]
+        assert logged(found, UPDATE_FLOPS) == pytest.approx(3 * operations, rel=1e-9)
+        assert found[0][TRAINING_GPUS] == [1]
 
 
 def ppo_batch(rows, replies, advantages):
