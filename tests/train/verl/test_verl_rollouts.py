@@ -64,6 +64,9 @@ class _Tokenizer:
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return "".join(chr(each) for each in ids if each != END)
 
+    def __len__(self) -> int:
+        return 128
+
 
 @dataclass
 class _Output:
