@@ -60,8 +60,8 @@ class RolloutManager:
             schedule=TaskSchedule(list(map(json.loads, tasks)), self.config),
             teacher=Teacher(self.config, tokenizer) if self.config.teacher else None,
         )
-        model = config.actor_rollout_ref.model
-        self.service.metrics.cost = ModelCost.without_weights(model.path, frozen=bool(model.lora_rank))
+        path, adapters = config.actor_rollout_ref.model.path, self.config.lora_rank > 0
+        self.service.metrics.cost = ModelCost.without_weights(path, frozen=adapters)
 
     @classmethod
     def create(
