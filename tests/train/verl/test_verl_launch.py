@@ -15,6 +15,7 @@ from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.verl_names import COMPUTED, UPDATE_FLOPS
 from groundwire.train.verl.hydra_config import flat_config
 from groundwire.train.verl.launch import VerlTraining
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
@@ -66,6 +67,11 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
         "actor/grad_norm": 0.7,
         "training/rollout_probs_diff_mean": 0.06,
         "rollout_corr/k3_kl": float("nan"),
+        "perf/time_per_step": 2.0,
+        "perf/total_num_tokens": 3200,
+        "perf/throughput": 400.0,
+        f"actor/{COMPUTED}": 1600,
+        f"actor/{UPDATE_FLOPS}": 2e9,
     }
     steps = range(1, 6)
     counts["reward_components"] = {"match": 0.25}
@@ -80,6 +86,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     figures = {"entropy": 0.31, "kl": 0.001, "clip_fraction": 0.02, "grad_norm": 0.7, "probability_difference": 0.06}
     assert figures.items() <= line.items()
     assert line["kl_reference"] == 0.003
+    assert (line["tokens_computed"], line["machine"]["gpus"]) == (1600, 4)  # verl's throughput is of one GPU
     assert {**counts, **shares}.items() <= line.items()
     assert "sampler_kl" not in line  # verl had no number
     of_the_local_trainer = {"initial_ratio_error", "ratio_min", "ratio_max", "loss", "learning_rate", "candidates"}

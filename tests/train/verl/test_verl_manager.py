@@ -217,7 +217,7 @@ def _config(run: RunDir, **settings: Any) -> Any:
     )
     model = SimpleNamespace(
         path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None, external_lib=None,
-        override_config={},
+        override_config={}, lora_rank=0,
     )  # fmt: skip
     actor = SimpleNamespace(ppo_mini_batch_size=99, policy_loss=SimpleNamespace(loss_mode="vanilla"))
     return SimpleNamespace(
