@@ -1,4 +1,4 @@
-"""What a process for each rollout costs: CPU against rollouts in one process, and memory with 64 alive.
+"""What a process for each rollout costs, by the number of parallel rollouts: CPU, memory, and rollouts in one process.
 
 Each agent makes one call, to a server in another process. The CPU is that of this process and of all below it, after a
 few rollouts, so that imports do not count. Frameworks that are not installed are left out.
@@ -11,9 +11,11 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from groundwire.adapters import Backend, Endpoint, Question, agent_backend
 from groundwire.adapters.agents.process.backend import ProcessBackend
 
 FEW, MANY = 8, 64
-ALIVE = 64
+PARALLEL = (1, 4, 16, 64)
 AGENTS = {
     "langgraph": """
 from langchain.agents import create_agent
@@ -112,26 +114,25 @@ async def _answer(backend: Backend, port: int, number: int) -> None:
     assert "42" in answer.text, answer
 
 
-async def _measure(mode: str, file: str, port: int, count: int) -> None:
-    """Print the ms of CPU of one of ``count`` rollouts, or, if they are all alive, its memory."""
+async def _measure(mode: str, file: str, port: int, parallel: int) -> None:
+    """Print the ms of CPU of a rollout and the rollouts per second; or the MB of one of ``parallel`` that are alive."""
     spec = {"agent": f"{file}:agent"}
     os.environ["OPENAI_BASE_URL"] = f"http://127.0.0.1:{port}/v1"  # DSPy has a client of its own
     backend = agent_backend(**spec) if mode == "off" else ProcessBackend(spec)
-    at_once = count if mode == "alive" else 4
-    memory = began = 0.0
+    memory, count = 0.0, parallel if mode == "alive" else MANY
     for number in range(1 if mode == "alive" else FEW):
         await _answer(backend, port, number)
-    began = _cpu_s()
-    for first in range(0, count, at_once):
-        runs = [asyncio.create_task(_answer(backend, port, first + number)) for number in range(at_once)]
+    began, started = _cpu_s(), time.perf_counter()
+    for first in range(0, count, parallel):
+        runs = [asyncio.create_task(_answer(backend, port, first + number)) for number in range(parallel)]
         if mode == "alive":
             await asyncio.sleep(8)
             processes = psutil.Process().children(recursive=True)
             memory = sum(process.memory_full_info().pss for process in processes) / count / 1e6
         await asyncio.gather(*runs)
-    used = _cpu_s() - began
+    used, per_s = _cpu_s() - began, count / (time.perf_counter() - started)
     await backend.stop()
-    print(memory if mode == "alive" else used / count * 1e3)
+    print(memory if mode == "alive" else used / count * 1e3, per_s)
 
 
 def _cpu_s() -> float:
@@ -139,47 +140,47 @@ def _cpu_s() -> float:
     return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
 
 
-def _measured(mode: str, file: Path, port: int, count: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.processes", "--measure", mode, str(file), str(port), str(count)]
+def _measured(mode: str, file: Path, port: int, parallel: int) -> tuple[float, float]:
+    command = [sys.executable, "-m", "benchmarks.processes", "--measure", mode, str(file), str(port), str(parallel)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+    figure, per_s = map(float, done.stdout.split()[-2:])
+    return figure, per_s
 
 
 def main() -> None:
-    """Print a row for each framework that is installed."""
+    """Print rows for each framework that is installed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("frameworks", nargs="*", help=f"of {', '.join(AGENTS)}; default: all")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(_serve(int(options.serve[0]), float(options.serve[1])))
     if options.measure:
-        mode, file, port, count = options.measure
-        asyncio.run(_measure(mode, file, int(port), int(count)))
+        mode, file, port, parallel = options.measure
+        asyncio.run(_measure(mode, file, int(port), int(parallel)))
         return
     fast, slow = free_port(), free_port()
     serve = [sys.executable, "-m", "benchmarks.processes", "--serve"]
-    print("| framework | CPU ms in one process | CPU ms in a process each | more | PSS MB of one of 64 |")
-    print("|---|---|---|---|---|")
+    print("| framework | parallel | CPU ms in one process | in a process each | more | rollouts/s | PSS MB of one |")
+    print("|---|---|---|---|---|---|---|")
     with running([*serve, str(fast), "0"], [*serve, str(slow), "15"]), tempfile.TemporaryDirectory() as folder:
         for name, source in AGENTS.items():
-            if importlib.util.find_spec(name) is None:
+            needs = re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE)
+            if not all(map(importlib.util.find_spec, needs)) or name not in (options.frameworks or AGENTS):
                 continue
             file = Path(folder) / f"{name}_agent.py"
             file.write_text(source, encoding="utf-8")
-            cpu = {mode: _measured(mode, file, fast, MANY) for mode in ("off", "fork")}
-            memory = _measured("alive", file, slow, ALIVE)
-            more = cpu["fork"] - cpu["off"]
-            print(f"| {name} | {cpu['off']:.0f} | {cpu['fork']:.0f} | {more:.0f} | {memory:.0f} |", flush=True)
-            record(
-                f"process per rollout, {name}",
-                cpu["fork"],
-                unit="ms of CPU",
-                against="one process",
-                theirs=cpu["off"],
-                less_is_better=True,
-            )
-            record(f"process per rollout, {name}, {ALIVE} alive", memory, unit="MB of PSS")
+            for parallel in PARALLEL:
+                one, one_per_s = _measured("off", file, fast, parallel)
+                each, each_per_s = _measured("fork", file, fast, parallel)
+                memory, _ = _measured("alive", file, slow, parallel)
+                speed = f"{one_per_s:.0f} / {each_per_s:.0f}"
+                cells = (name, parallel, f"{one:.0f}", f"{each:.0f}", f"{each - one:.0f}", speed, f"{memory:.0f}")
+                print("|", *(f"{cell} |" for cell in cells), flush=True)
+                figure = f"process per rollout, {name}, {parallel} parallel"
+                record(figure, each, unit="ms of CPU", against="one process", theirs=one, less_is_better=True)
+                record(figure, memory, unit="MB of PSS")
 
 
 if __name__ == "__main__":
