@@ -52,6 +52,7 @@ class Scheduler:
             self.token += 1
             array = np.array([[self.token]])
             output = Output(name, [self.token], Logprobs(array, -array, array[0]))
+            output.events = [f"event {self.token}"] if self.token != 3 else None
             output.prefill_stats = "prefill" if self.token <= len(self.requests) else None
             output.finish_reason = "length" if name in ending else None
             outputs.append(output)
@@ -90,6 +91,7 @@ def test_a_reply_is_sent_once_with_all_of_its_tokens_and_log_probabilities(whole
         assert output.new_logprobs.logprobs.tolist() == [[-token] for token in tokens]
         assert output.new_logprobs.sampled_token_ranks.tolist() == tokens
         assert (output.finish_reason, output.prefill_stats) == ("length", "prefill")
+        assert output.events == [f"event {token}" for token in tokens if token != 3]
     assert not scheduler._held
 
 
@@ -100,6 +102,12 @@ def test_tokens_that_somebody_reads_at_once_are_sent_at_once(whole_replies: Any,
     scheduler = whole_replies([("a", ""), ("a", "a")], {"a": watched})
     sent = [scheduler.update_from_output()[0].outputs for _ in range(2)]
     assert [[output.new_token_ids for output in outputs] for outputs in sent] == [[[1]], [[2]]]
+
+
+def test_the_experts_of_each_token_are_sent_with_it(whole_replies: Any) -> None:
+    scheduler = whole_replies([("a", ""), ("a", "a")], {"a": request()})
+    scheduler.vllm_config.model_config.enable_return_routed_experts = True
+    assert [len(scheduler.update_from_output()[0].outputs) for _ in range(2)] == [1, 1]
 
 
 def test_nothing_is_kept_of_a_cancelled_reply(whole_replies: Any) -> None:
