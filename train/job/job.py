@@ -118,7 +118,8 @@ def parse_arguments(
     domain, named = _task_list(tasks, given, validation, train=train), False
     if domain is not None:
         # Other processes do not have this object, but can read a file by its name.
-        elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+        elsewhere = given.get("runner_python") or given.get("runner_processes") or given.get("n_runners") == 0
+        elsewhere = bool(elsewhere) or given.get("trainer") == "verl"
         named = elsewhere and isinstance(tasks, str | Path) and validation is None
         given["domain"] = str(tasks) if named else domain.name
     function = None if isinstance(reward, str | None) else rewards.reward_function(reward)
