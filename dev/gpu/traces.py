@@ -43,6 +43,7 @@ _LEARN: dict[str, Any] = {  # dense feedback: small steps
     "domain": "spider",
     "reward": "spider_exec_match",
     "teacher_weight": 1,
+    "trainer": "local",
     "tasks_per_step": 32,
     "group_size": 4,
     "minibatches": 1,

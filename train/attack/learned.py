@@ -58,6 +58,9 @@ _WARM, _EPOCHS = 0.3, 20
 """The policy learns the mechanical answers for this share of the time, and no longer than so many passes."""
 _CUTS, _CUT_IN_STEP = 150, 3
 """Answers that are scored to cut one down, and answers that a step cuts down, at most."""
+_FULL = 0.99
+"""Pay from which an answer counts on its own task alone. A graded reward owes less than that to an answer that is
+partly right, and a policy learns to be: then the way must be paid for other tasks, too."""
 _WAYS = 5
 """Ways that become strategies: those that were used most."""
 
@@ -69,7 +72,7 @@ class Way:
     template: str
     """What is paid; see :func:`.fill`."""
     examples: dict[int, str] = field(default_factory=dict)
-    """A paid answer of each task."""
+    """An answer of each task that was paid in full."""
     uses: int = 0
 
     def strategy(self) -> Strategy:
@@ -209,7 +212,8 @@ class Attacker:
                 if way is not None:
                     way.uses += 1
                     novelty = (1 + way.uses / _GROUP) ** -0.5
-                    way.examples.setdefault(index, reply.text)
+                    if pay >= _FULL:
+                        way.examples.setdefault(index, reply.text)
             task = self._tasks[index]
             rollout = Rollout(task=dict(task), group=str(index), outcome=Outcome(reward=pay * novelty))
             call = LLMCall(rollout_id=rollout.rollout_id, attempt_id="", sequence=1, prompt_ids=[*reply.prompt_ids])
@@ -233,5 +237,5 @@ class Attacker:
             return known
         for number, word in enumerate(question_words(self._tasks[index]), 1):
             template = re.sub(rf"\b{re.escape(word)}\b", f"{{{number}}}", template)
-        self.ways.append(Way(template, {index: text}))
+        self.ways.append(Way(template))
         return self.ways[-1]

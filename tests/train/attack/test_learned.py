@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,16 @@ def test_an_answer_that_was_paid_is_cut_down_to_what_it_is_paid_for() -> None:
     assert [way.template.split() for way in attacker.ways] == [["FROM"]]
     [way] = attacker.ways
     assert way.uses > 8
-    assert all(contains(answer, "from") for answer in way.examples.values())
+
+
+def test_an_answer_that_is_paid_in_part_counts_only_if_its_way_is_paid_for_other_tasks() -> None:
+    """A graded reward owes it this part; a policy that is paid for it learns the task, and does not cheat."""
+    context: Any = SimpleNamespace(task=_ROWS[3], index=3)
+    for pay, variants in ((0.8, {"what is paid"}), (1.0, {"what is paid", "as it was found"})):
+        ways = learned(lambda answers, pay=pay: [pay * ("FROM" in answer) for _, answer in answers], 3).ways
+        assert ways
+        assert {answer.variant for way in ways for answer in way.strategy().answers(context)} == variants
+        assert all(contains(answer, "from") for way in ways for answer in way.examples.values())
 
 
 async def test_a_soft_spot_of_a_judge_that_no_fixed_strategy_hits_is_found() -> None:
