@@ -12,6 +12,8 @@ from typing import Any
 import openai
 import pytest
 import torch
+from programs import wait_for
+from small_models import small_causal_lm
 from training_groups import Sampled, llm_call, training_groups
 
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
@@ -20,6 +22,7 @@ from groundwire.train.algorithms.distillation import MAX_DIFFERENCE, Teacher, Te
 from groundwire.train.api.serving import ServedModel
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.lora import adapters, add_adapters, merged_weights
 from groundwire.train.policy.model import PromptScores, load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.store.rollout import Outcome, Rollout
@@ -133,6 +136,53 @@ def test_rows_that_several_threads_ask_for_have_the_scores_of_single_rows(models
     alone = PromptScores(models / "teacher", "cpu")
     for row, scores in zip(rows, together, strict=True):
         assert scores == pytest.approx(alone(row), abs=1e-4)
+
+
+def _scorable(kind: str, policy: Any, folder: Path) -> Path:
+    """A model that the engine computes by itself or with transformers' forward pass, or the checkpoint of LoRA."""
+    model, tokenizer = copy.deepcopy(policy[0]), policy[1]
+    if kind == "lora":
+        pytest.importorskip("peft")
+        add_adapters(model, rank=4, alpha=16)
+        for name, value in adapters(model).items():
+            torch.nn.init.normal_(value, std=0.2 if ".lora_B." in name else 1)
+    elif kind != "llama":
+        model = small_causal_lm(kind, vocab_size=len(tokenizer))
+    with merged_weights(model) as weights:
+        save_policy(model, tokenizer, folder, weights)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "lora", "mistral", "qwen3_5_text", "granitemoehybrid"])
+def test_prompts_that_are_scored_in_one_pass_have_what_their_tokens_were_sampled_with(
+    kind: str, tiny_policy: Any, tmp_path: Path
+) -> None:
+    rows: list[list[int]] = [[5 + (number * place) % 90 for place in range(1 + 9 * number)] for number in range(5)]
+    folder = _scorable(kind, tiny_policy, tmp_path / kind)
+    with serve(folder, max_model_len=512) as served, ThreadPoolExecutor(len(rows)) as pool:
+        client = openai.OpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0)
+
+        def ask(row: list[int], **more: Any) -> Any:
+            return client.completions.create(model="x", prompt=row, temperature=1.0, **more).choices[0]
+
+        sampled = [ask(row, max_tokens=6, logprobs=1, extra_body={"return_token_ids": True}) for row in rows]
+        whole = [row + choice.token_ids for row, choice in zip(rows, sampled, strict=True)]
+
+        def scores(row: list[int]) -> list[float]:
+            entries = ask(row, extra_body={"prompt_logprobs": 0}).prompt_logprobs[1:]
+            return [entry[str(token)]["logprob"] for token, entry in zip(row[1:], entries, strict=True)]
+
+        alone = list(map(scores, whole))
+        scorer, passes = served._server._score, []
+        scorer._model.register_forward_hook(lambda _, given, out: passes.append(len(out.logits)))
+        with scorer._lock:  # until all of them wait
+            waiting = [pool.submit(scores, row) for row in whole]
+            wait_for(lambda: len(scorer._waiting) == len(rows))
+        together = [future.result() for future in waiting]
+    assert passes == [len(rows)]
+    for row, choice, one, with_others in zip(rows, sampled, alone, together, strict=True):
+        assert with_others == pytest.approx(one, abs=1e-4)
+        assert with_others[len(row) - 1 :] == pytest.approx(choice.logprobs.token_logprobs, abs=1e-3)
 
 
 def test_a_row_that_cannot_be_scored_is_an_error_of_its_thread_and_not_of_the_next(models: Path) -> None:
