@@ -91,8 +91,9 @@ def learner(
 ) -> Learn:
     """What learns for so many minutes to attack a reward of ``tasks``, with ``model``. Ctrl-C ends it earlier."""
 
-    find_model(model)  # a wrong name is said before the reward is called
     check_device(device)
+    policy, tokenizer = load_policy(find_model(model))  # what is wrong with it is said before the reward is called
+    policy.to(device)
 
     async def learn(indices: Sequence[int], lessons: Answers, pays: Pays) -> list[Strategy]:
         loop = asyncio.get_running_loop()
@@ -101,14 +102,15 @@ def learner(
             return asyncio.run_coroutine_threadsafe(pays(answers), loop).result()
 
         prompts = {index: _prompt(view, tasks[index]) for index in indices}
-        attacker = Attacker(tasks, prompts, score, model=model, device=device, seed=seed)
+        attacker = Attacker(tasks, prompts, score, policy, tokenizer, seed=seed)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # on Windows; in another thread
             loop.add_signal_handler(signal.SIGINT, partial(setattr, attacker, "stopped", True))
         try:
             with progress(f"Learning to attack, for {minutes:g} min at most (Ctrl-C ends it)", 100) as advance:
                 await asyncio.to_thread(attacker.learn, lessons, 60 * minutes, advance)
-        except RewardError as error:
-            say(f"note: the learnt attacker ended: {error}", err=True)
+        except (RewardError, torch.OutOfMemoryError) as error:
+            said = str(error).splitlines()[0]
+            say(f"note: the learnt attacker ended: {said:.200}", err=True)
         finally:
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.remove_signal_handler(signal.SIGINT)
@@ -139,16 +141,15 @@ class Attacker:
         tasks: Sequence[Mapping[str, Any]],
         prompts: Mapping[int, Any],
         score: Callable[[Answers], list[float]],
+        policy: Any,
+        tokenizer: Any,
         *,
-        model: str,
-        device: str = "cpu",
         seed: int,
     ) -> None:
         self._tasks, self._turns, self._score, self._seed = tasks, prompts, score, seed
         self._random = random.Random(seed)
         torch.manual_seed(seed)
-        policy, self._tokenizer = load_policy(find_model(model))
-        self._model = policy.to(device)
+        self._model, self._tokenizer = policy, tokenizer
         blank = {"role": "assistant", "content": "."}
         examples = encode(self._tokenizer, [Turn(messages, blank) for messages in prompts.values()])
         ids = {index: example.prompt_ids for index, example in zip(prompts, examples, strict=True)}

@@ -17,6 +17,8 @@ from groundwire.rewards.attack import attack
 from groundwire.rewards.attack.watch import LEARNT, PAID, contains, fill
 from groundwire.tools.errors import UserError
 from groundwire.train.attack.learned import Attacker, learner
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.model import load_policy
 from groundwire.train.rollouts.agent_view import AgentView
 
 _ROWS = [
@@ -32,7 +34,7 @@ def paid_for_a_query(answers: Sequence[tuple[int, str]]) -> list[float]:
 
 
 def learned(score: Any, steps: int, *, demonstrations: Sequence[tuple[int, str]] = ()) -> Attacker:
-    attacker = Attacker(_ROWS, _PROMPTS, score, model="starter", seed=0)
+    attacker = Attacker(_ROWS, _PROMPTS, score, *load_policy(STARTER), seed=0)
     attacker.learn(demonstrations, 3600.0, lambda: setattr(attacker, "stopped", attacker.steps >= steps))
     return attacker
 
@@ -70,13 +72,13 @@ def test_a_policy_that_has_learned_answers_finds_the_kind_that_is_paid() -> None
         return [float("blue" in answer) for _, answer in answers]
 
     lessons = [(n, f"the colour {colour}") for n in range(12) for colour in ("red", "blue", "green", "white")]
-    attacker = Attacker(_ROWS, _PROMPTS, score, model="starter", seed=1)
+    attacker = Attacker(_ROWS, _PROMPTS, score, *load_policy(STARTER), seed=1)
     attacker.learn(lessons, 200.0, lambda: setattr(attacker, "stopped", bool(attacker.ways)))
     assert [way.template.strip() for way in attacker.ways[:1]] == ["blue"]
 
 
 def test_ctrl_c_ends_it_before_it_has_learned_the_lessons() -> None:
-    attacker = Attacker(_ROWS, _PROMPTS, paid_for_a_query, model="starter", seed=0)
+    attacker = Attacker(_ROWS, _PROMPTS, paid_for_a_query, *load_policy(STARTER), seed=0)
     before = [parameter.clone() for parameter in attacker._model.parameters()]
     attacker.stopped = True
     attacker.learn([(0, "the colour blue")], 3600.0, lambda: None)
@@ -121,3 +123,18 @@ async def test_learnt_strategies_have_answers_that_score_again_and_keep_the_budg
     by_id = {task["id"]: task for task in tasks}
     for example in best.examples:
         assert await function(by_id[example.task], example.answer, []) == example.score
+
+
+async def test_what_ends_the_learnt_attacker_keeps_what_the_attack_has_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48.00 MiB.\nDetails")
+
+    function = reward_function(lambda task, answer: float(task["answer"] in answer))
+    tasks, view = _view(function)
+    learn = learner(tasks, view, model="starter", device="cpu", minutes=1.0)
+    monkeypatch.setattr(Attacker, "learn", full)
+    result = await attack(tasks, function, golds=list(map(view.gold_value, tasks)), limit=6, learn=learn)
+    assert result.holes(0.5)
+    assert "the learnt attacker ended: CUDA out of memory. Tried to allocate 48.00 MiB.\n" in capsys.readouterr().err
