@@ -36,6 +36,11 @@ class Output:
     trace_headers: Any = None
     prefill_stats: Any = None
     num_nans_in_logits: int = 0
+    routed_experts: Any = None
+
+    @property
+    def __struct_fields__(self) -> list[str]:
+        return list(self.__dataclass_fields__)
 
 
 class Scheduler:
@@ -43,7 +48,7 @@ class Scheduler:
 
     def __init__(self, steps: list[tuple[str, str]], requests: dict[str, Any]) -> None:
         self.steps, self.requests, self.token = iter(steps), requests, 0
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_return_routed_experts=False))
+        self.experts: Any = None
 
     def update_from_output(self) -> dict[int, Any]:
         running, ending = next(self.steps)
@@ -55,6 +60,7 @@ class Scheduler:
             output.events = [f"event {self.token}"] if self.token != 3 else None
             output.prefill_stats = "prefill" if self.token <= len(self.requests) else None
             output.finish_reason = "length" if name in ending else None
+            output.routed_experts = self.experts
             outputs.append(output)
             if name in ending:
                 del self.requests[name]
@@ -104,10 +110,16 @@ def test_tokens_that_somebody_reads_at_once_are_sent_at_once(whole_replies: Any,
     assert [[output.new_token_ids for output in outputs] for outputs in sent] == [[[1]], [[2]]]
 
 
-def test_the_experts_of_each_token_are_sent_with_it(whole_replies: Any) -> None:
-    scheduler = whole_replies([("a", ""), ("a", "a")], {"a": request()})
-    scheduler.vllm_config.model_config.enable_return_routed_experts = True
-    assert [len(scheduler.update_from_output()[0].outputs) for _ in range(2)] == [1, 1]
+def test_what_belongs_to_a_token_and_is_not_joined_is_sent_with_it(whole_replies: Any) -> None:
+    scheduler = whole_replies([("a", ""), ("a", ""), ("a", ""), ("a", "a")], {"a": request()})
+    sent = [scheduler.update_from_output()[0].outputs]
+    scheduler.experts = np.array([[7]])
+    sent.append(scheduler.update_from_output()[0].outputs)
+    scheduler.experts = None
+    sent += [scheduler.update_from_output()[0].outputs for _ in range(2)]
+    assert [[(output.new_token_ids, output.routed_experts) for output in outputs] for outputs in sent] == [
+        [], [([1, 2], np.array([[7]]))], [], [([3, 4], None)],
+    ]  # fmt: skip
 
 
 def test_nothing_is_kept_of_a_cancelled_reply(whole_replies: Any) -> None:

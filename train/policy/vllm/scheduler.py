@@ -15,6 +15,8 @@ from vllm.v1.outputs import LogprobsLists
 
 _FIRST = ("new_prompt_logprobs_tensors", "prefill_stats", "trace_headers", "num_nans_in_logits")
 """Fields of a reply's first output that later ones do not repeat."""
+_JOINED = {"request_id", "new_token_ids", "new_logprobs", "events", "finish_reason", "stop_reason", *_FIRST}
+"""Fields that are put together, or belong to the end. An output with another one, as newer versions have, is sent."""
 
 
 class WholeReplies(AsyncScheduler):
@@ -36,7 +38,8 @@ class WholeReplies(AsyncScheduler):
 
     def _hold(self, output: Any) -> Any:
         """None while the reply goes on, and all of it at the end."""
-        if output.finish_reason is None and self._waits(self.requests.get(output.request_id)):
+        more = any(getattr(output, name) is not None for name in output.__struct_fields__ if name not in _JOINED)
+        if output.finish_reason is None and not more and self._waits(self.requests.get(output.request_id)):
             self._held.setdefault(output.request_id, []).append(output)
             return None
         parts = [*self._held.pop(output.request_id, ()), output]
@@ -58,5 +61,5 @@ class WholeReplies(AsyncScheduler):
         return (
             sampling is not None
             and sampling.output_kind == RequestOutputKind.FINAL_ONLY
-            and not (sampling.stop or request.resumable or self.vllm_config.model_config.enable_return_routed_experts)
+            and not (sampling.stop or request.resumable)
         )
