@@ -95,7 +95,7 @@ def _presets(name: str) -> str:
             others = [preset for preset in known if preset not in these]
             texts = [f"{trainer}{preset}" for preset in these]
             if len(others) + 2 < len(these):
-                texts = ["all verl" + f" but {', '.join(others)}" * bool(others)]
+                texts = ["verl" + f" but {', '.join(others)}" * bool(others)]
             by_value.setdefault(value, []).extend(texts)
     return "; ".join(f"`{value}`: {', '.join(texts)}" for value, texts in by_value.items())
 

@@ -76,9 +76,7 @@ Mask = Annotated[bool, typer.Option("--mask/--no-mask", help="Whether keys and p
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        help="File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
-    ),
+    typer.Option(help="File with the store's token; default: GROUNDWIRE_TOKEN, else the user's own", metavar="FILE"),
 ]
 """The option ``--token-file`` of a command that serves the store or connects to it."""
 

@@ -41,8 +41,8 @@ def main(
     upstream_port: Annotated[
         int | None,
         typer.Option(
-            help="Serve a scripted policy at http://127.0.0.1:PORT/v1 as the gateway's model server, and compare "
-            "tokens with those that were sampled. Without it, replies only with themselves",
+            help="Serve a scripted policy at http://127.0.0.1:PORT/v1, the gateway's model server, and compare with "
+            "its tokens; default: replies with themselves",
             metavar="PORT",
             min=1,
             max=65535,
@@ -51,8 +51,8 @@ def main(
     export_command: Annotated[
         str | None,
         typer.Option(
-            help="With --upstream-port: a shell command that prints what the gateway trains, a JSON object with "
-            "prompt_ids, response_ids and loss_mask a line. Without it, the ids in its replies are compared",
+            help="With --upstream-port: a shell command that prints what the gateway trains, JSON lines with "
+            "prompt_ids, response_ids and loss_mask; default: the ids in its replies",
             metavar="COMMAND",
         ),
     ] = None,

@@ -13,7 +13,7 @@ __all__ = ["tables", "write_pages"]
 _DOCS = ROOT / "docs"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 _API_NAMES = {
-    "chat": "chat completions",
+    "chat": "chat",
     "responses": "Responses",
     "messages": "Messages",
     "generate_content": "Gemini",
@@ -24,6 +24,8 @@ _HEAD = (
     "Framework", "Version", "Wire API", "Exact calls", "Replays", "Tools; structured output", "Agent names",
     "Prefix breaks, %", "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
 )  # fmt: skip
+_QUESTIONS = 32
+"""Of most rows, whose number the page says once."""
 _README_HEAD = ("Framework", "Gain", "Gain on a GPU")
 
 
@@ -130,4 +132,6 @@ def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
 
 def _accuracy(training: Mapping[str, Any], name: str) -> str:
     found = training.get(name, {})
-    return f"{found['before']:.3f} → {found['after']:.3f} of {found['n']}" if "after" in found else ""
+    if "after" not in found:
+        return ""
+    return f"{found['before']:.3f} → {found['after']:.3f}" + f" of {found['n']}" * (found["n"] != _QUESTIONS)

@@ -67,5 +67,5 @@ async def test_the_tables_are_made_from_the_results(tmp_path: Path, monkeypatch:
     after = {"n": 32, "before": 0.25, "after": 0.5, "difference": 0.25, "difference_ci95": [0.1, 0.4]}
     _table.write_pages({"smolagents": {**results["smolagents"], "gpu": {"card": "NVIDIA H100", "validation": after}}})
     rows = [line for page in pages for line in (docs / page).read_text().splitlines() if "smolagents)" in line]
-    assert rows[0].endswith("| 0.250 → 0.500 of 32 (NVIDIA H100) |")
+    assert rows[0].endswith("| 0.250 → 0.500 (NVIDIA H100) |")
     assert rows[1].endswith("| gained: +25 [+10, +40] |")
