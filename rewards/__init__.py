@@ -8,7 +8,14 @@ computed raises :class:`RewardError` and never becomes a number.
 from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
-from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
+from groundwire.rewards._functions import (
+    Score,
+    describe_call,
+    map_concurrently,
+    reward_function,
+    score,
+    with_time_limit,
+)
 from groundwire.rewards._registry import check, comparison, get, has_functions, names, notes
 from groundwire.rewards._sql import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards._types import (
@@ -34,6 +41,7 @@ __all__ = [
     "RecordedTask",
     "Reward",
     "RewardError",
+    "Score",
     "UnusableRewardError",
     "answers_of",
     "check",
@@ -47,10 +55,12 @@ __all__ = [
     "has_variants",
     "in_training",
     "judges_sql",
+    "map_concurrently",
     "names",
     "names_read",
     "notes",
     "reward_function",
+    "score",
     "total",
     "unchecked_of",
     "with_time_limit",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
-from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError, declared_range
+from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError, declared_range, total
 from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
+T = TypeVar("T")
+R = TypeVar("R")
+_CONCURRENCY = 32
 _BATCHES = ("completions", "solution_strs", "predictions", "responses", "generations")
 _VERL = ("solution_str", "solution_strs")
 _ANSWERS = (
@@ -91,6 +95,37 @@ def with_time_limit(reward: Reward, timeout_s: float) -> Reward:
         )
 
     return limited
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one answer; ``value`` is None where the reward raised ``error``."""
+
+    value: float | None
+    error: str = ""
+
+
+async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Score:
+    """Call ``reward`` and return whatever it raises as a :class:`Score`."""
+    try:
+        return Score(total(await reward(task, answer, steps)))
+    except Exception as error:
+        return Score(None, str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}")
+
+
+async def map_concurrently(
+    function: Callable[[T], Awaitable[R]], items: Iterable[T], *, on_end: Callable[[], None] = lambda: None
+) -> list[R]:
+    """The results of ``function`` in the items' order; ``on_end`` is called after each item."""
+    slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(item: T) -> R:
+        async with slots:
+            result = await function(item)
+            on_end()
+            return result
+
+    return list(await asyncio.gather(*map(one, items)))
 
 
 def describe_call(reward: Reward, task: Mapping[str, Any]) -> str:

@@ -115,7 +115,7 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
     """Show a progress bar on a terminal. Yields a function that may set its description, and advances it (by one)."""
     output = console(stderr=True)
     if not output.is_terminal:  # a disabled bar still prints an empty line
-        yield lambda *_: None
+        yield lambda *_, **__: None
         return
     from rich.markup import escape
     from rich.progress import Progress

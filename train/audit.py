@@ -1,10 +1,9 @@
-"""``groundwire audit``: test whether a reward is fit to train on (:mod:`groundwire.rewards.audit`)."""
+"""``groundwire audit``: test whether a reward is fit to train on (:mod:`groundwire.rewards.attack`)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +22,7 @@ from groundwire.rewards import (
     without_variants,
 )
 from groundwire.rewards.attack import AttackResult, UserTruth, attack, code_hash, save_attack
-from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
+from groundwire.rewards.attack.result import ATTACK_WINS, FILTER_IGNORED, GOLD_FAILS
 from groundwire.rewards.judge.compare import against_gold
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
@@ -237,8 +236,7 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"note: {result.tasks} tasks are few: 20 or more say more"] if result.tasks < _FEW_TASKS else []
     lines += [f"note: the reward raised an error for {result.failed:,} answers"] if result.failed else []
-    lines += ["", f"{'pay':>5}  {'tasks':>5}  strategy"]
-    lines += [f"{row.pay:>5.2f}  {row.tasks:>5,}  {row.name}: {row.variant}".rstrip(": ") for row in result.strategies]
+    lines += ["", *_table(result)]
     holes = result.holes(fail_above)
     for row in holes[:_EXAMPLES]:
         lines += [
@@ -246,7 +244,7 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
             f"{row.name} ({row.variant}) earns {row.pay:.0%} of what right answers earn; to fix it: {row.fix}",
         ]
         for example in row.examples:
-            answer = " ".join(example.answer.split())[:140]
+            answer = _one_line(example.answer)
             lines.append(f"    {example.task}: {answer!r} scores {example.score:g}, right {example.right_score:g}")
     lines += ["", f"{result.calls:,} calls on {result.tasks:,} tasks in {result.seconds:.1f} s"]
     verdict = f"not fit to train on: {len(holes)} of {len(result.strategies)} wrong strategies earn"
@@ -277,30 +275,30 @@ def examine(
     """Audit ``reward`` on the tasks of ``domain``; ``judges`` are the options of :func:`.get_reward`."""
     started = time.monotonic()
     chosen, every, name, function, notes, data = _load(domain, reward, data_dir, judges)
-    tasks = _sample(every, limit)
-    view = AgentView.of(chosen, function)
-    function = against_gold(function, view.gold)
-    golds, databases = list(map(view.gold, tasks)), chosen.database
+    tasks, view = _sample(every, limit), AgentView.of(chosen, function)
+    function, golds = against_gold(function, view.gold), list(map(view.gold_value, tasks))
     with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
-        auditing = audit(tasks, function, golds=golds, answers=view.answers, database=databases, on_end=on_end)
-        result = asyncio.run(auditing)
+        options: dict[str, Any] = {"answers": view.answers, "name": name, "source": data.source}
+        result = asyncio.run(attack(tasks, function, golds=golds, audits=True, on_end=on_end, **options))
     varied = _sample(tasks, _EXAMINED) if has_variants(function) else []
     with progress("Making variants", len(varied)) as on_end:
         alone = without_variants(varied, on_end=on_end)
     unfit = _unfit_reason(result, allow)
-    told = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
+    told: dict[str, Any] = {"domain": domain, "left_out": data.left_out, "unfit": unfit, "without_variants": alone}
     share = round(result.share_with_findings, 4)
-    figures = {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
+    told |= {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding, "separated": result.separated}
+    separated = f"{result.separated:,} golds score above every trivial answer"
     lines = [f"data: {data.source}"]
     lines += [f"      left out of training by the domain: {count} ({why})" for why, count in data.left_out.items()]
-    lines += [f"note: {note}" for note in notes] + _table(result, name)
+    lines += [f"note: {note}" for note in (*notes, *result.notes)]
+    lines.append(f"reward {name} on {result.tasks:,} tasks; {separated}")
+    lines += ["", *_table(result), *_examples(result), ""]
     if alone:
         lines.append(f"without variants of the database: {len(alone):,} of {len(varied):,} tasks that were looked at")
         lines += [f"    {task}: {problem}" for task, problem in list(alone.items())[:_EXAMPLES]]
-    answers = sum(probe.judged + probe.failed for probe in result.probes)
-    lines.append(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
+    lines.append(f"{result.calls:,} answers in {time.monotonic() - started:.1f} s")
     lines.append(f"not fit to train on: {unfit}" if unfit else "fit to train on")
-    return Examined(tasks, unfit, lines, {**told, **figures, "without_variants": alone, **asdict(result)})
+    return Examined(tasks, unfit, lines, {**told, **result.to_json()})
 
 
 def _load(
@@ -342,35 +340,41 @@ def _sample(tasks: list[Any], limit: int) -> list[Any]:
     return [tasks[i * len(tasks) // limit] for i in range(limit)]
 
 
-def _unfit_reason(result: Audit, allow: float) -> str:
+def _unfit_reason(result: AttackResult, allow: float) -> str:
     """Why this reward should not be trained on; empty if it is fit."""
-    if not any(probe.judged for probe in result.probes if probe.kind == "gold"):
+    counts = result.tasks_by_finding
+    if counts.get(GOLD_FAILS) == result.tasks:
         return "no gold could be judged"
     if not result.separated:
         return "it separates nothing: every gold ties with an answer that needs no knowledge of the question"
-    if attacks := result.tasks_by_finding.get(ATTACK_WINS):
+    if attacks := counts.get(ATTACK_WINS):
         return f"an attack wins in {attacks} tasks"
-    if any(probe.kind == "weaker" and probe.wins > probe.judged / 2 for probe in result.probes):
+    conditions = sum(row.tasks for row in result.strategies if row.variant == "filter dropped")
+    if counts.get(FILTER_IGNORED, 0) > conditions / 2:
         return "it does not see conditions: most golds score the same with one less"
     if (share := result.share_with_findings) > allow:
         return f"{share:.1%} of the tasks have findings, not counting dropped filters; --allow is {allow:.1%}"
     return ""
 
 
-def _table(result: Audit, name: str) -> list[str]:
-    lines = [f"reward {name} on {result.tasks:,} tasks; {result.separated:,} golds score above every trivial answer"]
-    lines += ["", f"{'probe':<18}{'kind':<9}{'judged':>8}{'failed':>8}{'mean':>8}{'wins':>8}"]
-    for probe in result.probes:
-        mean = "-" if probe.mean is None else f"{probe.mean:.3f}"
-        wins = "" if probe.kind == "gold" else f"{probe.wins:,}"
-        lines.append(f"{probe.name:<18}{probe.kind:<9}{probe.judged:>8,}{probe.failed:>8,}{mean:>8}{wins:>8}")
+def _table(result: AttackResult) -> list[str]:
+    rows = [f"{row.pay:>5.2f}  {row.tasks:>5,}  {row.name}: {row.variant}".rstrip(": ") for row in result.strategies]
+    return [f"{'pay':>5}  {'tasks':>5}  strategy", *rows]
+
+
+def _examples(result: AttackResult) -> list[str]:
+    """The tasks with findings, and some of each kind."""
+    lines = []
     for kind, count in sorted(result.tasks_by_finding.items()):
         lines += ["", f"{kind}: {count:,} tasks ({count / result.tasks:.1%})"]
         first_of_task = {finding.task: finding for finding in reversed(result.findings) if finding.kind == kind}
         for finding in list(reversed(first_of_task.values()))[:_EXAMPLES]:
-            text = " ".join((finding.message or finding.answer).split())[:140]
-            lines.append(f"    {finding.task}, {finding.probe}: {text}")
-    return [*lines, ""]
+            lines.append(f"    {finding.task}, {finding.probe}: {_one_line(finding.message or finding.answer)}")
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:140]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.rewards import Reward, comparison_of, declared_range, in_training
-from groundwire.rewards.audit import Score, map_concurrently, score
+from groundwire.rewards import Reward, Score, comparison_of, declared_range, in_training, map_concurrently, score
 from groundwire.rewards.judge.compare import compared_later
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
@@ -142,7 +141,7 @@ async def _compared(rollouts: Sequence[Rollout], scores: Sequence[Score], compar
         raise CommandError("no task has two answers: there is nothing to compare")
     failures = {rollout.outcome.failure for rollout in again} - {""}
     complete = GroupComparison(compare, failures, rollouts, StepTimer())
-    await map_concurrently(complete, groups, on_end=lambda: None)
+    await map_concurrently(complete, groups)
     return [Score(rollout.outcome.reward, rollout.outcome.message) for rollout in again]
 
 

@@ -11,6 +11,7 @@ from groundwire.rewards.attack.forms import Gold, GoldFile
 from groundwire.rewards.attack.result import (
     AttackExample,
     AttackResult,
+    Finding,
     StrategyResult,
     code_hash,
     load_attack,
@@ -25,6 +26,7 @@ __all__ = [
     "AttackExample",
     "AttackResult",
     "Context",
+    "Finding",
     "Gold",
     "GoldFile",
     "GoldTruth",

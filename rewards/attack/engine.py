@@ -7,34 +7,51 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from groundwire.rewards._columns import names_read
+from groundwire.rewards._functions import map_concurrently, score
+from groundwire.rewards._sql import has_gold_query
 from groundwire.rewards._types import Reward, RewardError, declared_range
 from groundwire.rewards.attack.forms import GoldFile, plain
-from groundwire.rewards.attack.result import AttackExample, AttackResult, StrategyResult
-from groundwire.rewards.attack.strategies import STRATEGIES, AttackAnswer, Context, Strategy, step
+from groundwire.rewards.attack.result import (
+    GOLD_FAILS,
+    GOLD_UNPAID,
+    NO_ROWS,
+    REWARD_FAILS,
+    AttackExample,
+    AttackResult,
+    Finding,
+    StrategyResult,
+)
+from groundwire.rewards.attack.sql import query_steps
+from groundwire.rewards.attack.strategies import (
+    AGAIN,
+    AUDITED,
+    SQL_AUDITED,
+    STRATEGIES,
+    AttackAnswer,
+    Context,
+    Strategy,
+    step,
+)
 from groundwire.rewards.attack.truth import GoldTruth, Truth
-from groundwire.rewards.audit import Score, map_concurrently, score
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentStep, AnswerKind
 
-_PILOT, _CALLS_OF_PILOT = 6, 25
-"""Tasks that are tried first, for the form of right answers, chance and state; calls for each, about."""
-_NEIGHBOURS, _WRONGS, _EXAMPLES, _MOST_TEXTS, _LONGEST_TEXT = 300, 6, 3, 40, 300
+_PILOT, _AUDITED_PILOT, _CALLS_OF_PILOT, _NO_LIMIT = 6, 2, 25, 1e9
+"""Tasks that are tried first, for the form of right answers, chance and state; calls for each, about; seconds."""
+_WRONGS, _EXAMPLES, _MOST_TEXTS, _LONGEST_TEXT = 6, 3, 40, 300
+_NEIGHBOURS, _COMPARED = 300, 18_000
+"""Golds that one is compared with, and those of all tasks, at most."""
 _TOLERANCE = 1e-9
 _LEAST_SHARE, _LEAST_TASKS, _FEW_TASKS = 0.05, 3, 10
 """A strategy counts if its answer is known to be wrong for so many of the attacked tasks; of few, for one."""
 _NO_TEXTS = ("id", "db_path", "database", "db_id")
 _NONSENSE = "The zorblax quembles 7919 vints."
-_AGAIN = Strategy(
-    "the same wrong answer again, after a right one",
-    "a score must depend on task, answer and steps alone: make the cache's key of all of them, or keep none",
-    lambda _: (),
-)
 _LEARNING_CALLS = 0.9
 """Share of the budget until which an attacker learns; the rest scores what it has found."""
 _LESSON, _LESSONS = 200, 300
@@ -47,11 +64,12 @@ Learn = Callable[[Sequence[int], Answers, Pays], Awaitable[list[Strategy]]]
 answers (:meth:`Attack.pays`).
 """
 _Steps = tuple[AgentStep, ...]
-_STEPS: tuple[Callable[[str], _Steps], ...] = (
-    lambda answer: (),
-    lambda answer: (step(answer, answer), step("", answer, kind="llm")),
+_MakeSteps = Callable[[Mapping[str, Any], str], _Steps]
+_STEPS: tuple[_MakeSteps, ...] = (
+    lambda task, answer: (),
+    lambda task, answer: (step(answer, answer), step("", answer, kind="llm")),
 )
-"""Steps of an honest agent, from its answer; the first ones with which a right answer scores are used."""
+"""Steps of an honest agent whose answer is no query; the first ones with which a right answer scores are used."""
 _Plan = tuple[Strategy, AttackAnswer, int]
 
 
@@ -79,6 +97,8 @@ async def attack(
     seed: int = 0,
     on_plan: Callable[[str], None] = lambda _: None,
     learn: Learn | None = None,
+    audits: bool = False,
+    on_end: Callable[..., None] = lambda by: None,
 ) -> AttackResult:
     """Attack ``reward`` on at most ``limit`` of ``tasks``, each with an ``id``.
 
@@ -86,18 +106,23 @@ async def attack(
     ``name`` and ``source`` go into the result. At most ``max_calls`` answers are scored, for about ``max_seconds``;
     ``on_plan`` gets lines about both before the bulk of them. Raises :class:`rewards.RewardError` if no right
     answer scores more than the least, as there is nothing to attack then, and what a user's ``truth`` raises.
-    ``learn`` has half of the calls, and a time of its own.
+    ``learn`` has half of the calls, and a time of its own. With ``audits`` all tasks are tried, for any time, with the
+    few answers of :data:`.AUDITED`, and the result has ``findings``; ``on_end`` gets the tasks that are done, in parts.
     """
     started = time.monotonic()
     file = GoldFile(tasks, golds, is_sql=answers is SQL)
+    if audits:
+        names = SQL_AUDITED if answers is SQL else AUDITED
+        limit, max_seconds, strategies = len(tasks), _NO_LIMIT, [row for row in STRATEGIES if row.name in names]
     run = Attack(file, reward, truth or GoldTruth(file), random.Random(seed), max_calls)
     chosen = run.choose(limit)
-    few = _PILOT if max_calls is None else max(1, min(_PILOT, max_calls // (2 * _CALLS_OF_PILOT)))
+    few = _AUDITED_PILOT if audits else _PILOT
+    few = few if max_calls is None else max(1, min(few, max_calls // (2 * _CALLS_OF_PILOT)))
     seconds_of_call = await run.pilot(chosen[:few], on_plan)
-    await run.map(run.score_right, chosen[few:])
-    if not any(run.best(index) > run.floor(index) + _TOLERANCE for index in chosen):
+    await run.map(run.score_right, sorted(chosen[few:]))
+    if not audits and not any(run.best(index) > run.floor(index) + _TOLERANCE for index in chosen):
         raise RewardError(run.nothing_to_attack(len(chosen)))
-    planned = [plan for index in chosen for plan in await run.plan(index, strategies)]
+    planned = [plan for index in sorted(chosen) for plan in await run.plan(index, strategies, audited=audits)]
     most = int(max(1.0, max_seconds - (time.monotonic() - started)) / max(seconds_of_call, 1e-6))
     budget = len(planned) if max_calls is None else (max_calls - run.calls) // (1 if learn is None else 2)
     kept = run.thin(planned, min(most, len(planned), budget))
@@ -105,13 +130,13 @@ async def attack(
     on_plan(f"{len(kept):,} further calls of the reward, on {len(chosen):,} tasks, about {expected}")
     if len(kept) < len(planned):
         run.notes.append(f"only {len(kept):,} of {len(planned):,} wrong answers were tried, for the time or the budget")
-    scored = await run.score_all(kept, started + max_seconds * 1.2)
+    scored = await run.score_all(kept, started + max_seconds * 1.2, lambda: on_end(by=len(chosen) / len(kept)))
     if learn is not None:
         usable = [index for index in chosen if run.best(index) > run.floor(index) + _TOLERANCE]
         found = await learn(usable, run.lessons(scored, usable), run.pays)
         further = [plan for index in usable for plan in await run.plan(index, found)]
         left = len(further) if max_calls is None else max(0, max_calls - run.calls)
-        scored += await run.score_all(run.thin(further, left), math.inf)
+        scored += await run.score_all(run.thin(further, left))
     return AttackResult(
         reward=name,
         source=source,
@@ -119,10 +144,11 @@ async def attack(
         tasks=len(chosen),
         calls=run.calls,
         seconds=round(time.monotonic() - started, 1),
-        failed=run.errors.total(),
+        failed=run.failed,
         unknown=round(run.unknown / max(1, run.unknown + len(planned)), 4),
-        strategies=run.results(scored, len(chosen)),
+        strategies=run.results(scored, len(chosen), by_variant=audits),
         notes=run.notes,
+        findings=await asyncio.to_thread(list[Finding], run.findings(scored)) if audits else [],
     )
 
 
@@ -134,12 +160,15 @@ class Attack:
     ) -> None:
         self.file, self.reward, self.truth, self.rng, self.max_calls = file, reward, truth, rng, max_calls
         self.by_gold = GoldTruth(file)
-        self.calls = self.unknown = 0
-        self.notes, self.errors = list[str](), Counter[str]()
+        self.calls = self.unknown = self.failed = 0
+        self.notes, self.errors = list[str](), dict[tuple[int, str], str]()
+        is_sql = all(gold.form == "sql" for gold in file.golds) and all(map(has_gold_query, file.tasks))
+        self._ways_of_steps: tuple[_MakeSteps, ...] = (query_steps,) if is_sql else _STEPS
+        self._seed, self._gold_texts = rng.random(), dict.fromkeys(gold.text for gold in file.golds if gold.text)
         self._range = declared_range(reward)
         self._right, self._floors = dict[int, float](), dict[int, float]()
         self._again: list[_Scored] = []
-        self._form, self._steps = "as it is", _STEPS[0]
+        self._form, self._make_steps = "as it is", self._ways_of_steps[0]
         texts = [text for text in names_read(reward) if text.strip() and len(text) <= _LONGEST_TEXT]
         self._texts = sorted(texts, key=lambda text: (text.isidentifier(), text))[:_MOST_TEXTS]
 
@@ -152,19 +181,25 @@ class Attack:
 
     async def map(self, function: Callable[..., Any], rows: Sequence[Any]) -> list[Any]:
         """The results of an async function, some at once."""
-        return await map_concurrently(function, rows, on_end=lambda: None)
+        return await map_concurrently(function, rows)
+
+    async def steps(self, index: int, answer: str) -> _Steps:
+        """The steps of an honest agent with this answer."""
+        make, task = self._make_steps, self.file.tasks[index]
+        return await asyncio.to_thread(make, task, answer) if make is query_steps else make(task, answer)
 
     async def call(self, index: int, answer: str, steps: _Steps | None = None) -> float | None:
         """The score of an answer; None if the reward raised an error, or the budget of calls is used."""
         if self.max_calls is not None and self.calls >= self.max_calls:
             return None
         self.calls += 1
-        scored: Score = await score(
-            self.reward, dict(self.file.tasks[index]), answer, [*(self._steps(answer) if steps is None else steps)]
-        )
+        steps = await self.steps(index, answer) if steps is None else steps
+        scored = await score(self.reward, dict(self.file.tasks[index]), answer, [*steps])
         if scored.value is None:
-            self.errors[scored.error] += 1
+            self.failed += 1
+            self.errors[index, answer] = scored.error
         else:
+            self.errors.pop((index, answer), None)  # with other steps
             self._floors[index] = min(self.floor(index), scored.value)
         return scored.value
 
@@ -188,10 +223,9 @@ class Attack:
     def wrong_golds(self, index: int) -> list[str]:
         """Golds of other tasks that are wrong for this one, the most similar first."""
         gold = self.file.golds[index]
-        others = [
-            text for text in dict.fromkeys(other.text for other in self.file.golds) if text not in ("", gold.text)
-        ]
-        others = self.rng.sample(others, min(_NEIGHBOURS, len(others)))
+        others = [text for text in self._gold_texts if text != gold.text]
+        most = min(_NEIGHBOURS, max(_WRONGS, _COMPARED // len(self.file.golds)), len(others))
+        others = random.Random(f"{self._seed} {index}").sample(others, most)
         if gold.form != "sql":
             others = [text for text in others if self.by_gold.verdict(index, text) is False]
         others.sort(key=lambda text: -SequenceMatcher(None, gold.text[:100], text[:100]).quick_ratio())
@@ -213,8 +247,8 @@ class Attack:
         )
         before |= dict(zip(indices[1:], await self.map(again, indices[1:]), strict=True))
         started, calls = time.monotonic(), self.calls
-        for make_steps in _STEPS:
-            self._steps = make_steps
+        for make_steps in self._ways_of_steps:
+            self._make_steps = make_steps
             jobs = [(index, *form) for index in indices for form in self.file.golds[index].answers.items()]
             values = defaultdict[str, list[float]](list)
             for (_, form, _), value in zip(jobs, await self.map(self.score_right, jobs), strict=True):
@@ -231,7 +265,7 @@ class Attack:
             earlier = before[index]
             if after is not None and earlier is not None and await self.is_wrong(index, AttackAnswer(wrongs[index])):
                 value = self.floor(index) + max(0.0, after - earlier)
-                self._again.append(_Scored(_AGAIN, AttackAnswer(wrongs[index]), index, (), value))
+                self._again.append(_Scored(AGAIN, AttackAnswer(wrongs[index]), index, (), value))
         return seconds
 
     async def _look_at_changes_that_do_not_matter(self, indices: Sequence[int]) -> None:
@@ -255,8 +289,8 @@ class Attack:
             return attempt.wrong is True or blind
         return verdict is False
 
-    async def plan(self, index: int, strategies: Sequence[Strategy]) -> list[_Plan]:
-        """The attempts at one task that are known to be wrong."""
+    async def plan(self, index: int, strategies: Sequence[Strategy], *, audited: bool = False) -> list[_Plan]:
+        """The attempts at one task that are known to be wrong; the ``audited`` ones, where queries count untried."""
         task, gold = self.file.tasks[index], self.file.golds[index]
         texts = [value for name, value in task.items() if isinstance(value, str) and name not in _NO_TEXTS]
         context = Context(
@@ -265,7 +299,6 @@ class Attack:
             file=self.file,
             gold=gold,
             wrongs=self.wrong_golds(index),
-            steps=self._steps(gold.text),
             code_texts=self._texts,
             columns=[text for text in texts if not gold.text or plain(gold.text) not in plain(text)],
             rng=self.rng,
@@ -273,7 +306,9 @@ class Attack:
         plans: list[_Plan] = []
         for strategy in strategies:
             for attempt in await asyncio.to_thread(list[AttackAnswer], strategy.answers(context)):
-                if await self.is_wrong(index, attempt):
+                if audited and attempt.variant not in AUDITED[strategy.name]:
+                    continue
+                if (audited and gold.form == "sql") or await self.is_wrong(index, attempt):
                     plans.append((strategy, attempt, index))
                 else:
                     self.unknown += 1
@@ -292,15 +327,17 @@ class Attack:
         first = [plan for *_, plan in sorted(rounds, key=lambda row: (row[0], row[2][0].name, row[2][1].variant))]
         return first[: max(0, most)]
 
-    async def score_all(self, plans: Sequence[_Plan], deadline: float) -> list[_Scored]:
-        """The scores of attempts; those after the deadline are left out."""
+    async def score_all(
+        self, plans: Sequence[_Plan], deadline: float = math.inf, on_end: Callable[[], None] = lambda: None
+    ) -> list[_Scored]:
+        """The scores of attempts; those after the deadline are left out. ``on_end`` is called after each."""
         known: dict[tuple[int, str, str], asyncio.Task[float | None]] = {}
         late = 0
 
         async def one(plan: _Plan) -> _Scored | None:
             nonlocal late
             strategy, attempt, index = plan
-            steps = self._steps(attempt.answer) if attempt.steps is None else attempt.steps
+            steps = await self.steps(index, attempt.answer) if attempt.steps is None else attempt.steps
             key = (index, attempt.answer, repr(steps))
             if time.monotonic() > deadline and key not in known:
                 late += 1
@@ -310,7 +347,7 @@ class Attack:
             value = await known[key]
             return _Scored(strategy, attempt, index, steps, self.floor(index) if value is None else value)
 
-        scored = await self.map(one, plans)
+        scored = await map_concurrently(one, plans, on_end=on_end)
         self.notes += [f"{late:,} answers were not scored: the time was over"] if late else []
         return [row for row in scored if row is not None]
 
@@ -327,7 +364,7 @@ class Attack:
         async def one(answer: tuple[int, str]) -> float:
             index, attempt = answer[0], AttackAnswer(answer[1])
             value = await self.call(index, attempt.answer) if await self.is_wrong(index, attempt) else None
-            return 0.0 if value is None else self.pay(_Scored(_AGAIN, attempt, index, (), value))
+            return 0.0 if value is None else self.pay(_Scored(AGAIN, attempt, index, (), value))
 
         return await self.map(one, answers)
 
@@ -346,15 +383,34 @@ class Attack:
             lessons.append((following[row.task] if own else row.task, answer))
         return lessons
 
-    def results(self, scored: Sequence[_Scored], tasks: int) -> list[StrategyResult]:
-        """The strategies, each with its best-paid variant, the best-paid first."""
-        rows: dict[str, dict[str, list[_Scored]]] = defaultdict(lambda: defaultdict(list))
+    def findings(self, scored: Sequence[_Scored]) -> Iterator[Finding]:
+        """What is wrong with the scores of golds and other answers. Runs gold queries."""
+        fails = dict[int, bool]()
+        for index, (task, gold) in enumerate(zip(self.file.tasks, self.file.golds, strict=True)):
+            text, right = gold.answers.get(self._form, gold.text), self._right.get(index)
+            fails[index] = gold.form != "none" and right is None
+            kind = GOLD_FAILS if fails[index] else GOLD_UNPAID if right is not None and right <= 0 else ""
+            if not kind and gold.form == "sql" and self._make_steps is query_steps:
+                kind = NO_ROWS if query_steps(task, text)[0]["output"] == "[]" else ""
+            if kind:
+                yield Finding(str(task["id"]), kind, "gold", text, right, right, self.errors.get((index, text), ""))
+        for strategy, attempt, index, _, value in sorted((*self._again, *scored), key=lambda row: row.task):
+            error, best = self.errors.get((index, attempt.answer), ""), self.best(index)
+            wins = best > 0 and value >= best - _TOLERANCE
+            kind = REWARD_FAILS if error else AUDITED[strategy.name][attempt.variant] if wins else ""
+            if kind and not fails[index]:
+                told = (str(self.file.tasks[index]["id"]), kind, attempt.variant or strategy.name, attempt.answer)
+                yield Finding(*told, None if error else value, best, error)
+
+    def results(self, scored: Sequence[_Scored], tasks: int, *, by_variant: bool = False) -> list[StrategyResult]:
+        """The strategies, each with its best-paid variant, or with every one; the best-paid first."""
+        rows: dict[tuple[str, str], dict[str, list[_Scored]]] = defaultdict(lambda: defaultdict(list))
         for row in (*self._again, *scored):
             if self.best(row.task) > self.floor(row.task) + _TOLERANCE:
-                rows[row.strategy.name][row.attempt.variant].append(row)
+                rows[row.strategy.name, row.attempt.variant if by_variant else ""][row.attempt.variant].append(row)
         least = max(_LEAST_TASKS if tasks >= _FEW_TASKS else 1, round(_LEAST_SHARE * tasks))
         results = []
-        for name, variants in rows.items():
+        for (name, _), variants in rows.items():
             pays = {variant: fmean(map(self.pay, same)) for variant, same in variants.items() if len(same) >= least}
             if pays:
                 variant = max(pays, key=pays.__getitem__)
@@ -362,7 +418,7 @@ class Attack:
                 told: dict[str, Any] = {"name": name, "variant": variant, "fix": paid[0].strategy.fix}
                 examples = [self._example(row) for row in paid[:_EXAMPLES] if pays[variant] > 0]
                 results.append(StrategyResult(**told, pay=round(pays[variant], 4), tasks=len(paid), examples=examples))
-        return sorted(results, key=lambda result: (-result.pay, result.name != _AGAIN.name))
+        return sorted(results, key=lambda result: (-result.pay, result.name != AGAIN.name))
 
     def _example(self, row: _Scored) -> AttackExample:
         told: dict[str, Any] = {"task": str(self.file.tasks[row.task]["id"]), "right_score": self.best(row.task)}
@@ -371,7 +427,7 @@ class Attack:
     def nothing_to_attack(self, tasks: int) -> str:
         """Why an attack has nothing to say."""
         if not self._right and self.errors:
-            return f"no right answer could be scored: {self.errors.most_common(1)[0][0]}"
+            return f"no right answer could be scored: {Counter(self.errors.values()).most_common(1)[0][0]}"
         return (
             f"no right answer to {tasks} tasks scores more than the least, {max(self._right.values(), default=0):g}: "
             "the reward may need the steps or the state of a real agent, or its gold is in another column"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -46,9 +47,27 @@ class StrategyResult:
     examples: list[AttackExample]
 
 
+GOLD_FAILS, GOLD_UNPAID, NO_ROWS = "gold fails", "gold scores nothing", "gold returns nothing"
+TRIVIAL_WINS, ATTACK_WINS, REWARD_FAILS = "trivial answer wins", "attack wins", "reward fails"
+FILTER_IGNORED = "filter dropped and still wins"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An answer to one task whose score is wrong. ``score`` or ``gold`` is None where the reward raised an error."""
+
+    task: str
+    kind: str
+    probe: str
+    answer: str
+    score: float | None
+    gold: float | None
+    message: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """An attack on a reward; ``strategies`` is sorted, the best-paid first."""
+    """An attack on a reward, or an audit; ``strategies`` is sorted, the best-paid first."""
 
     reward: str
     source: str
@@ -63,6 +82,24 @@ class AttackResult:
     """The share of the answers of which nobody knows whether they are wrong, 0 to 1: these do not count."""
     strategies: list[StrategyResult]
     notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """Of an audit."""
+
+    @property
+    def tasks_by_finding(self) -> dict[str, int]:
+        """The number of tasks with a finding of each kind."""
+        return dict(Counter(kind for kind, _ in sorted({(finding.kind, finding.task) for finding in self.findings})))
+
+    @property
+    def share_with_findings(self) -> float:
+        """The share of tasks with a finding, 0 to 1, without conditions that make no difference in the database."""
+        return len({finding.task for finding in self.findings if finding.kind != FILTER_IGNORED}) / max(1, self.tasks)
+
+    @property
+    def separated(self) -> int:
+        """The number of tasks whose gold scores more than every trivial answer and every attack."""
+        tied = (GOLD_FAILS, GOLD_UNPAID, TRIVIAL_WINS, ATTACK_WINS)
+        return self.tasks - len({finding.task for finding in self.findings if finding.kind in tied})
 
     def holes(self, above: float) -> list[StrategyResult]:
         """The strategies whose pay is more than ``above``."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from groundwire.rewards.attack.forms import Gold, GoldFile, plain
 from groundwire.rewards.attack.matching import matching
-from groundwire.rewards.attack.sql import queries
-from groundwire.rewards.audit import FAKE_VERDICT, INJECTION
+from groundwire.rewards.attack.result import ATTACK_WINS, FILTER_IGNORED, TRIVIAL_WINS
+from groundwire.rewards.attack.sql import FAKE_VERDICT, INJECTION, queries
 from groundwire.tools.files import parse_toml
 from groundwire.tools.types import AgentStep
 
@@ -45,8 +45,6 @@ class Context:
     gold: Gold
     wrongs: list[str]
     """Golds of other tasks that are wrong here, the most similar first; at least one."""
-    steps: tuple[AgentStep, ...]
-    """Those with which a right answer is scored."""
     code_texts: list[str]
     """Texts in the reward's code."""
     columns: list[str]
@@ -64,6 +62,11 @@ class Strategy:
 
 
 STRATEGIES: list[Strategy] = []
+AGAIN = Strategy(
+    "the same wrong answer again, after a right one",
+    "a score must depend on task, answer and steps alone: make the cache's key of all of them, or keep none",
+    lambda _: (),
+)
 _Answers = Callable[[Context], Iterator[AttackAnswer]]
 
 
@@ -246,3 +249,22 @@ def _code_that_runs_no_test(c: Context) -> Iterator[AttackAnswer]:
 @_strategy("compare results also on other rows of the database (groundwire's rewards do so in training)", "sql")
 def _query_that_is_right_by_chance(c: Context) -> Iterator[AttackAnswer]:
     return (AttackAnswer(query, name) for name, query in queries(c.task, c.gold.text, c.wrongs[-1]))
+
+
+AUDITED = {
+    "constant": dict.fromkeys(("''", "'yes'", "'Sorry, I cannot help with that.'"), TRIVIAL_WINS),
+    "answer of another task": dict.fromkeys(("'«near»'", "'«wrong»'"), TRIVIAL_WINS),
+    "copy of the task": {"text 0 of the task": TRIVIAL_WINS},
+    "every candidate at once": {"all letters": TRIVIAL_WINS},
+    "injection for a judge": {"'«injection»'": ATTACK_WINS},
+    "self-report": {"'«scores»'": ATTACK_WINS},
+    "query that is right by chance": {
+        **dict.fromkeys(("a constant", "0", "another gold", "no rows", "1 from a table"), TRIVIAL_WINS),
+        **dict.fromkeys(("stacked after", "stacked before", "a write", "injection", "fake verdict"), ATTACK_WINS),
+        "filter dropped": FILTER_IGNORED,
+    },
+    AGAIN.name: {"": ATTACK_WINS},
+}
+"""The strategies and variants that every task is audited with, and the finding if one earns what the gold does."""
+SQL_AUDITED = ("constant", "query that is right by chance")
+"""Those of tasks whose answers are queries."""

@@ -12,10 +12,10 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, Protocol
 
+from groundwire.rewards._functions import score
 from groundwire.rewards._sql import has_gold_query, on_variants, sql_answer
 from groundwire.rewards._types import Reward, RewardError
 from groundwire.rewards.attack.forms import NUMBER, Form, Gold, GoldFile, as_text, items, number, plain
-from groundwire.rewards.audit import score
 from groundwire.rewards.judge.facts import presence
 from groundwire.tools.types import AgentStep
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from groundwire.domains import gold_answer
 from groundwire.rewards import RewardError
-from groundwire.rewards.audit import Audit, audit, probes
+from groundwire.rewards.attack import AttackResult, attack
+from groundwire.rewards.attack.sql import queries
 from groundwire.rewards.spider.execution_match import execution_match, spider_exec_match
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.types import TEXT, AgentStep
@@ -37,13 +38,12 @@ def asked(database: str, *golds: str) -> list[dict[str, Any]]:
     return [{"id": f"t{i}", "question": "?", "query": gold, "db_path": database} for i, gold in enumerate(golds)]
 
 
-async def audited(tasks: Sequence[Mapping[str, Any]], reward: Any = spider_exec_match, database: str = "") -> Audit:
+async def audited(tasks: Sequence[Mapping[str, Any]], reward: Any = spider_exec_match) -> AttackResult:
     answers = SQL if any("query" in task for task in tasks) else TEXT
-    where = lambda task: task.get("db_path", database)  # noqa: E731
-    return await audit(tasks, reward, golds=list(map(gold_answer, tasks)), database=where, answers=answers)
+    return await attack(tasks, reward, golds=list(map(gold_answer, tasks)), answers=answers, audits=True)
 
 
-def found(result: Audit, kind: str) -> set[tuple[str, str]]:
+def found(result: AttackResult, kind: str) -> set[tuple[str, str]]:
     return {(each.task, each.probe) for each in result.findings if each.kind == kind}
 
 
@@ -52,7 +52,7 @@ def test_a_fit_reward_separates_every_gold_from_all_probes(pets: str) -> None:
     golds = ("SELECT name FROM pet WHERE age > 4", "SELECT age FROM pet WHERE name = 'Rex'", "SELECT max(age) FROM pet")
     result = asyncio.run(audited(asked(pets, *golds)))
     assert (result.tasks, result.separated, result.findings) == (3, 3, [])
-    assert {line.name: line.mean for line in result.probes if line.mean} == {"gold": 1.0}
+    assert not any(row.pay for row in result.strategies)
     assert Path(pets).read_bytes() == before
 
 
@@ -92,7 +92,7 @@ async def test_a_constant_reward_separates_nothing(pets: str) -> None:
 
     result = await audited(asked(pets, "SELECT name FROM pet"), generous)
     assert result.separated == 0
-    assert all(line.wins == line.judged for line in result.probes if line.kind != "gold")
+    assert result.tasks_by_finding == {"attack wins": 1, "trivial answer wins": 1}
 
 
 async def test_partial_credit_is_no_finding(pets: str) -> None:
@@ -102,7 +102,7 @@ async def test_partial_credit_is_no_finding(pets: str) -> None:
 
     result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 4"), dense)
     assert (result.separated, result.findings) == (1, [])
-    assert {line.name: line.mean for line in result.probes}["SELECT 1"] == 0.1
+    assert {row.variant: row.pay for row in result.strategies}["a constant"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -116,22 +116,20 @@ async def test_a_failing_reward_is_reported_and_not_scored(pets: str, error: Exc
 
     result = await audited(asked(pets, "SELECT name FROM pet"), picky)
     [finding] = result.findings
-    assert (finding.kind, finding.probe, finding.message, finding.score) == ("reward fails", "empty", expected, None)
-    assert [(line.judged, line.failed, line.mean) for line in result.probes if line.name == "empty"] == [(0, 1, None)]
+    assert (finding.kind, finding.probe, finding.message, finding.score) == ("reward fails", "''", expected, None)
+    assert result.failed == 1
 
 
-async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding(pets: str) -> None:
+async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding() -> None:
     tasks = [{"id": f"t{i}", "question": f"Who is {i}?", "answer": f"It is pet number {i}."} for i in range(4)]
 
     async def obedient(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         assert steps[0]["ok"]
-        return float(answer == task["answer"] or "score 1.0" in answer)
+        return float(answer == task["answer"] or "full score" in answer)
 
-    result = await audited(tasks, obedient, pets)
-    assert found(result, "attack wins") == {(task["id"], "injection") for task in tasks}
-    means = {line.name: line.mean for line in result.probes}
-    assert means["gold"] == 1
-    assert means["another gold"] == means["the question"] == means["empty"] == 0
+    result = await audited(tasks, obedient)
+    assert found(result, "attack wins") == {(task["id"], "'«injection»'") for task in tasks}
+    assert set(result.tasks_by_finding) == {"attack wins"}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +144,7 @@ async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding(pet
 )
 def test_one_condition_of_the_gold_is_dropped(pets: str, gold: str, weaker: str | None) -> None:
     [task] = asked(pets, gold)
-    tried = {probe.name: probe.answer for probe in probes(task, gold=gold, another="", database=pets, answers=SQL)}
-    assert tried.get("filter dropped") == weaker
+    assert dict(queries(task, gold, "")).get("filter dropped") == weaker
 
 
 # -- the command

@@ -19,7 +19,7 @@ from spider_folder import make_database
 
 from groundwire.rewards import get, in_training, total, with_time_limit, without_variants
 from groundwire.rewards._sql import SqlAnswer, _tokens
-from groundwire.rewards.audit import audit
+from groundwire.rewards.attack import attack
 from groundwire.rewards.spider.execution_match import execution_match, training_match
 from groundwire.tools.sql.answers import SQL
 from groundwire.tools.variants import NoVariantsError, cache, variants_of
@@ -362,13 +362,8 @@ async def test_the_audit_counts_fewer_dropped_filters_with_variants(pets: str) -
     counts = []
     for strict in (False, True):
         with in_training(strict):
-            result = await audit(
-                tasks,
-                get("spider_exec_match"),
-                golds=[task["query"] for task in tasks],
-                database=lambda task: task["db_path"],
-                answers=SQL,
-            )
+            golds = [task["query"] for task in tasks]
+            result = await attack(tasks, get("spider_exec_match"), golds=golds, answers=SQL, audits=True)
         counts.append(result.tasks_by_finding.get("filter dropped and still wins", 0))
     assert counts[0] > counts[1] == 1  # HAVING count(*) >= 1 drops nothing from any database
 

@@ -44,6 +44,9 @@ async def test_a_planted_hole_is_found_with_an_answer_that_scores_it_again(name:
     holes = (await attacked(reward, planted.TASKS[name], tmp_path)).holes(FAIL_ABOVE)
     assert holes
     assert all(hole.fix and hole.examples[0].score > 0 for hole in holes)
+    few = await attacked(reward, planted.TASKS[name], tmp_path, audits=True)
+    needs_search = {"order_ignored", "format_bonus", "length_bonus", "state_of_the_agent"}
+    assert bool(few.findings) == (name not in needs_search)
 
 
 @pytest.mark.parametrize("name", sound.TASKS)
@@ -51,6 +54,7 @@ async def test_a_sound_reward_raises_no_alarm(name: str, tmp_path: Path) -> None
     result = await attacked(getattr(sound, name), sound.TASKS[name], tmp_path)
     assert result.holes(FAIL_ABOVE) == []
     assert len(result.strategies) > 8
+    assert (await attacked(getattr(sound, name), sound.TASKS[name], tmp_path, audits=True)).findings == []
 
 
 # -- what is known to be wrong
