@@ -193,6 +193,10 @@ class Backend:
         """What a rollout waits for before its time begins, and has until its end. May raise a :class:`BackendError`."""
         return nullcontext()
 
+    def at_once(self, wanted: int) -> tuple[int, str]:
+        """How many rollouts can run at once, at most ``wanted``, and why no more. Others stay in the queue."""
+        return wanted, ""
+
     async def stop(self) -> None:
         """Close connections and processes: called once, after the last rollout and on the same event loop."""
 

@@ -140,6 +140,12 @@ class ProcessBackend(Backend):
             _place.reset(token)
             await self._end(attempt)
 
+    def at_once(self, wanted: int) -> tuple[int, str]:
+        """As many as there is room for, at least one."""
+        running = len(self._attempts)
+        possible = min(wanted, free_memory() / self._child_bytes, running if free_processes() < _THREADS else wanted)
+        return max(1, int(possible)), self._shortage(wanted) if possible < wanted else ""
+
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question in a process of its own. Raises a :class:`adapters.BackendError`."""
         async with AsyncExitStack() as stack:
@@ -213,14 +219,15 @@ class ProcessBackend(Backend):
 
         The memory that its children use is counted as well: it may grow.
         """
-        while self._attempts and (shortage := self._shortage()):
+        while self._attempts and (shortage := self._shortage(len(self._attempts) + 1)):
             if not self._has_waited:
                 self._has_waited = True
                 _log.warning("%d rollouts run at once: %s", len(self._attempts), shortage)
             await asyncio.sleep(0.1)
 
-    def _shortage(self) -> str:
-        if free_memory() <= self._child_bytes * (len(self._attempts) + 1):
+    def _shortage(self, count: int) -> str:
+        """Why no ``count`` rollouts can run at once; "" if they can."""
+        if free_memory() <= self._child_bytes * count:
             return f"each has {self._child_bytes >> 20} MB of its own, and more would take the last free memory"
         if free_processes() < _THREADS:
             return f"no more processes may be started ({PROCESS_LIMITS})"

@@ -445,6 +445,45 @@ async def test_an_idle_pool_asks_the_store_once_for_all_its_runners() -> None:
     await runners.stop()
 
 
+async def test_rollouts_that_there_is_no_room_for_wait_in_the_queue_where_their_time_does_not_run(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, all_scoring, scored, scoring = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[str]()
+
+    def reply(_: Any) -> str:
+        asked.set()
+        return GOLD
+
+    class Small(_Backend):
+        """Has room for two."""
+
+        def at_once(self, wanted: int) -> tuple[int, str]:
+            return min(wanted, 2), "it is small"
+
+    async def reward(task: Any, answer: str, steps: Any) -> float:
+        scoring.append(answer)
+        if len(scoring) == 5:
+            all_scoring.set()
+        await scored.wait()
+        return 1.0
+
+    store = MemoryStore()
+    async with (
+        ScriptedPolicyServer(replies=reply) as server,
+        _collector(server, Small(), reward, n_runners=5, store=store) as collector,
+    ):
+        rollouts = _jobs(task, 9)
+        running = asyncio.create_task(collector.run(rollouts, deadline_s=600))
+        await asked.wait()
+        assert sum(bool(rollout.attempts) for rollout in rollouts) == 2
+        await all_scoring.wait()  # whose agents have ended: others take their room
+        assert sum(bool(rollout.attempts) for rollout in rollouts) == 5
+        scored.set()
+        ended = await running
+    assert [rollout.attempt.number for rollout in ended if rollout.attempt] == [1] * 9
+    assert caplog.messages == ["2 rollouts run at once: it is small"]
+
+
 async def test_rollouts_and_their_retries_need_no_polls_within_one_process(task: Task) -> None:
     errors = iter([EndpointError("once")] * 3)
 

@@ -77,6 +77,8 @@ class RolloutAgent:
         self.domain, self.reward, self.timeout_s = domain, reward, timeout_s
         self.view = AgentView.of(domain, reward, agent_columns)
         self._check, self._final = check, _NEVER_RETRIED | failure_scores(failures).keys()
+        self.scoring = set[str]()
+        """The rollouts whose agents have ended."""
         self._least_reward, self._has_scored = rewards.declared_range(reward)[0], False
         self._lit_agents: LitAgents | None = None
 
@@ -98,6 +100,7 @@ class RolloutAgent:
                 return outcome, False
             async with self.backend.place():
                 answer = await self._within_limit(self._answer(rollout.task, endpoint), endpoint)
+            self.scoring.add(rollout.rollout_id)
             outcome.answer, outcome.steps, outcome.input = answer.text, answer.steps, answer.input
             outcome.judged_field, outcome.message = answer.judged_field, answer.no_call
             outcome.query_scores = await self._query_scores(rollout, answer.steps, answered=True)
@@ -112,6 +115,13 @@ class RolloutAgent:
                 outcome.query_scores = await self._query_scores(rollout, error.steps, answered=False)
             unproven = error.kind == UnreadableAnswerError.kind and not self._has_scored
             return outcome, unproven or error.kind not in self._final
+        finally:
+            self.scoring.discard(rollout.rollout_id)
+
+    def at_once(self, wanted: int) -> tuple[int, str]:
+        """As :meth:`adapters.Backend.at_once`, with the rollouts that are scored."""
+        possible, why = self.backend.at_once(wanted)
+        return min(wanted, len(self.scoring) + possible), why
 
     async def _within_limit(self, work: Coroutine[Any, Any, T], endpoint: adapters.Endpoint) -> T:
         """The result of ``work``, in which the agent runs. Its :class:`adapters.BackendError` says who caused it."""
@@ -294,6 +304,11 @@ class RemoteRolloutAgent:
             message = mask_secrets(str(error))[:_MAX_MESSAGE]
             return Outcome(failure=RequestRefusedError.kind, message=message), True
         return await agent.run(rollout, resources, store)
+
+    def at_once(self, wanted: int) -> tuple[int, str]:
+        """As :meth:`RolloutAgent.at_once`."""
+        possible, why = min(backend.at_once(wanted) for backend in self._backends.values())
+        return min(wanted, sum(len(agent.scoring) for agent in self._agents.values()) + possible), why
 
     async def stop(self) -> None:
         """Close the connections and processes of the backends, and check that the databases are unchanged."""

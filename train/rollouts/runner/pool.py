@@ -61,6 +61,7 @@ class RunnerPool:
         self._in_agents: set[asyncio.Task[Any]] = set()
         """Those whose agents run."""
         self._dispatcher: asyncio.Task[None] | None = None
+        self._said_why = False
 
     async def start(self) -> None:
         """Start to take rollouts."""
@@ -92,7 +93,13 @@ class RunnerPool:
     async def _dispatch(self) -> None:
         while not self._stopping.is_set():
             self._notification.clear()
-            for rollout in await self._take(self._n_runners - len(self._rollouts)):
+            possible, why = self._agent.at_once(self._n_runners)
+            wanted = max(0, possible - len(self._rollouts))
+            taken = await self._take(wanted)
+            if why and not self._said_why and wanted == len(taken) > 0:
+                self._said_why = True
+                _log.warning("%d rollouts run at once: %s", possible, why)
+            for rollout in taken:
                 task = asyncio.create_task(self._run(rollout), name=rollout.rollout_id)
                 self._rollouts.add(task)
                 task.add_done_callback(self._rollouts.discard)

@@ -119,6 +119,8 @@ async def test_rollouts_wait_where_there_is_room_for_one_only(
     await agent(source, *"abc", folder="shared")
     lines = (tmp_path / "log").read_text().splitlines()
     assert [line.split()[1] for line in lines] == ["begins", "ends"] * 3
+    possible, why = agent.backend(source, folder="shared").at_once(8)
+    assert f"{possible} rollouts run at once: {why}".startswith(said)
     assert caplog.text.count("rollouts run at once") == caplog.text.count(said) == 1
 
 
