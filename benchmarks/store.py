@@ -14,6 +14,8 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,10 +43,9 @@ def main() -> None:
 
 
 def speed() -> None:
-    """Rollouts per second by number of runners; the stores take turns."""
+    """Rollouts per second by number of runners, each as soon as it is measured; the stores take turns."""
     their_command = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1", "--log-level", "ERROR"]
-    rates: dict[tuple[str, int], float] = {}
-    cpu_ms: dict[tuple[str, int], float] = {}
+    print(f"{'rollouts/s (server ms)':32}{'runners':>8}", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         store_process(their_command) as theirs,
@@ -57,37 +58,27 @@ def speed() -> None:
         }
         for runners in RUNNERS:
             passes = [{way: _rate(*server, runners) for way, server in ways.items()} for _ in range(PASSES)]
+            other = median(each["agl store"][0] for each in passes)
             for way in ways:
-                rates[way, runners] = median(each[way][0] for each in passes)
-                cpu_ms[way, runners] = median(each[way][1] for each in passes)
-    print(f"{'rollouts/s (server ms)':28}" + "".join(f"{n:>10} runners" for n in RUNNERS))
-    for way in ways:
-        print(f"{way:28}" + "".join(f"{rates[way, n]:10.1f} ({cpu_ms[way, n]:4.1f})" for n in RUNNERS))
-    for way in list(ways)[1:]:
-        ratios = [rates[way, n] / rates["agl store", n] for n in RUNNERS]
-        print(f"{way + ', times':28}" + "".join(f"{ratio:10.1f}x      " for ratio in ratios))
-        for n in RUNNERS:
-            other = rates["agl store", n]
-            record(f"{way}, {n} runners", rates[way, n], unit="rollouts/s", against="agl store", theirs=other)
+                rate, cpu_ms = (median(each[way][part] for each in passes) for part in (0, 1))
+                print(f"{way:32}{runners:8}{rate:10.1f} ({cpu_ms:4.1f}){rate / other:8.1f}x", flush=True)
+                if way != "agl store":
+                    record(f"{way}, {runners} runners", rate, unit="rollouts/s", against="agl store", theirs=other)
 
 
 def _rate(server: tuple[str, psutil.Process], batches: bool, runners: int) -> tuple[float, float]:
-    """Rollouts per second, and the server's CPU milliseconds per rollout."""
+    """Rollouts per second, and the server's CPU milliseconds per rollout. Raises what a client raises."""
     url, process = server
     shares = [len(range(i, runners, CLIENTS)) for i in range(min(CLIENTS, runners))]
-    cpu_s, queue = sum(process.cpu_times()[:2]), CONTEXT.Queue()
-    clients = [CONTEXT.Process(target=_client, args=(url, share, batches, queue)) for share in shares]
-    for client in clients:
-        client.start()
-    results = [queue.get() for _ in clients]
-    for client in clients:
-        client.join()
+    cpu_s = sum(process.cpu_times()[:2])
+    with ProcessPoolExecutor(len(shares), mp_context=CONTEXT) as clients:
+        results = list(clients.map(_client, repeat(url), shares, repeat(batches)))
     cpu_s = sum(process.cpu_times()[:2]) - cpu_s
     return sum(count / seconds for count, seconds in results), 1000 * cpu_s / sum(count for count, _ in results)
 
 
-def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
-    queue.put(asyncio.run(_run_rollouts(url, runners, batches)))
+def _client(url: str, runners: int, batches: bool) -> tuple[int, float]:
+    return asyncio.run(_run_rollouts(url, runners, batches))
 
 
 async def _run_rollouts(url: str, runners: int, ours: bool) -> tuple[int, float]:
