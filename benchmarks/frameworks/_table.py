@@ -22,7 +22,7 @@ _API_NAMES = {
 }
 _HEAD = (
     "Framework", "Version", "Wire API", "Exact calls", "Replays", "Tools; structured output", "Agent names",
-    "Prefix breaks, %", "Greedy accuracy", "Sampled accuracy", "Greedy accuracy, GPU",
+    "Prefix breaks, %", "Accuracy, greedy; sampled", "Greedy accuracy, GPU",
 )  # fmt: skip
 _QUESTIONS = 32
 """Of most rows, whose number the page says once."""
@@ -122,12 +122,13 @@ def _breaks(training: Mapping[str, Any] | None) -> str:
 
 
 def _accuracies(agent: Agent, result: Mapping[str, Any]) -> list[str]:
-    """The greedy accuracy, and of how many questions; the sampled one, of the same; the greedy one on a GPU."""
+    """The greedy accuracy, and of how many questions, and the sampled one, of the same; the greedy one on a GPU."""
     gpu = result.get("gpu")
     on_gpu = f"{_accuracy(gpu, 'validation')} ({gpu['card']})" if gpu else ""
     if (training := result.get("training")) is None:
-        return ["", str(result.get("reason") or ("" if agent.trained else "not trained")), on_gpu]
-    return [_accuracy(training, "validation"), _accuracy(training, "validation_sampled").partition(" of ")[0], on_gpu]
+        return [str(result.get("reason") or ("" if agent.trained else "not trained")), on_gpu]
+    sampled = _accuracy(training, "validation_sampled").partition(" of ")[0]
+    return ["; ".join(filter(None, (_accuracy(training, "validation"), sampled))), on_gpu]
 
 
 def _accuracy(training: Mapping[str, Any], name: str) -> str:

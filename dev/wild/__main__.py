@@ -191,7 +191,6 @@ def table(agents: dict[str, Any], results: dict[str, Any]) -> str:
         f"{len(works)} of {len(known)} work: their {rollouts} rollouts succeeded, and all of the "
         f"{sum(result['server'] for result in works)} calls that the server got were recorded.\n",
         *(_wrong(agent, result) for agent, result in known if result["outcome"] != "works"),
-        "| project | options |\n|---|---|",
         *(_row(agent, result) for agent, result in known),
     ]
     return "\n".join(lines)
@@ -208,7 +207,7 @@ def _row(agent: dict[str, Any], result: dict[str, Any]) -> str:
     )
     variables = "".join(f"{name}={value} " for name, value in agent.get("variables", {}).items())
     options = variables + " ".join(agent["options"].split())
-    return f"| {place} | `{options}` |"
+    return f"- {place}: `{options}`"
 
 
 if __name__ == "__main__":
