@@ -103,7 +103,6 @@ VALUES = {
     "NAME": ("train",),  # a part of the data, or a model of the endpoint, which takes any name
     "T": ("1",),
     "OPTIONS": ("--agent", "my_app:graph"),
-    "runs/latest/checkpoints/step-00014": ("runs/latest/checkpoints/step-00001",),
     "/data/spider": ("~/spider",),
     "URL": ("http://127.0.0.1:8000/v1",),
 }
