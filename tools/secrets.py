@@ -97,6 +97,8 @@ def masked_values(value: Any, mask: Callable[[str], str] | None = None) -> Any:
     mask = mask or secret_masker()
     if isinstance(value, str):
         return mask(value)
+    if value is None or type(value) in _NUMBERS:
+        return value
     if isinstance(value, Mapping):
         return {valid_texts(name): masked_values(item, mask) for name, item in value.items()}
     if isinstance(value, list | tuple) and not set(map(type, value)) <= _NUMBERS:  # token ids are long lists

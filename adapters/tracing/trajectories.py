@@ -67,12 +67,14 @@ def trajectories(calls: Iterable[LLMCall]) -> list[Trajectory]:
 
     Raises ``ValueError`` for a call with an :attr:`LLMCall.untrainable_reason`.
     """
-    merged: list[list[LLMCall]] = []
+    merged, calls = list[list[LLMCall]](), list(calls)
     contexts, ends = Contexts(), dict[bytes, list[int]]()
     """What a call may continue, and the trajectories that end so, as a heap: the first one is continued first."""
     for call in calls:
         if reason := call.untrainable_reason:
             raise ValueError(f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {reason}")
+        if len(calls) == 1:
+            return [_trajectory(calls)]
         prompt, place = token_bytes(call.prompt_ids), len(merged)
         before = contexts.longest_prefix(prompt) if call.choice is None else None
         if before is None:

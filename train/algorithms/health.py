@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents
+from groundwire.adapters.tracing.trajectories import token_bytes
 from groundwire.rewards import unchecked_of
 from groundwire.rewards.attack.watch import is_attack
 from groundwire.train.store.rollout import Rollout
@@ -54,7 +55,7 @@ def reply_counts(rollouts: Iterable[Rollout], agent_match: str | None = None) ->
         for call in calls_of_agents(rollout.trainable_calls, agent_match):
             counts["replies"] += 1
             counts["replies_truncated"] += call.truncated
-            prompt = (rollout.group, rollout.sampling.get("temperature"), tuple(call.prompt_ids))
+            prompt = (rollout.group, rollout.sampling.get("temperature"), token_bytes(call.prompt_ids))
             if (other := previous.get(prompt)) is not None:
                 counts["same_prompt_pairs"] += 1
                 counts["same_prompt_equal"] += other.response_ids == call.response_ids

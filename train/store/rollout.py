@@ -130,7 +130,7 @@ class Rollout:
     max_attempts: int = 1
     retry_on: Sequence[AttemptStatus] = ("failed", "timeout", "unresponsive")
     """The ends of an attempt after which the rollout is tried again, while ``max_attempts`` allow it."""
-    trace_limit: TraceLimit = field(default_factory=TraceLimit)
+    trace_limit: TraceLimit = field(default=TraceLimit())
     """Of the spans of an attempt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What another client of the store noted about it."""

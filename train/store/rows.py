@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Json, SkipValidation, TypeAdapter
@@ -152,7 +151,7 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
         "turn_scores": json.dumps(rollout.turn_scores()),
         "calls": [
             {name: getattr(call, name) for name in (*_OF_CALL, "untrainable_reason")}
-            | (asdict(call.credit) if call.credit else dict.fromkeys(_CREDIT))
+            | {name: getattr(call.credit, name, None) for name in _CREDIT}
             for call in rollout.calls
         ],
     }

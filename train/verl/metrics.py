@@ -47,7 +47,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.step_timer import PHASES
-from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.store.rows import to_row
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class _Metrics:
 
     step: int
     rollouts: list[Rollout] = field(default_factory=list)
-    """Without the tokens and texts of their calls, which take most of the memory."""
+    """Without the tokens and texts of their calls, which take most of the memory; in training without calls."""
     counts: Counter[str] = field(default_factory=Counter)  # metrics that add up over the parts of a step
     seconds: Counter[str] = field(default_factory=Counter)
 
@@ -146,9 +146,10 @@ class SampledSteps:
         total.counts.update(latest.counts)
         total.seconds.update(latest.seconds)
         if rollouts:
-            rows = list(map(to_row, rollouts))  # here, since a later part may change a score
+            # A later part of the step may change a score.
+            ended = list(zip(rollouts, [replace(rollout.outcome) for rollout in rollouts], strict=True))
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._written = self._writer.submit(self._run.write_rows, step, rows, kind=kind, append=continues)
+            self._written = self._writer.submit(self._write, step, ended, kind=kind, append=continues)
         reason = "" if failed_by_policy(rollouts) else lasting_failure(rollouts)
         if reason := reason or (nothing_judged(rollouts) if partition == "val" else self._failed_steps.add(rollouts)):
             raise RolloutsFailedError(reason)
@@ -181,6 +182,10 @@ class SampledSteps:
         if found.problems and step <= 1 and not is_transient(rollouts):
             raise RolloutsFailedError("; ".join(found.problems))
 
+    def _write(self, step: int, ended: Sequence[tuple[Rollout, Outcome]], *, kind: str, append: bool) -> None:
+        rows = [to_row(replace(rollout, outcome=outcome)) for rollout, outcome in ended]
+        self._run.write_rows(step, rows, kind=kind, append=append)
+
     def finish_writing(self) -> None:
         """Wait until the rollouts of the last :meth:`add` are written. Raises why they could not be."""
         self._written.result()
@@ -206,7 +211,10 @@ def _metrics_of(
     )
     empty: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": []}
     empty |= {"messages_json": "[]", "tools_json": "", "reply_json": ""}
-    kept = [replace(rollout, calls=[replace(call, **empty) for call in rollout.calls]) for rollout in rollouts]
+    kept = [
+        replace(rollout, calls=[replace(call, **empty) for call in rollout.calls if rollout.mode == "val"])
+        for rollout in rollouts
+    ]
     return _Metrics(step, kept, counts, Counter(seconds))
 
 

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from groundwire.domains import Task
@@ -241,8 +242,8 @@ class RolloutService:
             return [], counts
         if self.own_advantages:
             group.record()
-        trained = (pair[0] for row in rows for pair in zip(row.logprobs, row.mask, strict=True) if pair[1])
-        logprobs: Any = list(trained)  # those that the sampler had for the trained tokens
+        # Those that the sampler had for the trained tokens.
+        logprobs: Any = [value for row in rows for value in compress(row.logprobs, row.mask)]
         counts.update(batch_tokens=len(logprobs), batch_logprobs=sum(logprobs))
         return rows, counts
 

@@ -97,7 +97,7 @@ class RolloutWorker:
         while not (await asyncio.wait({running}, timeout=_CHECK_S))[0]:
             if failure := self._runtime.runner_failure():
                 raise RolloutsFailedError(failure)
-        return running.result()
+        return share_prompts(running.result())
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase since the last call."""
@@ -110,6 +110,14 @@ class RolloutWorker:
     def stop(self) -> None:
         """End all parts."""
         self._runtime.__exit__(None, None, None)
+
+
+def share_prompts(rollouts: list[Rollout]) -> list[Rollout]:
+    """Let calls with equal prompts have one list: it is sent once to the trainer's process, and from there as rows."""
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    for call in (call for rollout in rollouts for call in rollout.calls):
+        call.prompt_ids = prompts.setdefault(tuple(call.prompt_ids), call.prompt_ids)
+    return rollouts
 
 
 async def run_in_turn(turn: asyncio.Lock, group: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 from local_actor import LocalActor
 
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl import rollout_workers
-from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, run_in_turn
+from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, run_in_turn, share_prompts
 
 GROUP = 4
 
@@ -190,3 +192,12 @@ async def test_groups_that_wait_start_while_others_run_and_a_cancelled_one_ends(
     await asyncio.gather(*running, waiting, return_exceptions=True)
     assert sorted(ended)[:5] == [*range(5)]
     assert all(each.cancelled() for each in [*running, waiting])
+
+
+def test_equal_prompts_of_a_group_are_sent_to_the_trainer_once() -> None:
+    prompts = [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3]]
+    calls = [LLMCall(rollout_id="r", attempt_id="a", sequence=1, prompt_ids=list(prompt)) for prompt in prompts]
+    sent = [replace(rollout, calls=[call]) for rollout, call in zip(_group("a"), calls, strict=True)]
+    received = [rollout.calls[0].prompt_ids for rollout in pickle.loads(pickle.dumps(share_prompts(sent)))]
+    assert received == prompts
+    assert len(set(map(id, received))) == 2

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from groundwire.rewards.judge.settings import API_KEY
@@ -16,9 +19,10 @@ from groundwire.train.artifacts.metrics_lines import MetricsLine
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.verl_names import COMPUTED, UPDATE_FLOPS
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl.hydra_config import flat_config
 from groundwire.train.verl.launch import VerlTraining
-from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
+from groundwire.train.verl.metrics import SampledSteps, archive_verl_log, follow_verl_log
 from groundwire.train.verl.ray_job import SETUP_HOOK, forwarded_variables
 
 
@@ -152,6 +156,25 @@ def test_each_lost_runner_counts_whichever_rollouts_ran_and_however_often_the_st
     VerlTraining().collect(run)
     VerlTraining().collect(run)
     assert [(line["step"], line["runners_lost"]) for line in run.metrics()] == [(1, 10), (2, 21)]
+
+
+def test_a_score_that_changes_after_the_sampling_leaves_its_rows_as_they_were(tmp_path: Path) -> None:
+    run, can_write = RunDir.create(tmp_path, backend="custom", domain="spider", config={}), threading.Event()
+    task = {"id": "q1", "question": "How many?"}
+    failed = Outcome(failure="reward_error", message="first", reward=None)
+    outcomes = [failed, Outcome(answer="a", reward=1.0), Outcome(answer="b", reward=0.0)]
+    rollouts = [Rollout(task=task, step=2, started=1.0, ended=2.0, outcome=outcome) for outcome in outcomes]
+    sampled = SampledSteps(resolve("starter", trainer="verl", model="starter"), run)
+    sampled._writer.submit(can_write.wait, 60.0)  # it is busy when the score changes
+    sampled._agent_checked = True
+    metrics = sampled.add("train", 2, rollouts, Counter(), {})
+    failed.failure, failed.reward = "unreadable_answer", 0.0
+    can_write.set()
+    sampled.finish_writing()
+    rows = pq.read_table(run.path / "rollouts" / "step-00002-train.parquet").to_pylist()
+    assert [row["reward"] for row in rows] == [None, 1.0, 0.0]
+    assert rows[0]["status"] == "reward_error"
+    assert metrics["rollouts/dropped_total"] == 1
 
 
 _JOBS = """
