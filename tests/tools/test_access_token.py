@@ -52,8 +52,8 @@ def test_the_file_wins_over_the_environment_and_that_over_the_users_token(
     file = tmp_path / "given"
     file.write_text(f"{GIVEN}\n")
     assert given_token() is None
-    monkeypatch.setenv("GROUNDWIRE_TOKEN", "x" * 20)
-    assert (access_token(), access_token(file)) == ("x" * 20, GIVEN)
+    monkeypatch.setenv("GROUNDWIRE_TOKEN", "given-by-the-environment")
+    assert (access_token(), access_token(file)) == ("given-by-the-environment", GIVEN)
     assert not own_file.exists()
 
 

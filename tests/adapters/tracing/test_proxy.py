@@ -321,7 +321,7 @@ async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 async def test_an_address_of_another_machine_is_a_clear_error(bench: Any, host: str) -> None:
     b = await bench([])
-    proxy = LLMProxy(upstreams=[b.server.base_url], sink=b.store, host=host, token="x" * 20)
+    proxy = LLMProxy(upstreams=[b.server.base_url], sink=b.store, host=host, token="the-token-of-a-proxy")
     with pytest.raises(CommandError, match=f"cannot listen on {host}, .* --proxy-host"):
         await proxy.start()
 
