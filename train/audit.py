@@ -296,7 +296,7 @@ def examine(
     if alone:
         lines.append(f"without variants of the database: {len(alone):,} of {len(varied):,} tasks that were looked at")
         lines += [f"    {task}: {problem}" for task, problem in list(alone.items())[:_EXAMPLES]]
-    lines.append(f"{result.calls:,} answers in {time.monotonic() - started:.1f} s")
+    lines.append(f"{result.calls:,} answers in {time.monotonic() - started:.1f} s; --attack tries many more")
     lines.append(f"not fit to train on: {unfit}" if unfit else "fit to train on")
     return Examined(tasks, unfit, lines, {**told, **result.to_json()})
 

@@ -19,6 +19,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Mask, Version, counted
 from groundwire.train.artifacts.run_dir import RunDir, run_dirs
+from groundwire.train.artifacts.tracking import check_otlp_package
 from groundwire.train.policy.chat.tool_formats import FORMATS
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.store.rollout import Rollout
@@ -58,6 +59,8 @@ def main(
     with exit_on_user_error():
         if output.exists():
             raise CommandError(f"{output} exists: give another --output")
+        if form == "otlp":
+            check_otlp_package("--format otlp")
         left_out = Counter[str]()
         is_run = (Path(source) / "config.json").is_file()
         rollouts = _of_run(RunDir.open(source), left_out) if is_run else read_traces(source, mask=mask)

@@ -51,12 +51,18 @@ def check_otlp(url: str) -> None:
             f"--otlp {mask_secrets(url)}: give http://HOST:PORT without user and query; headers with keys go into "
             "OTEL_EXPORTER_OTLP_HEADERS"
         )
-    if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ConfigError("--otlp: its package is not installed: pip install 'groundwire[otlp]'")
+    check_otlp_package("--otlp")
     try:
         httpx.get(url, timeout=_OTLP_S)
     except httpx.HTTPError as error:
         raise ConfigError(f"--otlp {url}: nothing answers there ({error or type(error).__name__})") from error
+
+
+def check_otlp_package(option: str) -> None:
+    """Raise :class:`ConfigError` if what ``option`` needs is not installed."""
+    parents = ("opentelemetry.exporter", "opentelemetry.exporter.otlp")  # a missing parent is an error
+    if any(importlib.util.find_spec(name) is None for name in (*parents, "opentelemetry.exporter.otlp.proto.http")):
+        raise ConfigError(f"{option}: its package is not installed: pip install 'groundwire[otlp]'")
 
 
 def logged_in(name: str) -> bool:

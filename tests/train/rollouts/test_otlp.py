@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.train import export
 from groundwire.train.artifacts.tracking import check_otlp
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.rollouts.otlp import OtlpExport, traces_url
@@ -148,3 +151,23 @@ def test_an_unusable_address_is_an_error_before_the_run(url: str, message: str) 
 def test_the_path_of_otlp_is_added_unless_there_is_one() -> None:
     assert traces_url("http://h:4318") == traces_url("http://h:4318/") == "http://h:4318/v1/traces"
     assert traces_url("http://h/api/public/otel/v1/traces") == "http://h/api/public/otel/v1/traces"
+
+
+def test_a_missing_package_is_said_before_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> Any:
+        if name == "opentelemetry.exporter":
+            return None
+        assert not name.startswith("opentelemetry.exporter"), "Python raises ModuleNotFoundError"
+        return object()
+
+    monkeypatch.setattr("groundwire.train.artifacts.tracking.importlib.util.find_spec", find_spec)
+    with pytest.raises(ConfigError, match=r"--otlp: its package is not installed: pip install 'groundwire\[otlp\]'"):
+        check_otlp("http://127.0.0.1:1")
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    output = tmp_path / "out.json"
+    result = CliRunner().invoke(
+        export.app, [str(tmp_path / "chats.jsonl"), "--format", "otlp", "--output", str(output)]
+    )
+    assert result.exit_code == 2
+    assert "--format otlp: its package is not installed" in result.output
+    assert not output.exists()
