@@ -21,6 +21,9 @@ from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.export import to_chats
 from groundwire.train.traces.record import TracedCall
 
+_COMPARED = 4
+"""Prompts from which on what they have in common is taken for the agent's own: a few may be of similar tasks."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -134,33 +137,44 @@ def prompt_changes(file: Path, tokenizer: Any, now: Iterable[tuple[str, list[int
     """Say how many of the chats in ``file`` begin with another prompt than the agent has ``now``: pairs of an agent's
     name and the token ids of a call's prompt.
 
-    What differs from task to task does not count: compared are the lines that all prompts of an agent have in common.
+    What differs from task to task does not count: compared are the lines that all prompts of an agent have in common,
+    where there are at least :data:`_COMPARED` of them.
     """
-    fixed_now, seen_now = dict[str, set[str]](), set[str]()
+    fixed_now, seen_now, calls_now = dict[str, set[str]](), set[str](), Counter[str]()
     for agent, ids in now:
-        lines = _lines(tokenizer.decode(ids))
+        lines = _lines(tokenizer, ids)
         seen_now |= lines
+        calls_now[agent] += 1
         fixed_now[agent] = fixed_now[agent] & lines if agent in fixed_now else lines
+    compared = [lines for agent, lines in fixed_now.items() if calls_now[agent] >= _COMPARED]
     fixed_then, total, missing = dict[str, set[str]](), Counter[str](), Counter[str]()
     example = defaultdict[str, str](str)
     for chat in read_lines(file):
         [first] = encode(tokenizer, turns_of(chat)[:1])
-        agent, lines = chat["metadata"]["agent"], _lines(tokenizer.decode(first.prompt_ids))
+        agent, lines = chat["metadata"]["agent"], _lines(tokenizer, first.prompt_ids)
         total[agent] += 1
         fixed_then[agent] = fixed_then[agent] & lines if agent in fixed_then else lines
-        nearest = min((fixed - lines for fixed in fixed_now.values()), key=len, default=set[str]())
+        nearest = min((fixed - lines for fixed in compared), key=len, default=set[str]())
         if nearest:
             missing[agent] += 1
             example[agent] = example[agent] or f"without the line {shorten_repr(min(nearest))}"
     for agent, lines in fixed_then.items():
+        name = agent or "the agent"
+        if not compared or total[agent] < _COMPARED:
+            there = f"{counted(total[agent], 'conversation')} and {counted(max(calls_now.values(), default=0), 'call')}"
+            yield (
+                f"prompts of {name} were not compared with those that the agent sends now: {there} now, it takes "
+                f"{_COMPARED} of each"
+            )
+            continue
         if gone := lines - seen_now:
             missing[agent] = total[agent]
             example[agent] = f"with the line {shorten_repr(min(gone))}, which it has no more"
-    for agent, count in missing.items():
-        yield (
-            f"warning: {count:,} of {total[agent]:,} conversations ({count / total[agent]:.0%}) of "
-            f"{agent or 'the agent'} have another prompt than the agent sends now, such as one {example[agent]}"
-        )
+        if count := missing[agent]:
+            yield (
+                f"warning: {count:,} of {total[agent]:,} conversations ({count / total[agent]:.0%}) of {name} have "
+                f"another prompt than the agent sends now, such as one {example[agent]}"
+            )
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -169,5 +183,5 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(parse_json, lines)
 
 
-def _lines(text: str) -> set[str]:
-    return {line.strip() for line in text.splitlines()} - {""}
+def _lines(tokenizer: Any, ids: list[int]) -> set[str]:
+    return {line.strip() for line in tokenizer.decode(ids, skip_special_tokens=True).splitlines()} - {""}

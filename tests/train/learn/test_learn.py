@@ -21,7 +21,7 @@ from groundwire.train import evaluate, learn, read_traces
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app
 from groundwire.train.evaluation.run_reader import final_rollouts
-from groundwire.train.learn.chats import Choice, read_lines, write_chats
+from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
 from groundwire.train.sft.data.examples import encode
@@ -157,6 +157,37 @@ def test_with_an_agent_the_held_out_tasks_decide_and_a_stopped_walk_goes_on(
     assert again.exit_code == 4, again.output
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert json.loads((folder / "learn.json").read_text())["verdict"] == "not enough data"
+
+
+@pytest.mark.parametrize(
+    ("conversations", "now", "said"),
+    [
+        (1, 8, "were not compared with those that the agent sends now: 1 conversation and 8 calls now, it takes 4"),
+        (8, 1, "were not compared with those that the agent sends now: 8 conversations and 1 call now, it takes 4"),
+        (8, 8, ""),
+    ],
+)
+def test_what_a_few_prompts_have_in_common_is_not_taken_for_the_prompt(
+    tmp_path: Path, conversations: int, now: int, said: str
+) -> None:
+    tokenizer, file = read_tokenizer(str(STARTER)), tmp_path / "chats.jsonl"
+
+    def prompt(number: int, table: str) -> list[dict[str, Any]]:
+        asked = f"Schema:\nCREATE TABLE {table}_{number}\nQuestion {number}?"
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+
+    lines = [
+        {"messages": [*prompt(number, "then"), {"role": "assistant", "content": "1"}], "metadata": {"agent": "counter"}}
+        for number in range(conversations)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ids = [
+        encode(tokenizer, turns_of({"messages": [*prompt(number, "now"), {"role": "assistant", "content": "2"}]}))[0]
+        for number in range(now)
+    ]
+    [*changes] = prompt_changes(file, tokenizer, [("counter", example.prompt_ids) for example in ids])
+    assert len(changes) == bool(said)
+    assert said in "".join(changes)
 
 
 def test_calls_of_no_trained_agent_are_an_error_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
