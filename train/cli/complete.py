@@ -11,9 +11,6 @@ from groundwire import adapters, domains, rewards
 from groundwire.train.artifacts.run_dir import run_dirs
 from groundwire.train.config.presets import PRESETS, VERL_PRESETS
 
-__all__ = ["RunDirectory", "values_of"]
-
-
 RunDirectory = Annotated[
     str, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR", autocompletion=run_dirs)
 ]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.text import texts_in
@@ -25,7 +25,6 @@ from groundwire.train.evaluation.notes import (
     words,
 )
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.leaks import leaked_state
 from groundwire.train.store.rollout import Rollout
 
 _MIN_ANSWERS = 5
@@ -35,6 +34,8 @@ _MIN_RESULTS = 3
 _SHOWN = 300
 _EXCERPT = 8
 """Words of a question that are looked for: an agent may wrap or shorten it."""
+_TOLD = 12
+"""Characters of a reply that is recognised. Shorter ones, such as "yes", are in many conversations."""
 _MAX_CALLS = "max_calls allows"
 _NOT_REFUSED = (408, 409, 410, 425, 429, 499)
 """Statuses of calls that failed for no fault of the request."""
@@ -144,6 +145,43 @@ def mostly_silent(rollouts: Sequence[Rollout]) -> str:
     """That most rollouts made no LLM call; else empty: :class:`.RolloutNotes` tells of a few."""
     silent = [rollout for rollout in rollouts if rollout.made_no_call]
     return without_call(silent, rollouts) if 2 * len(silent) > len(rollouts) else ""
+
+
+def leaked_state(rollouts: Sequence[Rollout]) -> str:
+    """That the first prompt of a rollout holds what the policy replied in another one: state leaked; else empty.
+
+    Replies are compared, since an author may show other questions as examples. A message that all first prompts hold is
+    the author's, and so is a history of the same length in all.
+    """
+    firsts = [(rollout, min(rollout.calls, key=lambda call: call.sequence)) for rollout in rollouts if rollout.calls]
+    prompts = [(rollout, call.messages) for rollout, call in firsts]
+    fewest = min((len(messages) for _, messages in prompts), default=0)
+    longer = [(rollout, messages) for rollout, messages in prompts if len(messages) > fewest]
+    if not longer:
+        return ""
+    common = set.intersection(*({mark for message in messages for mark in _marks(message)} for _, messages in prompts))
+    replies = {mark: rollout for rollout in rollouts for call in rollout.calls for mark in _marks(call.reply)}
+    leaked = []
+    for rollout, messages in longer:
+        marks = (mark for message in messages if message.get("role") == "assistant" for mark in _marks(message))
+        others = (replies.get(mark) for mark in marks if mark not in common)
+        leaked += [(rollout, other) for other in others if other not in (None, rollout)][:1]
+    if not leaked:
+        return ""
+    rollout, other = leaked[0]
+    return (
+        f"the first prompt of {len(leaked)} of {len(prompts)} rollouts holds what the policy replied in another one "
+        f"(that of task {rollout.task['id']} a reply to task {other.task['id']}): the agent remembers. Make the agent "
+        "anew for each task, in a function, or give it by name, so that each rollout is a process of its own"
+    )
+
+
+def _marks(message: Mapping[str, Any]) -> Iterator[str]:
+    """What tells a reply from others: the ids of its tool calls, which are random, and a text that is long enough."""
+    yield from (str(call["id"]) for call in message.get("tool_calls") or () if call.get("id"))
+    text = " ".join(" ".join(texts_in(message.get("content"))).split())
+    if len(text) >= _TOLD:
+        yield text
 
 
 def refused_calls(rollouts: Sequence[Rollout]) -> tuple[str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -39,10 +39,11 @@ def main(
 
         run = RunDir.open(run_dir)
         if watch:
-            from groundwire.train.report.live import serve
+            from groundwire.train.report.live import served
 
-            with suppress(KeyboardInterrupt):  # the usual end
-                asyncio.run(serve(run, port=port))
+            with suppress(KeyboardInterrupt), served(run, port=port) as address:  # Ctrl-C is the usual end
+                say(f"{address} (Ctrl-C stops it)")
+                threading.Event().wait()
             return
         pngs = page.with_suffix("")
         for path, kind, fits in ((page, "regular file", page.is_file()), (pngs, "folder", pngs.is_dir())):

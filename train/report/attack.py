@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from groundwire.rewards.attack import AttackResult
-from groundwire.train.evaluation.diagnosis import Reason
-from groundwire.train.report.build import Note, render, shown_rollout, shown_task
+from groundwire.train.report.build import render, shown_rollout, shown_task
 from groundwire.train.store.rollout import Outcome, Rollout
 
 
@@ -20,7 +19,7 @@ def attack_page(result: AttackResult, tasks: Iterable[Mapping[str, Any]], lines:
             outcome = Outcome(answer=example.answer, steps=example.steps, reward=example.score)
             rollout = Rollout(task=rows[example.task], mode=None, outcome=outcome)
             told = f"{strategy.name}: {strategy.variant}; a right answer scores {example.right_score:g}. {strategy.fix}"
-            shown.append(shown_rollout(rollout, Note((0, 0), rollout, Reason("", ""), [told])))
+            shown.append(shown_rollout(rollout, credit=[told]))
     named = {row["task"]: shown_task(rows[row["task"]]) for row in shown}
     tiles = [(f"{len(result.holes(fail_above)):,}", f"of {len(result.strategies)} wrong strategies earn too much")]
     tiles += [(f"{result.tasks:,}", "tasks"), (f"{result.calls:,}", "calls of the reward")]

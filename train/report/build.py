@@ -201,7 +201,8 @@ def _rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) ->
                 tasks.setdefault(note.task, shown_task(rollout.task))
                 spans = _token_spans(rollout, run.config(rollout.step).get("agent_match"))
                 tokens = [_with_words(span, decoder, words) for span in spans]
-                rollouts.append(shown_rollout(rollout, note) | {"tokens": tokens})
+                why = "" if rollout.mode == "val" and not rollout.outcome.failure else note.reason.text
+                rollouts.append(shown_rollout(rollout, why, note.credit) | {"tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
@@ -261,12 +262,12 @@ def shown_task(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": badges}
 
 
-def shown_rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
-    """A rollout on the page, without its tokens."""
+def shown_rollout(rollout: Rollout, why: str = "", credit: Sequence[str] = ()) -> dict[str, Any]:
+    """A rollout on the page, without its tokens; ``why`` it taught nothing, and what its calls were trained with."""
     outcome = rollout.outcome
     return {
         "id": rollout.rollout_id,
-        "task": note.task,
+        "task": str(rollout.task["id"]),
         "step": rollout.step,
         "mode": rollout.mode,
         "temperature": rollout.sampling.get("temperature"),
@@ -274,8 +275,8 @@ def shown_rollout(rollout: Rollout, note: Note) -> dict[str, Any]:
         "reward": outcome.reward,
         **{name: _shorten(getattr(outcome, name)) for name in ("message", "answer", "input")},
         "reward_components": dict(outcome.reward_components),
-        "why": "" if rollout.mode == "val" and not outcome.failure else note.reason.text,
-        "credit": note.credit,
+        "why": why,
+        "credit": credit,
         "seconds": round(rollout.seconds, 2),
         "judged_field": outcome.judged_field,
         "turns": [

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.server import HttpServer
-from groundwire.tools.secrets import mask_secrets, say
+from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 from groundwire.train.rollouts.event_loop import EventLoopThread
@@ -81,27 +81,16 @@ class LiveReport(HttpServer):
         return web.Response(text=html, content_type="text/html", headers=_NOT_CACHED)
 
 
-async def serve(run: RunDir, *, port: int) -> None:
-    """Serve until cancelled."""
-    report = LiveReport(run, port=port)
-    try:
-        await report.start()
-    except OSError as error:
-        raise CommandError(f"{error.strerror or error} (--port {port})", 1) from error
-    try:
-        say(f"{report.url}/ (Ctrl-C stops it)")
-        await asyncio.Event().wait()
-    finally:
-        await report.stop()
-
-
 @contextmanager
-def served(run: RunDir) -> Iterator[str]:
+def served(run: RunDir, *, port: int = 0) -> Iterator[str]:
     """Serve the report of ``run`` in a thread during the block; yields its address."""
-    report, loop = LiveReport(run), EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
+    report, loop = LiveReport(run, port=port), EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
     loop.start()
     try:
-        loop.call(report.start())
+        try:
+            loop.call(report.start())
+        except OSError as error:
+            raise CommandError(f"{error.strerror or error} (--port {port})", 1) from error
         yield f"{report.url}/"
     finally:
         loop.stop(report.stop())

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from groundwire.domains.held_out import question_key
-from groundwire.train.evaluation.diagnosis import Reason
-from groundwire.train.report.build import Note, render, shown_rollout, shown_task
+from groundwire.train.report.build import render, shown_rollout, shown_task
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.summary import text_digest
 
@@ -28,7 +27,7 @@ class TracesPage:
             if self._seen <= _SHOWN or rank > self._kept[0][0]:
                 key = text_digest(question_key(rollout.task) or rollout.rollout_id).hex()
                 why = "the user corrects an answer" if facts["corrects"] or facts.get("corrected") else ""
-                shown = {**shown_rollout(rollout, Note((0, 0), rollout, Reason("", why))), "task": key}
+                shown = {**shown_rollout(rollout, why), "task": key}
                 kept = rank, self._seen, {"id": key, **shown_task(rollout.task)}, shown
                 (heapq.heappush if self._seen <= _SHOWN else heapq.heapreplace)(self._kept, kept)
             yield rollout

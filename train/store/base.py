@@ -88,7 +88,7 @@ class RolloutStore(CallSink, Protocol):
         """The resources of a run, or without an id those that were stored last; None if there are none."""
 
     async def forget(self, rollout_id: str) -> None:
-        """Free the memory of a rollout that has been read. A store in a file keeps it."""
+        """Free the memory of a rollout that has been read. A store in a file or behind HTTP keeps it."""
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
         rollout = await self.get(rollout_id, with_calls=False)
@@ -220,8 +220,7 @@ class StateMachine(RolloutStore):
         if attempt.status not in ENDED:
             self._set_outcome(rollout, attempt, Outcome(failure="trace_limit", message=problem))
             self._end(rollout, attempt, "failed" if rollout.trace_limit.retry else "succeeded")
-            if self.on_attempt_end is not None:
-                self.on_attempt_end(rollout.rollout_id)
+            self._tell_end(rollout.rollout_id)
         self._save(rollout)
         return False
 
