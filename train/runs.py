@@ -11,6 +11,7 @@ from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.terminal import Version, format_table
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.evaluation.run_reader import before_after, model_name
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -51,14 +52,10 @@ def _row(path: Path) -> list[str]:
         str(config.get("domain")),
         model_name(str(config.get("model"))),
         f"{last.get('step', 0)} of {config.get('steps')}",
-        _number(last.get("reward")),
-        " → ".join(_number(accuracy[when]) for when in ("before", "after") if when in accuracy) or "-",
+        format_accuracy(last.get("reward")),
+        " → ".join(format_accuracy(accuracy[when]) for when in ("before", "after") if when in accuracy) or "-",
         "ended" if run.has_final_files() else "not ended",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 if __name__ == "__main__":

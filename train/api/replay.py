@@ -50,16 +50,12 @@ from groundwire.train.rollouts.runtime import MODEL_NAME, Upstream
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
-SETTINGS = (
-    *AgentSettings.model_fields,
-    *("data_dir", "group_column", "prompts", "n_runners", "runner_python"),
-)
-"""The settings that a replay may change."""
 _OF_RUN = (
-    *SETTINGS,
-    *("model", "device", "temperature", "max_tokens", "max_model_len", "max_calls", "allow_shared", "seed"),
-    "rollout_timeout_s",
+    *AgentSettings.model_fields,
+    *("data_dir", "group_column", "prompts", "n_runners", "runner_python", "model", "device", "temperature"),
+    *("max_tokens", "max_model_len", "max_calls", "allow_shared", "seed"),
 )
+"""The settings of a run with which its rollouts run again."""
 _AT_ONCE, _NAMED = 16, 3
 _RECORD = ModelEndpoint("the record")
 _KEY = "OPENAI_API_KEY"

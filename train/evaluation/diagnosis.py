@@ -14,7 +14,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from groundwire.adapters.tracing import CallCredit, LLMCall
+from groundwire.adapters.tracing import LLMCall
 from groundwire.train.store.rollout import Rollout
 
 KINDS = {
@@ -109,10 +109,6 @@ def _reward(rollout: Rollout) -> float:
     return rollout.outcome.reward or 0.0
 
 
-def _credits(rollout: Rollout) -> list[CallCredit]:
-    return [call.credit for call in rollout.calls if call.credit is not None]
-
-
 def _group_key(rollout: Rollout) -> tuple[Any, ...]:
     return rollout.step, rollout.mode, rollout.sampling.get("temperature"), rollout.group
 
@@ -205,7 +201,7 @@ def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | 
 
 def _has_gradient(rollout: Rollout, mean: float) -> bool:
     """Whether a rollout was trained; by its reward if verl computed the advantages, whose estimator compares them."""
-    if credits := _credits(rollout):
+    if credits := [call.credit for call in rollout.calls if call.credit is not None]:
         return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits)
     return not math.isclose(_reward(rollout), mean, abs_tol=1e-9)
 

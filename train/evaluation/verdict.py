@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from groundwire.adapters.tracing import LLMCall
 from groundwire.tools.text import texts_in
 from groundwire.train.evaluation.diagnosis import is_too_long
+from groundwire.train.evaluation.metrics import scores_by_question
 from groundwire.train.evaluation.notes import (
     failed_by_policy,
     first_failure,
@@ -102,10 +103,7 @@ def pass_rate(rollouts: Sequence[Rollout], *, max_tokens: int) -> tuple[str, str
     """What sampled rollouts, several of each task, say of a training with this model: their mean reward, how many tasks
     have rollouts that differ, and how many replies were cut off; and the advice where no task teaches, else empty.
     """
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.outcome.reward is not None:
-            rewards[rollout.group].append(rollout.outcome.reward)
+    rewards = scores_by_question(rollouts)
     scores = [reward for group in rewards.values() for reward in group]
     if not scores:
         return "", ""

@@ -40,10 +40,10 @@ def score_replies(model_folder: Path, chats: Iterable[dict[str, Any]], settings:
     model.eval()
     count = sum(map(len, examples.values()))
     with closing(LocalEngine(model, tokenizer, max_model_len=settings.max_model_len)) as engine:
-        futures = [
-            (number, example, engine.submit(example.prompt_ids, _greedy(len(example.response_ids))))
+        futures = [  # a longer reply than the recorded one is another one already
+            (number, turn, engine.submit(turn.prompt_ids, Sampling(temperature=0.0, max_tokens=len(turn.response_ids))))
             for number, turns in examples.items()
-            for example in turns
+            for turn in turns
         ]
         with progress("Replying to held-out prompts", count) as on_end:
             for number, example, future in futures:
@@ -52,8 +52,3 @@ def score_replies(model_folder: Path, chats: Iterable[dict[str, Any]], settings:
                 on_end()
     shares = {number: [sum(values) / len(values)] for number, values in equal.items()}
     return {"equal": shares, "replies": count, "logprob": round(logprob, 4)}
-
-
-def _greedy(tokens: int) -> Sampling:
-    """A longer reply than the recorded one is another one already."""
-    return Sampling(temperature=0.0, max_tokens=tokens)

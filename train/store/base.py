@@ -88,7 +88,7 @@ class RolloutStore(CallSink, Protocol):
         """The resources of a run, or without an id those that were stored last; None if there are none."""
 
     async def forget(self, rollout_id: str) -> None:
-        """Free the memory of a rollout that has been read. A store in a file or behind HTTP keeps it."""
+        """Free the memory of a rollout that has been read. A store in a file keeps it."""
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
         rollout = await self.get(rollout_id, with_calls=False)

@@ -141,6 +141,9 @@ class RemoteStore(StoreConnection, RolloutStore):
         update = await self.request("get", path)
         return None if update is None else read_resources(update)
 
+    async def forget(self, rollout_id: str) -> None:
+        """Nothing: the store keeps its rollouts, or has an option that deletes old ones."""
+
     async def _update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> None:
         await self.request("post", f"/rollouts/{_quoted(rollout_id)}/attempts/{_quoted(attempt_id)}", json=changes)
 

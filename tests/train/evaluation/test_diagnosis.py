@@ -189,7 +189,8 @@ def test_rollouts_without_triplets_are_counted_by_reason() -> None:
     ],
 )
 def test_the_pass_rate_and_what_helps(rewards: Any, mean: str, differ: int, advice: str) -> None:
-    rollouts = [rollout(reward, group=str(group)) for group, of_task in enumerate(rewards) for reward in of_task]
+    tasks = [(f'{{"id": {number}}}', of_task) for number, of_task in enumerate(rewards)]
+    rollouts = [rollout(reward, task=task) for task, of_task in tasks for reward in of_task]
     said, more = pass_rate(rollouts, max_tokens=64)
     assert f"mean reward {mean}; the rewards of {differ} of 2 tasks differ" in said
     assert ("(1 more could not be judged)" in said) == any(None in of_task for of_task in rewards)
