@@ -46,7 +46,7 @@ def follow_agent_names() -> None:
         undo_later(lambda: setattr(trace, "_TRACER_PROVIDER", None) if trace._TRACER_PROVIDER is ours else None)
     provider: Any = trace.get_tracer_provider()
     if hasattr(provider, "add_span_processor"):  # of the SDK, which the application has
-        names = _AgentNames()
+        names = _processor()
         provider.add_span_processor(names)
         # Logfire's provider has the SDK's in it.
         others = getattr(getattr(provider, "provider", provider), "_active_span_processor", None)
@@ -180,20 +180,14 @@ def _name(span: Any, parent_context: Context | None) -> None:
 _ids = count(1)
 
 
-class _AgentNames:
-    """A processor of spans of OpenTelemetry's SDK."""
+def _processor() -> Any:
+    from opentelemetry.sdk.trace import SpanProcessor
 
-    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
-        _name(span, parent_context)
+    class AgentNames(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Context | None = None) -> None:
+            _name(span, parent_context)
 
-    def _on_ending(self, span: Any) -> None: ...
-
-    def on_end(self, span: Any) -> None: ...
-
-    def shutdown(self) -> None: ...
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        return True
+    return AgentNames()
 
 
 class _Span(trace.NonRecordingSpan):

@@ -5,11 +5,9 @@ A reply of earlier weights, or of another rollout, would be an action that the p
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any
 
-from groundwire.adapters.agents.changes import wrap
+from groundwire.adapters.agents.changes import skip
 
 _LOOKUPS = (
     ("dspy.clients.cache", "Cache.get"),
@@ -23,15 +21,4 @@ _LOOKUPS = (
 
 def switch_off_caches(in_attempt: Callable[[], object]) -> None:
     """From now on, no cache has a reply where ``in_attempt`` is true."""
-
-    def look_up(wrapped: Any, cache: Any, args: Any, kwargs: Any) -> Any:
-        if not in_attempt():
-            return wrapped(*args, **kwargs)
-        return _nothing() if inspect.iscoroutinefunction(wrapped) else None
-
-    for module, method in _LOOKUPS:
-        wrap(module, method, look_up)
-
-
-async def _nothing() -> None:
-    return None
+    skip(_LOOKUPS, lambda _: in_attempt())

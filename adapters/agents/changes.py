@@ -5,9 +5,11 @@ Agents that are handed over as objects run in the process of their author's note
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,3 +88,18 @@ def wrap(module: str, path: str, wrapper: Callable[..., Any]) -> None:
 
     undo_later(give_back)  # with the run that asked for it, not the one in which ``module`` is imported
     register_post_import_hook(install, module)
+
+
+def skip(methods: Iterable[tuple[str, str]], when: Callable[[Any], object]) -> None:
+    """Let ``methods``, each a module and its path there, do nothing where ``when`` is true of the arguments' values.
+
+    Such a call returns None, which is awaited of a coroutine.
+    """
+
+    def skipped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if not when((*args, *kwargs.values())):
+            return wrapped(*args, **kwargs)
+        return asyncio.sleep(0) if inspect.iscoroutinefunction(wrapped) else None
+
+    for module, path in methods:
+        wrap(module, path, skipped)

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ _MAKES_AGENT = re.compile(
     r"\w*Agent|Crew|\w*Team|\w*GroupChat|Swarm|\w*Workflow|Pipeline|ReAct|ChainOfThought|compile|create_\w*agent"
     r"|create_supervisor|create_swarm"
 )
-"""Names of the classes and functions of frameworks that make an agent."""
+"""_Names of the classes and functions of frameworks that make an agent."""
 _OF_CLASSES = ("crewai.project.CrewBase", "dspy.Module", "agentlightning.LitAgent")
 """Decorators and bases of classes that are agents, beside those that make agents themselves."""
 _CLIENTS = ("openai", "anthropic", "litellm", "ollama", "google.genai", "groq", "mistralai", "boto3", "instructor")
@@ -50,12 +49,8 @@ class FoundAgent(NamedTuple):
     """``FILE:LINE``."""
 
 
-@dataclass
-class _Module:
-    imports: dict[str, str]
-    """The full name of each imported name."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """The full name of the function or class that made each variable."""
+_Names = dict[str, str]
+"""The full names of a module's imports, and of the functions and classes that made its variables."""
 
 
 def find_agents(folder: Path) -> list[FoundAgent]:
@@ -95,52 +90,52 @@ def _agents_of(tree: ast.Module, parts: set[str]) -> Iterator[tuple[int, str, st
     """The kind, the name and the framework of each agent of a module, and its statement. The names that agents are made
     of come into ``parts``.
     """
-    module = _Module(_imports_of(tree))
-    calls_a_model = any(_is_of(name, (*_CLIENTS, *_FRAMEWORKS)) for name in module.imports.values())
+    known = _imports_of(tree)
+    calls_a_model = any(_is_of(name, (*_CLIENTS, *_FRAMEWORKS)) for name in known.values())
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign):
-            parts |= _added(statement.value, module)
+            parts |= _added(statement.value, known)
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
-            made_by = _maker(statement.value, module)
-            module.variables |= dict.fromkeys(names, made_by or "")
-            if made_by and _makes_agent(made_by):
+            made_by = _maker(statement.value, known)
+            known |= dict.fromkeys(names, made_by)
+            if _makes_agent(made_by):
                 parts |= _names_in(statement.value)
                 yield from ((_OBJECT, name, f"agent of {_framework(made_by)}", statement) for name in names)
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            made = _made_in(statement, module)
+            made = _made_in(statement, known)
             if made:
                 parts |= _names_in(statement) - {statement.name}
             names = [argument.arg for argument in statement.args.args]
             asks = calls_a_model and names[:1] and names[0] in _TASK_NAMES and _ANSWERS.isdisjoint(names)
-            if made and not _required(statement):
+            required = len(statement.args.posonlyargs) + len(names) > len(statement.args.defaults)
+            if made and not required and None not in statement.args.kw_defaults:
                 yield _MAKER, statement.name, f"function that makes an agent of {_framework(made)}", statement
             elif asks and not statement.decorator_list:
                 yield _FUNCTION, statement.name, f"function of the {names[0]}", statement
         elif isinstance(statement, ast.ClassDef):
-            marks = [_full_name(node, module) for node in (*statement.decorator_list, *statement.bases)]
+            marks = [_full_name(node, known) for node in (*statement.decorator_list, *statement.bases)]
             mark = next((mark for mark in marks if mark in _OF_CLASSES or _makes_agent(mark)), None)
             if mark:
-                module.imports[statement.name] = mark  # a call of the class makes an agent, too
+                known[statement.name] = mark  # a call of the class makes an agent, too
                 yield _MAKER, statement.name, f"class of {_framework(mark)}", statement
 
 
-def _made_in(function: ast.FunctionDef | ast.AsyncFunctionDef, module: _Module) -> str:
+def _made_in(function: ast.FunctionDef | ast.AsyncFunctionDef, known: _Names) -> str:
     """The full name of what makes an agent in a function; empty without one. What the function returns is noted."""
-    own = _Module(module.imports, {**module.variables})
-    nodes = list(ast.walk(function))
+    own, nodes = {**known}, list(ast.walk(function))
     for node in nodes:  # a graph that is built in steps
         if isinstance(node, ast.Assign) and (made_by := _maker(node.value, own)):
-            own.variables |= {target.id: made_by for target in node.targets if isinstance(target, ast.Name)}
+            own |= {target.id: made_by for target in node.targets if isinstance(target, ast.Name)}
     for node in nodes:
         if isinstance(node, ast.Return) and node.value and _makes_agent(name := _full_name(node.value, own)):
-            module.imports[function.name] = name  # a call of the function makes an agent, too
+            known[function.name] = name  # a call of the function makes an agent, too
     return next((name for node in reversed(nodes) if _makes_agent(name := _maker(node, own))), "")
 
 
-def _imports_of(tree: ast.Module) -> dict[str, str]:
-    names = dict[str, str]()
+def _imports_of(tree: ast.Module) -> _Names:
+    names = _Names()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -151,20 +146,15 @@ def _imports_of(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def _required(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    arguments = function.args
-    return len(arguments.posonlyargs) + len(arguments.args) > len(arguments.defaults) or None in arguments.kw_defaults
-
-
-def _added(node: ast.AST, module: _Module) -> set[str]:
+def _added(node: ast.AST, known: _Names) -> set[str]:
     """The names that a framework's object gets in methods such as ``builder.add_node("ask", agent)``."""
     calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
     adding = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("add_")]
-    to_own = [call for call in adding if _is_of(_full_name(call.func, module), (*_FRAMEWORKS,))]
+    to_own = [call for call in adding if _is_of(_full_name(call.func, known), (*_FRAMEWORKS,))]
     return {name for call in to_own for argument in call.args for name in _names_in(argument)}
 
 
-def _full_name(node: ast.AST, module: _Module) -> str:
+def _full_name(node: ast.AST, known: _Names) -> str:
     """The full name of what an expression such as ``a.b.c`` means; empty if it is not known."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
@@ -175,13 +165,13 @@ def _full_name(node: ast.AST, module: _Module) -> str:
             node = node.func if isinstance(node, ast.Call) else node.value
     if not isinstance(node, ast.Name):
         return ""
-    root = module.imports.get(node.id) or module.variables.get(node.id, "")
+    root = known.get(node.id)
     return ".".join((root, *reversed(attributes))) if root else ""
 
 
-def _maker(node: ast.AST, module: _Module) -> str:
+def _maker(node: ast.AST, known: _Names) -> str:
     """The full name of what is called last in an expression; empty if it is no call of an imported package."""
-    return _full_name(node, module) if isinstance(node, ast.Call) else ""
+    return _full_name(node, known) if isinstance(node, ast.Call) else ""
 
 
 def _makes_agent(name: str) -> bool:

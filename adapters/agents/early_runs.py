@@ -5,15 +5,13 @@ The first call to a model is not sent, and ends that code: the agent is made by 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from traceback import walk_tb
 from typing import Any
 
-from groundwire.adapters.agents.changes import undo_later, wrap
+from groundwire.adapters.agents.changes import skip, undo_later
 from groundwire.adapters.agents.drivers import is_agent
 
 _MOVE = "in no rollout: move a call that it needs into what runs for a question"
@@ -68,14 +66,7 @@ _CLIENTS = (
 @cache
 def _keep_open() -> None:
     """From now on, until the run ends, what an :class:`EarlyCallError` ends leaves the clients of its agent open."""
-
-    def leave(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-        if EarlyCallError not in (*args, *kwargs.values()):
-            return wrapped(*args, **kwargs)
-        return asyncio.sleep(0) if inspect.iscoroutinefunction(wrapped) else None
-
-    for module, method in _CLIENTS:
-        wrap(module, method, leave)
+    skip(_CLIENTS, lambda values: EarlyCallError in values)
     undo_later(_keep_open.cache_clear)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
-from types import FrameType
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from groundwire.adapters._types import (
@@ -63,7 +61,8 @@ def agent_failure(error: BaseException) -> BackendError:
     A failure of the network, the operating system or a server among the causes is one of a tool.
     """
     message = f"{type(error).__name__}: {error}"
-    if any(frame.f_globals.get("__name__") == _EMITTER for cause in causes(error) for frame in _frames(cause)):
+    frames = (frame for cause in causes(error) for frame, _ in walk_tb(cause.__traceback__))
+    if any(frame.f_globals.get("__name__") == _EMITTER for frame in frames):
         return EmittedRewardError(f"the agent emitted no reward: {message}")
     if broken := infrastructure_errors(error):
         root = f"{type(broken[-1]).__name__}: {broken[-1]}"
@@ -73,10 +72,6 @@ def agent_failure(error: BaseException) -> BackendError:
     names = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
     kind = TurnLimitError if names & _TURN_LIMITS else MalformedOutputError if names & _MALFORMED else AgentError
     return kind(message)
-
-
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    return (frame for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def rollout_failure(error: Exception, calls: AttemptCalls) -> BackendError:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
-from groundwire.adapters.agents.drivers.contexts import call_for, made_of
+from groundwire.adapters.agents.drivers.contexts import Columns, call_for, made_of
 from groundwire.tools.daemon_threads import in_thread
 
 T = TypeVar("T")
@@ -57,19 +57,8 @@ _CLASSES = {
 """The module of this package that runs the objects of a class, by the full name of the class."""
 
 
-class AgentTask(dict[str, Any]):
-    """The part of a task that an agent may see: ``id``, ``question``, ``database`` and the task's other columns.
-
-    Columns can be read as items and as attributes.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(self._lacks(name))
-
-    def __missing__(self, name: str) -> Any:
-        raise KeyError(self._lacks(name))
+class AgentTask(Columns):
+    """The part of a task that an agent may see: ``id``, ``question``, ``database`` and the task's other columns."""
 
     def _lacks(self, name: str) -> str:
         return f"the agent sees no {name!r} but {', '.join(self)}; agent_columns names what it needs of the others"
@@ -94,10 +83,12 @@ class Driver:
     """Whether each run has a thread."""
     own_calls = False
     """Whether the agent sends its calls to the endpoint that it gets."""
-    remembers = False
-    """Whether the object keeps what happened in a run: each attempt then runs a copy of it (:meth:`fresh`)."""
     takes_context = True
     """Whether its runs get a :meth:`context`."""
+    tool_fields: tuple[str, ...] = ("tools",)
+    """The agent's attributes that hold its tools, if it is surely asked with tools where it has some."""
+    result_field = ""
+    """The agent's attribute that holds the declared class of its results."""
 
     def __init__(self, agent: Any, name: str, hooks: Hooks = NO_HOOKS) -> None:
         """Raises ``ValueError`` for a hook that the framework has no use for."""
@@ -113,7 +104,7 @@ class Driver:
     @property
     def calls_tools(self) -> bool:
         """Whether a model is surely asked with tools."""
-        return bool(getattr(self.agent, "tools", None))
+        return any(getattr(self.agent, name, None) for name in self.tool_fields)
 
     def inputs(self, task: AgentTask) -> Any:
         """The input of a run for a task: the question, or fields that the task has. Raises ``ValueError``."""
@@ -134,8 +125,8 @@ class Driver:
         return f"{self.called}({arguments!r:.{SHOWN}})"
 
     def fresh(self) -> Any:
-        """The agent of one attempt."""
-        return copy.deepcopy(self.agent) if self.remembers else self.agent
+        """The agent of one attempt: a copy of an object that keeps what happened in a run, here the object itself."""
+        return self.agent
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         """Run ``agent``, which :meth:`fresh` has returned, in the redirection of its attempt. Returns its result."""
@@ -184,7 +175,7 @@ class Driver:
 
     def result_types(self) -> Iterator[Any]:
         """The declared classes of its results."""
-        yield from ()
+        yield getattr(self.agent, self.result_field, None)
 
 
 def lacks(names: Iterable[str], what: str) -> ValueError:

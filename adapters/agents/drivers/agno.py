@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +12,7 @@ class FrameworkDriver(Driver):
     """An ``Agent``, a ``Team`` or a ``Workflow``: each attempt is a session, and a user, of its own."""
 
     method = "arun"
+    result_field = "output_schema"
 
     @property
     def context_class(self) -> Any:
@@ -24,6 +24,3 @@ class FrameworkDriver(Driver):
         if str(getattr(result.status, "value", result.status)).lower() == "error":
             raise RuntimeError(result.content)  # of the exception, which it caught
         return result if getattr(result, "is_paused", False) else result.content
-
-    def result_types(self) -> Iterator[Any]:
-        yield getattr(self.agent, "output_schema", None)

@@ -13,10 +13,7 @@ class FrameworkDriver(Driver):
     """An agent or a team: they keep their conversations."""
 
     takes_context = False
-
-    @property
-    def calls_tools(self) -> bool:
-        return any(getattr(self.agent, name, None) for name in ("_tools", "_handoffs"))
+    tool_fields = ("_tools", "_handoffs")
 
     def fresh(self) -> Any:
         return _fresh(self.agent, {})

@@ -17,10 +17,7 @@ class FrameworkDriver(Driver):
     takes_context = False
     method = "step"
     threaded = True
-
-    @property
-    def calls_tools(self) -> bool:
-        return bool(self.agent.tool_dict)
+    tool_fields = ("tool_dict",)
 
     def fresh(self) -> Any:
         own, clone = copy.copy(self.agent), self.agent.clone()  # which forgets the class and some settings

@@ -21,16 +21,19 @@ class _MissingColumnError(KeyError):
     """A context has no such column."""
 
 
-class _Columns(dict[str, Any]):
-    """The columns of a task as a context: an agent may change them, and read them as attributes as well."""
+class Columns(dict[str, Any]):
+    """The columns of a task, which can be read as items and as attributes: as a context, an agent may change them."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        raise AttributeError(f"no {name!r} in {', '.join(self)}")
+        raise AttributeError(self._lacks(name))
 
     def __missing__(self, name: str) -> Any:
-        raise _MissingColumnError(f"no {name!r} in {', '.join(self)}")
+        raise _MissingColumnError(self._lacks(name))
+
+    def _lacks(self, name: str) -> str:
+        return f"no {name!r} in {', '.join(self)}"
 
 
 def made_of(kind: Any, task: Mapping[str, Any]) -> Any:
@@ -42,7 +45,7 @@ def made_of(kind: Any, task: Mapping[str, Any]) -> Any:
     kind = get_origin(kind) or kind
     names = field_names(kind)
     if _is_mapping(kind):
-        return _Columns({name: columns[name] for name in names if name in columns} if names else columns)
+        return Columns({name: columns[name] for name in names if name in columns} if names else columns)
     try:
         if kind in (str, int, float, bool):
             raise TypeError("it has no fields")
@@ -114,14 +117,11 @@ def declared_context(objects: Iterable[Any], wrappers: Iterable[str]) -> Any:
                 hints += get_type_hints(thing).values()
         for hint in hints:
             if getattr(get_origin(hint), "__name__", "") in wrappers:
-                kinds = [kind for argument in get_args(hint) for kind in _options(argument)]
-                if kinds := [kind for kind in kinds if kind not in _SAYS_NOTHING and not hasattr(kind, "__bound__")]:
-                    return kinds[0]
+                for argument in get_args(hint):
+                    for kind in get_args(argument) if get_origin(argument) in (Union, UnionType) else (argument,):
+                        if kind not in _SAYS_NOTHING and not hasattr(kind, "__bound__"):
+                            return kind
     return None
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is_mapping(kind: Any) -> bool:

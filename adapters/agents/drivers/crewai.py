@@ -17,7 +17,7 @@ class FrameworkDriver(Driver):
     takes_context = False
     method = "kickoff"
     threaded = True
-    calls_tools = False  # a crew may write them into its prompts
+    tool_fields = ()  # a crew may write them into its prompts
 
     def inputs(self, task: AgentTask) -> Any:
         is_crew = hasattr(agent := self.fresh(), "fetch_inputs")

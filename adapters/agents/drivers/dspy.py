@@ -17,7 +17,7 @@ class FrameworkDriver(Driver):
     method = ""
     takes_context = False
     threaded = True
-    calls_tools = False  # they are described in the prompt
+    tool_fields = ()  # they are described in the prompt
 
     def inputs(self, task: AgentTask) -> dict[str, Any]:
         kind = type(self.agent)  # the object itself warns of its `forward`

@@ -17,11 +17,8 @@ from groundwire.adapters.agents.making import Kept
 class FrameworkDriver(Driver):
     """An ``Agent`` of the SDK."""
 
+    tool_fields = ("tools", "handoffs", "mcp_servers")
     _servers: Kept[None] | None = None
-
-    @property
-    def calls_tools(self) -> bool:
-        return bool(self.agent.tools or self.agent.handoffs or self.agent.mcp_servers)
 
     def describe(self, task: AgentTask) -> str:
         made = getattr(self.context_class, "__name__", "the task's columns")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from groundwire.adapters.agents.drivers import AgentTask, Driver
@@ -10,6 +9,8 @@ from groundwire.adapters.agents.drivers import AgentTask, Driver
 
 class FrameworkDriver(Driver):
     """An ``Agent`` of Pydantic AI."""
+
+    result_field = "output_type"
 
     @property
     def calls_tools(self) -> bool:
@@ -23,6 +24,3 @@ class FrameworkDriver(Driver):
 
     async def run(self, agent: Any, arguments: Any, task: AgentTask) -> Any:
         return await agent.run(arguments, deps=await self.context(task), **await self.config(task))
-
-    def result_types(self) -> Iterator[Any]:
-        yield self.agent.output_type

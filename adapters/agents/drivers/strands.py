@@ -18,10 +18,7 @@ class FrameworkDriver(Driver):
 
     method = "invoke_async"
     context_class = dict
-
-    @property
-    def calls_tools(self) -> bool:
-        return bool(getattr(self.agent, "tool_names", None))
+    tool_fields = ("tool_names",)
 
     def fresh(self) -> Any:
         return _fresh(self.agent, {})
