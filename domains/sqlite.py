@@ -134,14 +134,11 @@ def _find_database(databases: Mapping[str, list[Path]], name: str | None, folder
     raise DataError(f"{where}: {len(matches)} databases are called {shorten_repr(name)} ({paths}); give its path.")
 
 
-def _has_questions(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
-
-
 def _find_files(folder: Path) -> list[tuple[Path, str | None]]:
     """The files with questions, each with the split that its name means."""
     named = [folder / name for name in _FILES if (folder / name).is_file()]
-    candidates = named or sorted(path for path in folder.iterdir() if _has_questions(path))
+    others = (path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    candidates = named or sorted(others)
     if len(candidates) == 1:
         return [(candidates[0], None)]
     if candidates:

@@ -35,7 +35,10 @@ class TaskList(Domain):
     ) -> None:
         self._tasks, self._validation, self._source = tasks, validation, source
         train, held_out, how = tasks, validation, ""
-        parts = {name: [_without_split(task) for task in tasks if task.get(_SPLIT) == name] for name in _SPLITS}
+        parts: dict[str, list[Task]] = {name: [] for name in _SPLITS}
+        for task in tasks:
+            if task.get(_SPLIT) in _SPLITS:
+                parts[task[_SPLIT]].append({name: value for name, value in task.items() if name != _SPLIT})
         counts = list(map(len, parts.values()))
         if not isinstance(held_out, list) and group_column is None and all(counts) and sum(counts) == len(tasks):
             train, held_out = parts.values()
@@ -76,10 +79,6 @@ def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared: bool = False) 
     if isinstance(validation, float | int) and not isinstance(validation, bool):
         return TaskList(rows, float(validation), source=source)
     return TaskList(rows, _read(validation, "validation")[0], source=source, allow_shared=allow_shared)
-
-
-def _without_split(task: Task) -> Task:
-    return {name: value for name, value in task.items() if name != _SPLIT}
 
 
 def is_file(name: str | Path) -> bool:

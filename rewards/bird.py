@@ -89,15 +89,13 @@ def soft_match(predicted: str, gold: str, database: str, *, mode: Mode = "safe")
     return soft_f1(expected.rows, result.rows) if result else 0.0
 
 
-def efficiency(
-    predicted: str, gold: str, database: str, *, clock: Literal["steps", "time"] = "steps", mode: Mode = "safe"
-) -> float:
+def efficiency(predicted: str, gold: str, database: str, *, clock: Literal["steps", "time"] = "steps") -> float:
     """The square root of R-VES' reward: 0.0 for a wrong prediction, else 0.5 to 1.118. Raises as :func:`exec_match`.
 
     By ``time``, gold and prediction run a hundred times each, as officially. By ``steps`` they run once; less than a
     thousand steps make no difference, and five per cent neither.
     """
-    expected, result = _results(predicted, gold, database, mode)
+    expected, result = _results(predicted, gold, database, "safe")
     if result is None or not execution_accuracy(expected.rows, result.rows):
         return 0.0
     if clock == "steps":

@@ -129,14 +129,15 @@ class CommandBackend(Backend):
             raise self._failure(process.returncode, output, errors)
         result = self._read(output.decode("utf-8", "replace").strip())
         answer, field = judged_answer(result, question.answers, (), {})
-        made = await call_summary(endpoint.base_url) if endpoint.base_url else None
-        silent = made is not None and not made.calls
-        return Answer(
-            text=answer,
-            judged_field=field if answer != result else "standard output",
-            input=called,
-            no_call=_no_call(shlex.join(self._command), endpoint) if silent else "",
-        )
+        made, no_call = await call_summary(endpoint.base_url) if endpoint.base_url else None, ""
+        if made is not None and not made.calls:
+            no_call = (
+                f"{shlex.join(self._command)} made no LLM call to {endpoint.base_url}, which it has in "
+                "OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like: let its client read them, or give it the URL in its "
+                "own way"
+            )
+        place_of_answer = field if answer != result else "standard output"
+        return Answer(text=answer, judged_field=place_of_answer, input=called, no_call=no_call)
 
     async def stop(self) -> None:
         """Wait until the programs have ended, and remove their folders."""
@@ -267,10 +268,3 @@ def _useful(errors: str) -> str:
     lines = [line for line in errors.splitlines() if not _NOISE.fullmatch(line)][-_LAST_LINES:]
     start = max((number for number, line in enumerate(lines) if _ERROR_LINE.match(line)), default=0)
     return " ".join(map(str.strip, lines[start:]))[:_SHOWN]
-
-
-def _no_call(command: str, endpoint: Endpoint) -> str:
-    return (
-        f"{command} made no LLM call to {endpoint.base_url}, which it has in OPENAI_BASE_URL, ANTHROPIC_BASE_URL and "
-        "the like: let its client read them, or give it the URL in its own way"
-    )

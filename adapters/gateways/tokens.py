@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
+from groundwire.adapters.tracing.trajectories import common_tokens, token_bytes
 from groundwire.tools.errors import CommandError
 
 __all__ = ["ExportedRow", "SampledReply", "Tokens", "compare", "read_row"]
@@ -75,7 +75,8 @@ def compare(sampled: Sequence[SampledReply], rows: Iterable[ExportedRow]) -> dic
     in_a_row: set[tuple[int, int]] = set()
     for row in rows if sampled else ():
         ids, mask = row.prompt_ids + row.response_ids, [0] * len(row.prompt_ids) + row.loss_mask
-        shared = [_shared(ids, reply.context) for reply in sampled]
+        row_bytes = token_bytes(ids)
+        shared = [common_tokens(row_bytes, token_bytes(reply.context)) for reply in sampled]
         known = max(shared)
         conversation = sampled[shared.index(known)].conversation
         places: dict[int, tuple[int, int]] = {}  # of the sampled tokens: number of the reply, index in it
@@ -94,8 +95,3 @@ def compare(sampled: Sequence[SampledReply], rows: Iterable[ExportedRow]) -> dic
         name: Tokens(lost=lost[name], masked_wrongly=wrong[name], invented=invented[name])
         for name in dict.fromkeys(reply.conversation for reply in sampled)
     }
-
-
-def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

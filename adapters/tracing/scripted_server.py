@@ -83,8 +83,8 @@ def render(
 
 def message_ids(message: Mapping[str, Any]) -> list[int]:
     """The ids of a message's reasoning, text and tool calls, and :data:`END`."""
-    thought, calls = message.get("reasoning") or "", "".join(map(_call_text, message.get("tool_calls") or ()))
-    return [*encode(thought + text_of(message) + calls), END]
+    functions = (json.dumps(call["function"], sort_keys=True) for call in message.get("tool_calls") or ())
+    return [*encode((message.get("reasoning") or "") + text_of(message) + "".join(functions)), END]
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -285,10 +285,6 @@ def _message(reply: Reply) -> dict[str, Any]:
 def _usage(sampled: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     prompt, reply = len(sampled[0]["prompt_ids"]), sum(len(choice["response_ids"]) for choice in sampled)
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
-
-
-def _call_text(call: Mapping[str, Any]) -> str:
-    return json.dumps(call["function"], sort_keys=True)
 
 
 def _deltas(reply: Reply, count: int) -> list[dict[str, Any]]:

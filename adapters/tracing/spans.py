@@ -4,7 +4,6 @@ rollout's own and those that the agent emitted for its calls.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -154,13 +153,13 @@ def read_rewards(attributes: Mapping[str, Any]) -> dict[str, float]:
     Raises ``ValueError`` for a value that is no reward: text, not finite, or too large.
     """
     values: dict[str, float] = {}
-    for index in itertools.count():
-        if (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is None:
-            return values
+    index = 0
+    while (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is not None:
         name, most = str(attributes.get(f"{REWARD_PREFIX}{index}.name", index)), MAX_METRIC if index else MAX_REWARD
         try:
             values[name] = reward_number(value, most)
         except (TypeError, ValueError) as error:
             problem = error if isinstance(error, NumberRangeError) else "it must be a number"
             raise ValueError(f"a span has the reward {name!r:.60} of {shorten_repr(value)}; {problem}") from error
-    raise AssertionError("unreachable")
+        index += 1
+    return values

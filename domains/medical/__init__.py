@@ -88,16 +88,13 @@ def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]
     both_count = len(parts) > 1 and len({row["id"] for _, row in rows}) < len(rows)  # from 0
     questions = []
     for file, row in rows:
-        split = _PARTS.get(file.name) or row.get("split") or _SPLITS[_is_held_out(row)]
+        is_held_out = hashlib.sha256(question_key(row).encode()).digest()[0] % 5 == 0
+        split = _PARTS.get(file.name) or row.get("split") or _SPLITS[is_held_out]
         if split not in _SPLITS:
             raise DataError(f"{file}, task {row['id']}: split is {split!r}; it is one of {', '.join(_SPLITS)}.")
         name = f"{file.stem}-{row['id']}" if both_count else row["id"]
         questions.append({**row, "id": name, "answer": (row.get("answer") or "").strip(), "split": split})
     return questions
-
-
-def _is_held_out(task: Task) -> bool:
-    return hashlib.sha256(question_key(task).encode()).digest()[0] % 5 == 0
 
 
 def _only_one(files: list[Path], folder: Path, kind: str, choices: Iterable[str]) -> Path:

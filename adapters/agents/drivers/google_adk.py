@@ -22,12 +22,9 @@ class FrameworkDriver(Driver):
 
     @property
     def calls_tools(self) -> bool:
-        agent = self._root()
-        return bool(getattr(agent, "tools", None) or getattr(agent, "sub_agents", None))
-
-    def _root(self) -> Any:
         agent = getattr(self.agent, "agent", self.agent)  # of a runner
-        return getattr(agent, "root_agent", agent)  # of an app; of an agent, the one at the top of its tree
+        root = getattr(agent, "root_agent", agent)  # of an app; of an agent, the one at the top of its tree
+        return bool(getattr(root, "tools", None) or getattr(root, "sub_agents", None))
 
     def fresh(self) -> Any:
         from google.adk.runners import InMemoryRunner

@@ -75,9 +75,8 @@ class ProcessBackend(Backend):
                 "this system cannot fork: each rollout starts a process that imports the agent; what the agent starts "
                 "in processes of their own is not ended with it, and nothing can be sealed"
             )
-        self._spec = {"agent": dict(spec), "folder": folder, "fork": fork, "sealed": sealed, "setup": setup}
-        self._spec["env"] = [*env]
-        self._fork = fork
+        settings = {"folder": folder, "fork": fork, "sealed": sealed, "setup": setup, "env": [*env]}
+        self._spec, self._fork = {"agent": dict(spec), **settings}, fork
         self._first: Program | None = Program(self._spec)
         made = self._first.made
         self.agents, self.calls_tools, self._prompts = tuple(made["agents"]), made["calls_tools"], made["prompts"]

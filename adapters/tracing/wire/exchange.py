@@ -66,8 +66,7 @@ class HttpExchange(LLMCall):
 
     def new_id(self, place: object, length: int = 32) -> str:
         """The id of what is at ``place`` in the reply, in hexadecimal: the same whenever the reply is written."""
-        key = f"{self.origin.reply_key}/{place}".encode()
-        return hashlib.blake2b(key, digest_size=16).hexdigest()[:length]
+        return hashlib.blake2b(f"{self.origin.reply_key}/{place}".encode(), digest_size=16).hexdigest()[:length]
 
 
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:

@@ -162,7 +162,8 @@ class ResponsesCall(BlocksCall):
         else:
             [content] = item["content"]
             if item["type"] == "reasoning" and _ENCRYPTED in (self._request.get("include") or ()):
-                item["encrypted_content"] = _encoded_reasoning(content["text"])
+                packed = zlib.compress(content["text"].encode("utf-8", "replace"))
+                item["encrypted_content"] = _ENCODED + base64.urlsafe_b64encode(packed).decode()
             done = {key: content[key] for key in ("text", "logprobs") if key in content}
             events = self._item_event(f"{content['type']}.done", content_index=0, **done)
             events += self._item_event("content_part.done", content_index=0, part=content)
@@ -302,10 +303,6 @@ def _reasoning_text(item: Mapping[str, Any], name: str) -> str:
         warn_ignored(ResponsesCall.title, "reasoning.encrypted_content")
     parts = require(list, item.get("content") or item.get("summary") or [], f"{name}.content")
     return "".join(require(str, require(dict, part, name).get("text"), f"{name}.content.text") for part in parts)
-
-
-def _encoded_reasoning(text: str) -> str:
-    return _ENCODED + base64.urlsafe_b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
 def _flat_name(tool: Mapping[str, Any]) -> Any:
