@@ -179,6 +179,9 @@ async def main() -> None:
     parser.add_argument("--right", type=float, default=0.9, help="share of tasks with the gold query")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.output.exists():
+        parser.error(f"{arguments.output} exists: spans would be added to it; give another file")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     from openinference.instrumentation.langchain import LangChainInstrumentor
     from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,16 +1,22 @@
-"""The records of trace files, one at a time: JSON lines, JSON documents, OTLP as protobuf, parquet; also with gzip.
+"""The records of trace files: JSON lines, JSON documents, OTLP as protobuf, CSV, parquet; also with gzip.
 
 Memory holds one record. A file that is cut off, or has a damaged line, loses that record alone, which is counted.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
 import gzip
+import io
 import re
+import shutil
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,10 @@ _NAMED = {"traceId", "timeUnixNano", "observedTimeUnixNano"}
 _TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _BLOCK = 1 << 20
 _SPACE = b"\xef\xbb\xbf \t\r\n"
+_BLANK = _SPACE + b"\0"
+"""Around a line of JSON; zeros are in logs that were cut while they were written."""
 _NOT_JSON, _CUT = "lines that are no JSON", "files that end in the middle of a record"
+_UNKNOWN = "files that are neither JSON nor OTLP"
 _LARGE = f"records larger than {MAX_BYTES >> 20} MB"
 
 
@@ -39,23 +48,60 @@ def records(file: Path, unread: Counter[str]) -> Iterator[Any]:
             return
         stream: Any = gzip.GzipFile(fileobj=raw) if head[:2] == b"\x1f\x8b" else raw
         try:
+            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                stream = _recoded(stream)
+            stream.seek(0)
             start = stream.read(4096)
             stream.seek(0)
-            if start.lstrip(_SPACE)[:1] in (b"{", b"["):
+            if start.lstrip(_SPACE if start[:4].strip(b"\0") else _SPACE + b"\0")[:1] in (b"{", b"["):
                 yield from _lines(stream, unread) if _is_lines(stream) else _document(stream, unread)
+            elif not start.strip(_SPACE):
+                unread["files that are empty"] += 1
             elif start[:1] in (b"\n", b"\0"):
                 yield from _protobuf(stream, unread)
-            elif start:
-                unread["files that are neither JSON nor OTLP"] += 1
+            elif ".csv" in file.suffixes:
+                yield from _rows(stream, unread)
+            elif head == b"PK\3\4":
+                unread["archives: unpack them first"] += 1
+            else:
+                unread[_UNKNOWN] += 1
         except (EOFError, gzip.BadGzipFile, zlib.error):
             unread[_CUT] += 1
 
 
+def _recoded(stream: Any) -> Any:
+    """The text of a stream in UTF-16, as PowerShell writes it, in a temporary file in UTF-8."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when this has returned
+    stream.seek(0)
+    shutil.copyfileobj(codecs.EncodedFile(stream, "utf-8", "utf-16", errors="replace"), copy)
+    return copy
+
+
+def _rows(stream: Any, unread: Counter[str]) -> Iterator[Any]:
+    """The rows of a table with a line of names, without what is empty."""
+    csv.field_size_limit(MAX_BYTES)
+    rows = csv.DictReader(io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline=""))
+    try:
+        yield from ({name: value for name, value in row.items() if name and value} for row in rows)
+    except csv.Error:
+        unread["tables that are no CSV from some row on"] += 1
+
+
+def _whole_lines(stream: Any) -> Iterator[bytes]:
+    """The lines that are not blank; of one that is too long its beginning."""
+    while line := stream.readline(MAX_BYTES):
+        rest = line
+        while len(rest) in (_BLOCK, MAX_BYTES) and not rest.endswith(b"\n"):
+            rest = stream.readline(_BLOCK)
+        if line.strip(_SPACE):
+            yield line
+
+
 def _is_lines(stream: Any) -> bool:
     """Whether one of the first two lines is a value of its own, and there is more than one."""
-    lines = [line for _ in range(4) if (line := stream.readline(MAX_BYTES).strip(_SPACE))][:2]
+    lines = list(islice(_whole_lines(stream), 2))
     stream.seek(0)
-    return len(lines) > 1 and any(_parsed(line) is not None for line in lines)
+    return len(lines) > 1 and any(_parsed(line.strip(_BLANK)) is not None for line in lines)
 
 
 def _parsed(text: bytes) -> Any:
@@ -68,16 +114,13 @@ def _parsed(text: bytes) -> Any:
 
 
 def _lines(stream: Any, unread: Counter[str]) -> Iterator[Any]:
-    while line := stream.readline(MAX_BYTES):
+    for line in _whole_lines(stream):
         if len(line) == MAX_BYTES:
             unread[_LARGE] += 1
-            while (line := stream.readline(_BLOCK)) and not line.endswith(b"\n"):
-                pass
-        elif text := line.strip(_SPACE):
-            if (value := _parsed(text)) is None:
-                unread[_NOT_JSON if line.endswith(b"\n") else _CUT] += 1
-            else:
-                yield from _unwrapped(value)
+        elif (value := _parsed(line.strip(_BLANK))) is not None:
+            yield from _unwrapped(value)
+        else:
+            unread[_NOT_JSON if line.endswith(b"\n") else _CUT] += 1
 
 
 def _unwrapped(value: Any) -> Iterator[Any]:
@@ -98,11 +141,14 @@ def _document(stream: Any, unread: Counter[str]) -> Iterator[Any]:
     start = _list_start(text[:_BLOCK])
     del text
     stream.seek(start)
+    found = False
     for record in _objects(stream, unread):
+        found = True
         if (value := _parsed(record)) is None:
             unread[_NOT_JSON] += 1
         else:
             yield from _unwrapped(value)
+    unread.update({} if found else {_NOT_JSON: 1})
 
 
 def _list_start(head: bytes) -> int:
@@ -154,7 +200,7 @@ def _protobuf(stream: Any, unread: Counter[str]) -> Iterator[Any]:
         size = int.from_bytes(stream.read(3), "big") if framed else _varint(stream)
         body = stream.read(size) if head in (b"\0", b"\n") and size <= MAX_BYTES else b""
         if not body or len(body) < size:
-            unread[_CUT if body else "files that are neither JSON nor OTLP"] += 1
+            unread[_CUT if body else _UNKNOWN] += 1
             return
         for form in (TracesData, LogsData) if framed else (ResourceSpans, ResourceLogs):  # with the same field numbers
             with suppress(DecodeError):

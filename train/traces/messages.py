@@ -6,6 +6,7 @@ the AI SDK. What has no place in a chat message is named in ``unread``, so that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _RESULTS = (
 )  # fmt: skip
 _CALL_IDS = ("call_id", "tool_use_id", "toolCallId", "toolUseId", "tool_call_id")
 _ARGUMENTS, _OUTPUTS = ("arguments", "input", "args"), ("response", "result", "output", "content")
+_ROLE_LINE = re.compile(r"^(system|developer|user|human|assistant|tool): ", re.MULTILINE)
+_DAMAGED = re.compile(r'\s*\[?\s*\{\s*"(role|messages|parts|choices|generations|lc)"')
 _IMAGES = ("image_url", "input_image", "image", "uri", "blob", "file")
 
 
@@ -50,7 +53,8 @@ def first(holder: Mapping[str, Any], *names: str) -> Any:
 
 def count_of(value: Any) -> int:
     """A number of tokens; 0 for what is none."""
-    return int(value) if isinstance(value, int | float) and 0 < value < _MAX_TOKENS else 0
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    return int(number) if isinstance(number, int | float) and 0 < number < _MAX_TOKENS else 0
 
 
 def text_of(value: Any) -> str:
@@ -68,9 +72,14 @@ def read_messages(value: Any, unread: list[str]) -> list[Message]:
             return list(_joined(value, unread)) if _role(value) else []
         return [*system_messages(system, unread), *read_messages(inner, unread)]
     if isinstance(value, str):
-        return [{"role": "user", "content": value}] if value else []
+        return _written(value, unread)
     messages: list[Message] = []
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str) for item in value):
+        unread.append("messages without roles")
     for item in value if isinstance(value, list | tuple) else ():
+        if item is None:
+            unread.append("messages that are missing")
+            continue
         if isinstance(item, list):  # LangChain's batches
             messages += read_messages(item, unread)
             continue
@@ -80,6 +89,19 @@ def read_messages(value: Any, unread: list[str]) -> list[Message]:
             else:
                 messages.append(message)
     return messages
+
+
+def _written(text: str, unread: list[str]) -> list[Message]:
+    """The messages of a request that is a text: the user's, or, as some tracers write it, all with their roles."""
+    if not _ROLE_LINE.match(text):
+        unread += ["requests that are damaged JSON"] if _DAMAGED.match(text) else []
+        return [{"role": "user", "content": text}] if text else []
+    unread.append("requests that their tracer wrote as one text")
+    _, *pieces = _ROLE_LINE.split(text)
+    return [
+        {"role": _ROLES.get(role, role), "content": content.strip()}
+        for role, content in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
 
 
 def system_messages(value: Any, unread: list[str]) -> list[Message]:
@@ -94,6 +116,7 @@ def read_reply(value: Any, unread: list[str]) -> Message:
     """The assistant's message of a response of any API, of a list of messages, or of a text; empty if there is none."""
     value = whole_reply(value_of(value), unread)
     if isinstance(value, str):
+        unread += ["replies that are damaged JSON"] if _DAMAGED.match(value) else []
         return {"role": "assistant", "content": value} if value else {}
     if isinstance(value, Mapping):
         for name in ("choices", "candidates", "generations", "output", "messages", "message", "content"):
@@ -143,7 +166,9 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 _MAX_TOKENS = 1 << 31
-_SCHEMAS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "args_schema")
+_SCHEMAS = (
+    "parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema", "args_schema",
+)  # fmt: skip
 
 
 def _role(message: Mapping[str, Any]) -> str:
@@ -163,6 +188,7 @@ def _joined(message: Mapping[str, Any], unread: list[str]) -> Iterator[Message]:
     for name in ("kwargs", "data", "message"):  # LangChain, OpenInference
         inner = message.get(name)
         message = {**message, **inner} if isinstance(inner, Mapping) else message
+    unread += [] if role in ("", "system", "user", "assistant", "tool") else ["messages with a role of their own"]
     parts = list(_parts_of(message, role, unread))
     results = [part for part in parts if part.kind == "result"]
     others = [part for part in parts if part.kind != "result"]
@@ -180,7 +206,7 @@ def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Itera
         if isinstance(thought := message.get(name), str) and thought:
             yield Part("thinking", thought)
             break
-    if message.get("type") in (*_CALLS, *_RESULTS, *_THOUGHTS):
+    if message.get("type") in (*_CALLS, *_RESULTS, *_THOUGHTS) or "toolName" in message:
         yield from _parts([message], unread)
         return
     content = first(message, "content", "contents", "parts")
@@ -222,7 +248,7 @@ def _part(part: Mapping[str, Any], unread: list[str]) -> Iterator[Part]:
     if kind in _THOUGHTS or part.get("thought") is True:
         text = first(part, "text", "thinking", "content", "summary") or ""
         yield Part("thinking", text if isinstance(text, str) else "".join(part.text for part in _parts(text, unread)))
-    elif kind in _CALLS or call:
+    elif kind in _CALLS or call or (kind is None and "toolName" in part):
         function = call if isinstance(call, Mapping) else part.get("function") or part
         call_id = first({**part, **function}, *_CALL_IDS, "id")
         arguments = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)

@@ -7,6 +7,7 @@ OpenLLMetry), OpenInference (Phoenix), Langfuse's and the AI SDK's own names.
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ _OUTPUT = (
     "langfuse.trace.output", "traceloop.entity.output", "mlflow.spanOutputs", "ai.response.text",
 )  # fmt: skip
 _TOOLS = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions", "ai.prompt.tools")
-_AGENT = ("gen_ai.agent.name", "agent.name", "graph.node.id", "traceloop.entity.name")
+_AGENT = ("gen_ai.agent.name", "agent.name", "agent_name", "graph.node.id", "traceloop.entity.name")
 _MODEL = (
     "gen_ai.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "gen_ai.response.model",
 )  # fmt: skip
@@ -59,6 +60,7 @@ _RESOURCES, _SCOPES, _PARTS = (
 )
 _OF_LOGS = {"timeUnixNano", "observedTimeUnixNano", "severityNumber", "severity_number", "eventName"}
 """Fields that spans do not have."""
+_TOOL_SPAN = re.compile(r"^(execute_tool |running tool: )")
 _DETAILS, _EVALUATION = "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result"
 
 
@@ -78,7 +80,7 @@ def split(record: Any, _: str, unread: Counter[str]) -> Iterator[tuple[str, Item
     kept = [part for part in parts if not _is_log(part) or _event_of(part).startswith("gen_ai.")]
     if others := len(parts) - len(kept):
         unread["log records that are no events of the GenAI conventions"] += others
-    yield from each(_read, kept, name, unread)
+    yield from each(read_span, kept, name, unread)
 
 
 def parts_in(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -122,7 +124,10 @@ def _lists(holder: Mapping[str, Any], name: str) -> list[Any]:
 def _of_json(span: Mapping[str, Any]) -> dict[str, Any]:
     context = span.get("context") or {}
     status = span.get("status") or {}
+    attributes = _attributes(span.get("attributes"))
     events = [(str(event.get("name")), _attributes(event.get("attributes"))) for event in span.get("events") or ()]
+    listed = value_of(attributes.get("events"))  # of Pydantic AI
+    events += [(str(event.get("event.name")), event) for event in listed] if isinstance(listed, list) else []
     code = str(status.get("code") or status.get("status_code") or span.get("status_code") or "")
     return {
         "trace": _id(span.get("traceId") or span.get("trace_id") or context.get("trace_id")),
@@ -133,8 +138,9 @@ def _of_json(span: Mapping[str, Any]) -> dict[str, Any]:
         "ended": seconds(span.get("endTimeUnixNano") or span.get("end_time_unix_nano") or span.get("end_time")),
         "failed": code.upper().removeprefix("STATUS_CODE_") in ("2", "ERROR"),
         "message": str(status.get("message") or status.get("description") or span.get("status_message") or ""),
-        "attributes": {"openinference.span.kind": span.get("span_kind"), **_attributes(span.get("attributes"))},
+        "attributes": {"openinference.span.kind": span.get("span_kind"), **attributes},
         "events": events,
+        "is_cut": bool(span.get("droppedAttributesCount") or span.get("dropped_attributes_count")),
     }
 
 
@@ -167,7 +173,8 @@ def _json_value(value: Any) -> Any:
     return None
 
 
-def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
+def read_span(span: Mapping[str, Any]) -> tuple[str, Item]:
+    """The trace and the item of a span, or of a log record, as OTLP's JSON or an SDK writes them."""
     is_log = _is_log(span)
     raw = _of_log(span) if is_log else _of_json(span)
     if not raw["trace"].strip("0"):
@@ -186,7 +193,8 @@ def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
             reply = {"role": "assistant", **said, **(value_of(said.get("message")) or {})}
         elif event.startswith("gen_ai.") and event.endswith(".message"):
             messages.append({"role": event.split(".")[1], **said})
-    kind = next((_KINDS[word] for name in _KIND if (word := str(attributes.get(name)).lower()) in _KINDS), "")
+    named = (str(attributes.get(name)).lower() for name in _KIND)
+    kind = next((_KINDS[word] for word in named if word in _KINDS), "agent" if "agent_name" in attributes else "")
     if raw["name"] == _EVALUATION:
         kind, scores = "score", _score(attributes)
     fields: dict[str, Any] = {
@@ -204,6 +212,7 @@ def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
     }
     asked, given = messages or _value(attributes, _INPUT), reply or _value(attributes, _OUTPUT)
     if kind == "llm":
+        unread_parts += ["attributes that are missing: their tracer's limit was reached"] if raw["is_cut"] else []
         usage = value_of(attributes.get("langfuse.observation.usage_details")) or {}
         finish = value_of(_value(attributes, _FINISH))
         calls = value_of(attributes.get("ai.response.toolCalls"))
@@ -223,7 +232,8 @@ def _read(span: Mapping[str, Any]) -> tuple[str, Item]:
         }
     elif kind == "tool":
         fields |= {
-            "agent": text_of(_value(attributes, ("gen_ai.tool.name", "tool.name", "ai.toolCall.name"))) or raw["name"],
+            "agent": text_of(_value(attributes, ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")))
+            or _TOOL_SPAN.sub("", raw["name"]),
             "input": _value(attributes, ("gen_ai.tool.call.arguments", "ai.toolCall.args", *_INPUT)),
             "output": _value(attributes, ("gen_ai.tool.call.result", "ai.toolCall.result", *_OUTPUT)),
             "call_id": text_of(_value(attributes, ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id"))),
@@ -271,12 +281,20 @@ def _as_list(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     values = {key: _as_list(value) for key, value in tree.items()}
-    return [values[key] for key in sorted(values, key=int)] if values and all(map(str.isdecimal, values)) else values
+    if not values or not all(map(str.isdecimal, values)):
+        return values
+    elements, expected = list[Any](), 0
+    for place in sorted(values, key=int):
+        elements += [values[place]] if int(place) == expected else [None, values[place]]  # None: some are missing
+        expected = int(place) + 1
+    return elements
 
 
 def _requested(attributes: Mapping[str, Any]) -> Any:
-    """The tools of a request that is kept as a whole."""
-    request = value_of(attributes.get("input.value"))
+    """The tools of a request that is kept as a whole, or of Pydantic AI's parameters of one."""
+    request, parameters = (value_of(attributes.get(name)) for name in ("input.value", "model_request_parameters"))
+    if isinstance(parameters, Mapping):
+        return [tool for name in ("function_tools", "output_tools") for tool in parameters.get(name) or ()]
     return request.get("tools") if isinstance(request, Mapping) else None
 
 

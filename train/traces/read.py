@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +27,7 @@ from groundwire.train.traces.masking import Masker
 from groundwire.train.traces.spans import rollout_of
 
 _CACHE_KB = 32 << 10
+_NO_TOOLS = "replies that call tools whose definitions were not recorded: their prompts lack them"
 
 
 class TraceError(UserError):
@@ -102,6 +103,8 @@ class Traces:
                     rollouts = list(filter(_has_calls, READERS[number].build(trace_id, items, self.unread)))
                     if not rollouts:
                         self.unread["traces without an LLM call"] += 1
+                    bare = sum(bool(call.reply.get("tool_calls")) for call in _without_tools(rollouts))
+                    self.unread.update({_NO_TOOLS: bare} if bare else {})
                     yield from rollouts
                 except UNREADABLE as error:
                     self.unread[f"traces of another form ({type(error).__name__})"] += 1
@@ -130,6 +133,12 @@ def _has_calls(rollout: Rollout) -> bool:
     return bool(rollout.calls)
 
 
+def _without_tools(rollouts: Iterable[Rollout]) -> Iterator[Any]:
+    """The calls that would be learned without any tools."""
+    calls = (call for rollout in rollouts for call in rollout.calls)
+    return (call for call in calls if not call.tools and not call.untrainable_reason)
+
+
 def _encoded(item: Any) -> bytes:
     try:
         return orjson.dumps(item)
@@ -146,7 +155,8 @@ def read_traces(*files: str | Path, mask: bool = True) -> Traces:
     found = [inner for path in paths for inner in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     found = [path for path in found if path in paths or (path.is_file() and not path.name.startswith("."))]
     if missing := next((path for path in found if not path.exists()), None):
-        raise TraceError(f"{missing} does not exist: give files of exported traces, or a folder of them")
+        pipe = "; standard input cannot be read twice: write it into a file" if str(missing) == "-" else ""
+        raise TraceError(f"{missing} does not exist{pipe}: give files of exported traces, or a folder of them")
     if not found:
         raise TraceError(f"{', '.join(map(str, paths)) or 'no argument'} has no file: give files of exported traces")
     return Traces(found, mask=mask)

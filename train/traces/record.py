@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import islice
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall
@@ -37,6 +38,8 @@ _FAILED = re.compile(
 
 _CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete"}
 """What APIs call the end of a reply that the limit of tokens ended, in small letters."""
+_CALLED = {"tool_calls", "function_call", "tool_use", "tool-calls"}
+"""What APIs call the end of a reply that calls tools."""
 _QUESTION = 10
 """Characters of the shortest input that, where it is in the first user turn, is the question in it."""
 _LAST = 1e11
@@ -79,8 +82,18 @@ class TracedCall(LLMCall):
             return f"failed with status {self.status}: {self.error}"
         if self.finish_reason.lower().removeprefix("finish_reason_") in _CUT_OFF:
             return "the limit of tokens ended the reply"
-        lost = "" if self._history[1] else "no request before the reply"
-        return self.unread or lost or ("" if self.reply_json else "no reply")
+        sent = (message["role"] for message in islice(*self._history) if message["role"] != "system")
+        reasons = (
+            self.unread,
+            "" if self._history[1] else "no request before the reply",
+            "" if self.reply_json else "no reply",
+            "the request lacks its beginning" if next(sent, "") == "tool" else "",
+            "the tool calls of the reply were not recorded" if self._lacks_calls() else "",
+        )
+        return next(filter(None, reasons), "")
+
+    def _lacks_calls(self) -> bool:
+        return self.finish_reason.lower() in _CALLED and not self.reply.get("tool_calls")
 
 
 def seconds(value: Any) -> float:

@@ -130,8 +130,6 @@ def rollout_of(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> It
         unread["LLM spans around another one of the same call"] += len(repeated)
     for reason in {reason for span in calls for reason in span.unread}:
         unread[reason] += sum(reason in span.unread for span in calls)
-    if bare := sum(bool(span.reply.get("tool_calls")) and not span.tools for span in calls):
-        unread["replies that call tools whose definitions were not recorded: their prompts lack them"] += bare
     if not calls:
         return
     root = next((span for span in spans if span.parent_id not in by_id and span.kind != "tool"), spans[0])
@@ -178,12 +176,13 @@ def _ancestors(span: TracerSpan, by_id: Mapping[str, TracerSpan]) -> Iterator[Tr
 
 
 def _repeated(spans: Sequence[TracerSpan], by_id: Mapping[str, TracerSpan]) -> set[int]:
-    """The spans of calls that others of the same call are about: the outer ones, or an inner one without messages."""
+    """The spans of calls that others of the same call are about: the outer ones, or an inner one that has less."""
     repeated = set()
     for span in spans:
         outer = next((parent for parent in _ancestors(span, by_id) if parent.kind == "llm"), None)
         if span.kind == "llm" and outer is not None:
-            repeated.add(id(outer if span.messages or not outer.messages else span))
+            has_less = not span.messages or (span.unread and not outer.unread)
+            repeated.add(id(span if has_less and outer.messages else outer))
     return repeated
 
 
@@ -225,13 +224,14 @@ def _tool_results(
     ids = {call_id for called in asked.values() for call_id in called}
     for span in (span for span in spans if span.kind == "tool"):
         name = span.agent or span.name
-        open_calls = asked.get((name, _compact(span.input))) or asked.get((name, "")) or [None]
-        call_id = span.call_id if span.call_id in ids else open_calls[0]
+        open_calls = asked.get((name, _compact(span.input))) or asked.get((name, "")) or ()
+        is_asked = span.call_id in ids or bool(open_calls)
+        call_id = span.call_id if span.call_id in ids else next(iter(open_calls), None)  # Google's calls have no ids
         for called in asked.values():
             if call_id in called:
                 called.remove(call_id)
         output = _said(span.output) or span.error
-        if call_id is not None:
+        if is_asked:
             results[call_id] = results.get(call_id, (output, True))[0] or output, not span.error
         else:
             further.append(

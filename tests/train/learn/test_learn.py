@@ -200,7 +200,7 @@ def test_calls_of_no_trained_agent_are_an_error_that_says_why(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("# My notes\n", "1 files that are neither JSON nor OTLP"), ("", "they are empty")]
+    ("text", "reason"), [("# My notes\n", "1 files that are neither JSON nor OTLP"), ("", "1 files that are empty")]
 )
 def test_a_file_without_traces_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str

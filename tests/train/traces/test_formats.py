@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -457,7 +458,7 @@ def test_two_agents_whose_calls_alternate_are_two_conversations(tmp_path: Path) 
     assert conversations == [first, second]
 
 
-def test_any_language_is_read_and_another_encoding_is_counted(tmp_path: Path) -> None:
+def test_any_language_is_read_also_in_utf_16_and_another_encoding_is_counted(tmp_path: Path) -> None:
     texts = ("北京今天天气怎么样？", "Wie ist das Wetter in Zürich?", "ما هو الطقس؟", "☔?")
     chats = [
         {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]} for text in texts
@@ -466,8 +467,8 @@ def test_any_language_is_read_and_another_encoding_is_counted(tmp_path: Path) ->
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(chat, ensure_ascii=False) for chat in chats), "utf-16")
     (tmp_path / "c.jsonl").write_bytes(json.dumps(chats[1], ensure_ascii=False).encode("latin-1") + b"\n")
     traces = read_traces(tmp_path)
-    assert [rollout.task["question"] for rollout in traces] == list(texts)
-    assert traces.unread == {"files that are neither JSON nor OTLP": 1, "lines that are no JSON": 1}
+    assert [rollout.task["question"] for rollout in traces] == [*texts, *texts]
+    assert traces.unread == {"lines that are no JSON": 1}
 
 
 def test_copied_and_joined_steps_of_a_trajectory_are_not_learned(tmp_path: Path) -> None:
@@ -520,3 +521,121 @@ def test_a_tool_has_all_that_a_request_says_of_it_in_its_order(tmp_path: Path) -
     line = {"messages": CHAT, "tools": [{"type": "function", "function": function}]}
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [line]))
     assert json.dumps(rollout.calls[0].tools) == json.dumps([{"type": "function", "function": function}])
+
+
+def as_the_page_of_a_trace(asked: Any, given: Any, **attributes: Any) -> dict[str, Any]:
+    """A call that reached Langfuse by OpenTelemetry, as the page of its trace downloads it."""
+    part = {"id": "g", "traceId": "t", "type": "GENERATION", "name": "chat m1", "startTime": at(1), "endTime": at(2)}
+    part |= {"input": asked if isinstance(asked, str) else json.dumps(asked), "output": json.dumps(given)}
+    part |= {"metadata": json.dumps({"attributes": attributes})}
+    trace = {"id": "t", "name": "run", "input": json.dumps("What is it?"), "output": json.dumps("sun"), "scores": []}
+    return {"trace": trace, "observations": [part]}
+
+
+def test_langfuse_has_the_tools_and_the_system_prompt_in_the_attributes_of_opentelemetry(tmp_path: Path) -> None:
+    kept = {"gen_ai.tool.definitions": json.dumps([TOOL]), "gen_ai.usage.input_tokens": "10"}
+    kept |= {"gen_ai.system_instructions": json.dumps([{"type": "text", "content": SYSTEM["content"]}])}
+    kept |= {"gen_ai.agent.name": "forecaster", "gen_ai.request.model": "m1"}
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [as_the_page_of_a_trace([ASKED], CALLING, **kept)]))
+    [call] = rollout.trainable_calls
+    assert [*call.messages, call.reply, *call.tools] == [SYSTEM, ASKED, CALLING, TOOL]
+    assert (call.agent, call.model, call.prompt_tokens) == ("forecaster", "m1", 10)
+    assert (rollout.task["question"], rollout.outcome.answer) == ("What is it?", "sun")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_table_of_langfuse_has_a_column_for_each_score(tmp_path: Path, form: str) -> None:
+    row = {
+        "id": "g",
+        "traceId": "t",
+        "type": "GENERATION",
+        "startTime": at(1),
+        "tags": ["x"],
+        "parentObservationId": "",
+    }
+    row |= {"input": [SYSTEM, ASKED], "output": [ANSWER], "right": [1, 0], "tone": ["kind"], "comments": []}
+    whole = {"id": "t", "timestamp": at(1), "bookmarked": False, "input": "x", "output": "y"}
+    if form == "jsonl":
+        write_lines(tmp_path / "t.jsonl", [row, whole])
+    else:
+        with open(tmp_path / "t.csv", "w", encoding="utf-8") as file:
+            table = csv.DictWriter(file, row, quoting=csv.QUOTE_ALL)
+            table.writeheader()
+            table.writerow({key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()})
+        write_lines(tmp_path / "traces.jsonl", [whole])
+    traces = read_traces(tmp_path)
+    [rollout] = traces
+    assert [*rollout.calls[0].messages, rollout.calls[0].reply] == [SYSTEM, ASKED, ANSWER]
+    assert rollout.outcome.reward_components == {"right": 0.5}
+    assert rollout.metadata["labels"] == {"tone": "kind"}
+    assert traces.unread == {"Langfuse traces without their observations: export observations": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "attributes", "reason"),
+    [
+        ("system: Be kind.\nuser: What?", {}, "requests that their tracer wrote as one text"),
+        (["role='user' content='What?'", "role='assistant'"], {}, "messages without roles"),
+        ([ASKED, {"role": "weather", "content": "sun"}], {}, "messages with a role of their own"),
+        ([{"role": "tool", "tool_call_id": "c", "content": "sun"}], {}, "the request lacks its beginning"),
+        (
+            None,
+            {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "What?", "gen_ai.prompt.2.content": "sun"},
+            "messages that are missing",
+        ),
+        (
+            [ASKED],
+            {"gen_ai.response.finish_reasons": '["tool_calls"]'},
+            "the tool calls of the reply were not recorded",
+        ),
+    ],
+)
+def test_a_request_or_a_reply_that_is_not_whole_is_not_learned(
+    tmp_path: Path, asked: Any, attributes: dict[str, Any], reason: str
+) -> None:
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [as_the_page_of_a_trace(asked, ANSWER, **attributes)]))
+    assert [call.untrainable_reason for call in rollout.calls] == [reason]
+
+
+def test_a_request_that_its_tracer_cut_off_is_not_learned(tmp_path: Path) -> None:
+    span = {"traceId": "a1", "spanId": "b1", "name": "chat", "startTimeUnixNano": 1e18}
+    text = json.dumps([SYSTEM, ASKED])
+    given = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps([ANSWER])}
+    cut = {**span, "attributes": {**given, "gen_ai.input.messages": text[:-20]}}
+    lost = {**span, "traceId": "a2", "droppedAttributesCount": 3}
+    lost |= {"attributes": {**given, "gen_ai.input.messages": text}}
+    rollouts = read_traces(write_lines(tmp_path / "t.jsonl", [cut, lost]))
+    assert [call.untrainable_reason for rollout in rollouts for call in rollout.calls] == [
+        "requests that are damaged JSON",
+        "attributes that are missing: their tracer's limit was reached",
+    ]
+
+
+def test_a_tool_whose_call_has_no_id_is_one_step(tmp_path: Path) -> None:
+    """As Google's."""
+    call = {"parts": [{"functionCall": {"name": "weather", "args": ARGUMENTS}}], "role": "model"}
+    [record] = [as_the_page_of_a_trace({"contents": [{"role": "user", "parts": [{"text": "What?"}]}]}, call)]
+    tool = {"id": "w", "traceId": "t", "type": "TOOL", "name": "execute_tool weather", "startTime": at(3)}
+    record["observations"].append({**tool, "input": json.dumps(ARGUMENTS), "output": "sun"})
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [record]))
+    steps = [step for step in rollout.outcome.steps if step["kind"] == "tool"]
+    assert [(step["agent"], step["output"]) for step in steps] == [("weather", "sun")]
+
+
+def test_calls_of_the_ai_sdk_and_tools_of_pydantic_ai_are_read(tmp_path: Path) -> None:
+    reply = [{"toolCallId": "c1", "toolName": "weather", "input": json.dumps(ARGUMENTS)}]
+    function = TOOL["function"]
+    tool = {"name": "weather", "description": function["description"], "parameters_json_schema": function["parameters"]}
+    parameters = {"model_request_parameters": json.dumps({"function_tools": [tool], "output_tools": []})}
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [as_the_page_of_a_trace([ASKED], reply, **parameters)]))
+    [call] = rollout.trainable_calls
+    assert (call.reply["tool_calls"][0]["function"]["name"], call.tools) == ("weather", [TOOL])
+
+
+def test_the_inner_span_of_a_call_counts_only_if_it_has_as_much(tmp_path: Path) -> None:
+    record = as_the_page_of_a_trace([SYSTEM, ASKED], ANSWER)
+    [outer] = record["observations"]
+    inner = {**outer, "id": "i", "parentObservationId": "g", "input": "system: Be kind.\nuser: What?", "output": "None"}
+    record["observations"].append(inner)
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [record]))
+    assert [call.reply for call in rollout.trainable_calls] == [ANSWER]

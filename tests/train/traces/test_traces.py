@@ -253,7 +253,7 @@ def test_a_tool_that_failed_is_said(tmp_path: Path) -> None:
 def test_a_cut_file_loses_its_last_record_alone(tmp_path: Path) -> None:
     text = "".join(json.dumps({"messages": CHAT, "tools": [TOOL]}) + "\n" for _ in range(3))
     (tmp_path / "cut.jsonl").write_text(text[:-40])
-    (tmp_path / "cut.json").write_text(json.dumps([{"messages": CHAT}] * 3)[:-40])
+    (tmp_path / "cut.json").write_text(json.dumps([{"messages": CHAT, "tools": [TOOL]}] * 3)[:-40])
     (tmp_path / "cut.gz").write_bytes(gzip.compress(text.encode() * 99, mtime=0)[:-40])
     for name in ("cut.jsonl", "cut.json"):
         traces = read_traces(tmp_path / name)
@@ -265,7 +265,8 @@ def test_a_cut_file_loses_its_last_record_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_loses_itself_alone(tmp_path: Path) -> None:
-    lines = [json.dumps({"messages": CHAT}), '{"messages": [', "not JSON", json.dumps({"messages": CHAT})]
+    chat = json.dumps({"messages": CHAT, "tools": [TOOL]})
+    lines = [chat, '{"messages": [', "not JSON", "\0\0" + chat]  # as a log that was cut while it was written
     (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
     traces = read_traces(tmp_path / "t.jsonl")
     assert len(list(traces)) == 2
