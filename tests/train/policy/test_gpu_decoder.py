@@ -12,8 +12,6 @@ import torch
 from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from groundwire.train.policy.decoding import decoder as on_cpu
-from groundwire.train.policy.decoding import gpu_decoder as on_gpu
 from groundwire.train.policy.decoding.decoder import Decoder
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.engine import LocalEngine
@@ -85,8 +83,8 @@ def test_the_kernel_attends_as_a_mask_does(
     q = torch.randn(rows, count, heads, width, device="cuda", dtype=dtype)
     cache = torch.randn(2, rows + 2, kv_heads, length, width, device="cuda", dtype=dtype)
     positions = torch.randint(0, length - count, (rows, 1), device="cuda") + torch.arange(count, device="cuda")
-    mask = on_cpu.visible(positions, length, heads // kv_heads, dtype)
-    difference = on_gpu.attend(q, cache, positions.contiguous()) - on_cpu.attend(q, cache, mask)
+    mask = Decoder.visible(positions, length, heads // kv_heads, dtype)
+    difference = GPUDecoder.attend(q, cache, positions.contiguous()) - Decoder.attend(q, cache, mask)
     assert difference.abs().max() < (2e-5 if dtype == torch.float32 else 0.02)
 
 
@@ -106,13 +104,13 @@ def test_the_fused_kernels_compute_what_torch_does(
     positions = (torch.randint(0, 40 - count, (rows, 1)) + torch.arange(count)).contiguous()
     norms = torch.randn(2, width) if normed else torch.empty(0)
     results = []
-    for device, ops in (("cpu", on_cpu), ("cuda", on_gpu)):
+    for device, kind in (("cpu", Decoder), ("cuda", GPUDecoder)):
         cache = torch.zeros(2, rows + 2, kv_heads, 40, width, device=device, dtype=dtype)
         given = [tensor.to(device) for tensor in (x, change.to(dtype), weight)]
-        total, after = ops.add_and_normalize(*given, 1e-5, dtype)
+        total, after = kind.add_and_normalize(*given, 1e-5, dtype)
         tables = [tensor.to(device) for tensor in (qkv, positions, rotary, norms)]
-        queries = ops.rotate_and_store(*tables, 1e-5, cache)
-        results.append([total, after, queries, cache, ops.gate(given[1])])
+        queries = kind.rotate_and_store(*tables, 1e-5, cache)
+        results.append([total, after, queries, cache, kind.gate(given[1])])
     for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype
         difference = (one - other.cpu()).abs().max() / one.abs().max()

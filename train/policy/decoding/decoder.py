@@ -23,100 +23,6 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that :class:`Decoder` computes, with full attention."""
 
 
-def visible(positions: Tensor, span: int, groups: int, dtype: torch.dtype) -> Tensor:
-    """What :func:`attend` needs to know of ``positions``: 0 for a key that a query attends to, else minus infinity.
-
-    A float mask: the CPU kernel would convert a boolean one in every layer.
-    """
-    hidden = torch.arange(span, device=positions.device) > positions.unsqueeze(-1)
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -float("inf"))
-    return mask.unsqueeze(1) if groups == 1 else mask.unsqueeze(1).repeat(1, 1, groups, 1)
-
-
-def add_and_normalize(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """``x + change``, and its RMS norm with ``weight`` in ``dtype``; both ``[tokens, width]``."""
-    if change is not None:
-        x = x + change
-    return x, F.rms_norm(x, [x.shape[1]], weight, eps).to(dtype)
-
-
-def rotate_and_store(
-    qkv: Tensor, positions: Tensor, rotary: Tensor, norms: Tensor, eps: float, cache: Tensor
-) -> Tensor:
-    """Rotate queries and keys to their positions, write keys and values into the cache, and return the queries.
-
-    Args:
-        qkv: queries, keys and values after each other, ``[rows, steps, heads + 2 key heads, width]``, contiguous.
-        positions: int64 ``[rows, steps]``, contiguous.
-        rotary: cosines and sines, float32 ``[2, all positions, width]``.
-        norms: the weights ``[2, width]`` of the RMS norms of queries and of keys (Qwen 3), with ``eps``, or empty.
-        cache: a layer's keys and values, ``[2, rows or more, key heads, length, width]``.
-    """
-    rows, width, kv_heads = qkv.shape[0], qkv.shape[3], cache.shape[2]
-    qk, v = qkv[:, :, :-kv_heads].to(rotary.dtype), qkv[:, :, -kv_heads:]
-    if norms.numel() > 0:
-        q, k = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
-        qk = torch.cat([F.rms_norm(q, [width], norms[0], eps), F.rms_norm(k, [width], norms[1], eps)], 2)
-    turned = torch.cat([-qk[..., width // 2 :], qk[..., : width // 2]], -1)
-    qk = (qk * rotary[0][positions].unsqueeze(2) + turned * rotary[1][positions].unsqueeze(2)).to(cache.dtype)
-    place = (torch.arange(rows, device=qkv.device).unsqueeze(1), positions)
-    cache[0].transpose(1, 2).index_put_(place, qk[:, :, -kv_heads:])
-    cache[1].transpose(1, 2).index_put_(place, v)
-    return qk[:, :, :-kv_heads]
-
-
-def attend(query: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
-    """The attention of each query to the keys of its row at positions up to its own, in the queries' dtype.
-
-    ``query`` and the result are ``[rows, steps, heads, width]``, ``mask`` is from :func:`visible`.
-    """
-    rows, steps, heads, width = query.shape
-    kv_heads, span = cache.shape[2], mask.shape[3]
-    # Query heads that share a key head become further queries, so keys and values are not repeated in memory.
-    q = query.view(rows, steps, kv_heads, -1, width).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, width)
-    o = F.scaled_dot_product_attention(q, cache[0, :rows, :, :span], cache[1, :rows, :, :span], attn_mask=mask)
-    return o.view(rows, kv_heads, -1, steps, width).permute(0, 3, 1, 2, 4).reshape(rows, steps, heads, width)
-
-
-def gate(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of ``[tokens, 2 width]``, times the second half."""
-    first, second = gate_up.chunk(2, -1)
-    return F.silu(first) * second
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(x, weight, bias if bias.numel() > 0 else None)
-
-
-def make_forward(visible: Any, add_and_normalize: Any, rotate_and_store: Any, attend: Any, gate: Any) -> Any:
-    """The forward pass. The functions compute what a layer has beside its matrix products."""
-
-    def forward(
-        ids: Tensor, positions: Tensor, last: Tensor, span: int, cache: Tensor, weights: list[list[Tensor]], eps: float
-    ) -> Tensor:
-        (batch, steps), (_, _, _, kv_heads, _, head) = ids.shape, cache.shape
-        embedding, norm, output, rotary = weights[0]
-        heads = weights[1][1].shape[0] // head  # of queries, keys and values
-        seen = visible(positions, span, heads // kv_heads - 2, cache.dtype)
-        x = embedding[ids.flatten()]
-        change: Tensor | None = None
-        for i, layer in enumerate(weights[1:]):
-            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, norms = layer
-            x, h = add_and_normalize(x, change, norm1, eps, wqkv.dtype)
-            qkv = _linear(h, wqkv, bqkv).view(batch, steps, heads, head)
-            query = rotate_and_store(qkv, positions, rotary, norms, eps, cache[:, i])
-            o = attend(query, cache[:, i], seen).reshape(batch * steps, -1)
-            x, h = add_and_normalize(x, _linear(o, wo, bo), norm2, eps, wgu.dtype)
-            change = _linear(gate(_linear(h, wgu, bgu)), wd, bd)
-        assert change is not None
-        last = torch.arange(batch, device=ids.device) * steps + last
-        return F.linear(add_and_normalize(x[last], change[last], norm, eps, output.dtype)[1], output)
-
-    return forward
-
-
 class Decoder:
     """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
 
@@ -131,7 +37,6 @@ class Decoder:
     """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
     prefix_cache_tokens = 32768
     """Tokens of earlier prompts that are worth keeping."""
-    _forward = staticmethod(make_forward(visible, add_and_normalize, rotate_and_store, attend, gate))
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
         self.products = torch.bfloat16 if bf16 else None
@@ -214,7 +119,92 @@ class Decoder:
 
         Returns ``[rows, vocabulary]``, in the products' type.
         """
-        return self._forward(ids, positions, last, span, cache[:, :, first_row:], self.weights, self.eps)
+        (batch, steps), cache = ids.shape, cache[:, :, first_row:]
+        embedding, norm, output, rotary = self.weights[0]
+        heads = self.weights[1][1].shape[0] // self.head  # of queries, keys and values
+        seen = self.visible(positions, span, heads // self.kv_heads - 2, cache.dtype)
+        x = embedding[ids.flatten()]
+        change: Tensor | None = None
+        for i, layer in enumerate(self.weights[1:]):
+            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, norms = layer
+            x, h = self.add_and_normalize(x, change, norm1, self.eps, wqkv.dtype)
+            qkv = _linear(h, wqkv, bqkv).view(batch, steps, heads, self.head)
+            query = self.rotate_and_store(qkv, positions, rotary, norms, self.eps, cache[:, i])
+            o = self.attend(query, cache[:, i], seen).reshape(batch * steps, -1)
+            x, h = self.add_and_normalize(x, _linear(o, wo, bo), norm2, self.eps, wgu.dtype)
+            change = _linear(self.gate(_linear(h, wgu, bgu)), wd, bd)
+        assert change is not None
+        last = torch.arange(batch, device=ids.device) * steps + last
+        return F.linear(self.add_and_normalize(x[last], change[last], norm, self.eps, output.dtype)[1], output)
+
+    # What a layer computes beside its matrix products.
+
+    @staticmethod
+    def visible(positions: Tensor, span: int, groups: int, dtype: torch.dtype) -> Tensor:
+        """What :meth:`attend` needs to know of ``positions``: 0 for a key that a query attends to, else minus infinity.
+
+        A float mask: the CPU kernel would convert a boolean one in every layer.
+        """
+        hidden = torch.arange(span, device=positions.device) > positions.unsqueeze(-1)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -float("inf"))
+        return mask.unsqueeze(1) if groups == 1 else mask.unsqueeze(1).repeat(1, 1, groups, 1)
+
+    @staticmethod
+    def add_and_normalize(
+        x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """``x + change``, and its RMS norm with ``weight`` in ``dtype``; both ``[tokens, width]``."""
+        if change is not None:
+            x = x + change
+        return x, F.rms_norm(x, [x.shape[1]], weight, eps).to(dtype)
+
+    @staticmethod
+    def rotate_and_store(
+        qkv: Tensor, positions: Tensor, rotary: Tensor, norms: Tensor, eps: float, cache: Tensor
+    ) -> Tensor:
+        """Rotate queries and keys to their positions, write keys and values into the cache, and return the queries.
+
+        Args:
+            qkv: queries, keys and values after each other, ``[rows, steps, heads + 2 key heads, width]``, contiguous.
+            positions: int64 ``[rows, steps]``, contiguous.
+            rotary: cosines and sines, float32 ``[2, all positions, width]``.
+            norms: the weights ``[2, width]`` of the RMS norms of queries and of keys (Qwen 3), with ``eps``, or empty.
+            cache: a layer's keys and values, ``[2, rows or more, key heads, length, width]``.
+        """
+        rows, width, kv_heads = qkv.shape[0], qkv.shape[3], cache.shape[2]
+        qk, v = qkv[:, :, :-kv_heads].to(rotary.dtype), qkv[:, :, -kv_heads:]
+        if norms.numel() > 0:
+            q, k = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
+            qk = torch.cat([F.rms_norm(q, [width], norms[0], eps), F.rms_norm(k, [width], norms[1], eps)], 2)
+        turned = torch.cat([-qk[..., width // 2 :], qk[..., : width // 2]], -1)
+        qk = (qk * rotary[0][positions].unsqueeze(2) + turned * rotary[1][positions].unsqueeze(2)).to(cache.dtype)
+        place = (torch.arange(rows, device=qkv.device).unsqueeze(1), positions)
+        cache[0].transpose(1, 2).index_put_(place, qk[:, :, -kv_heads:])
+        cache[1].transpose(1, 2).index_put_(place, v)
+        return qk[:, :, :-kv_heads]
+
+    @staticmethod
+    def attend(query: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+        """The attention of each query to the keys of its row at positions up to its own, in the queries' dtype.
+
+        ``query`` and the result are ``[rows, steps, heads, width]``, ``mask`` is from :meth:`visible`.
+        """
+        rows, steps, heads, width = query.shape
+        kv_heads, span = cache.shape[2], mask.shape[3]
+        # Query heads that share a key head become further queries, so keys and values are not repeated in memory.
+        q = query.view(rows, steps, kv_heads, -1, width).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, width)
+        o = F.scaled_dot_product_attention(q, cache[0, :rows, :, :span], cache[1, :rows, :, :span], attn_mask=mask)
+        return o.view(rows, kv_heads, -1, steps, width).permute(0, 3, 1, 2, 4).reshape(rows, steps, heads, width)
+
+    @staticmethod
+    def gate(gate_up: Tensor) -> Tensor:
+        """SiLU of the first half of ``[tokens, 2 width]``, times the second half."""
+        first, second = gate_up.chunk(2, -1)
+        return F.silu(first) * second
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias if bias.numel() > 0 else None)
 
 
 def make_decoder(model: Any, *, max_positions: int, bf16: bool) -> Decoder:

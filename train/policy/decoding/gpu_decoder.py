@@ -3,93 +3,30 @@
 A decode step of a small model is hundreds of short kernels, and starting them from Python takes longer than they run. A
 CUDA graph starts them at once. A graph is recorded for each power of two of rows, over fixed inputs and the cache.
 
-What a layer computes beside its matrix products is one kernel each: they compute what the functions of the same names
-in :mod:`groundwire.train.policy.decoding.decoder` do. Sums and norms are computed in float32; results for matrix
-products, attention and the cache have the type of these. Each row of the cache has its own length, and keys are read up
-to their query's position, so a batch of short and long rows needs neither padding nor a mask in memory. One kernel
-computes prefill (many queries a row) and decoding (one), with the online softmax of FlashAttention (Dao et al. 2022,
-arXiv:2205.14135).
+What a layer computes beside its matrix products is one kernel each: they compute what the methods of the same names
+of :class:`.Decoder` do. Sums and norms are computed in float32; results for matrix products, attention and the cache
+have the type of these. Each row of the cache has its own length, and keys are read up to their query's position, so a
+batch of short and long rows needs neither padding nor a mask in memory. One kernel computes prefill (many queries a
+row) and decoding (one), with the online softmax of FlashAttention (Dao et al. 2022, arXiv:2205.14135).
 """
 
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from groundwire.train.policy.decoding.decoder import Decoder, make_forward
+from groundwire.train.policy.decoding.decoder import Decoder
+
+if torch.cuda.is_available() and find_spec("triton"):  # the settings of the class are read without a GPU, too
+    from groundwire.train.policy.decoding import _triton
 
 _GATE_BLOCK = 1024
-"""Results that one program of :func:`gate` computes."""
-
-
-def visible(positions: Tensor, _span: int, _groups: int, _dtype: torch.dtype) -> Tensor:
-    """What :func:`attend` needs to know: the positions."""
-    return positions
-
-
-def add_and_normalize(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """``x`` and its sums are float32."""
-    from groundwire.train.policy.decoding import _triton
-
-    tokens, width = x.shape
-    total, normed = x if change is None else torch.empty_like(x), torch.empty_like(x, dtype=dtype)
-    _triton.add_and_normalize[(tokens,)](
-        x, x if change is None else change, weight, total, normed, eps,
-        WIDTH=width, BLOCK=_triton.next_power_of_2(width), ADD=change is not None,
-    )  # fmt: skip
-    return total, normed
-
-
-def rotate_and_store(
-    qkv: Tensor, positions: Tensor, rotary: Tensor, norms: Tensor, eps: float, cache: Tensor
-) -> Tensor:
-    """The queries are contiguous."""
-    from groundwire.train.policy.decoding import _triton
-
-    rows, steps, all_heads, width = qkv.shape
-    kv_heads = cache.shape[2]
-    heads = all_heads - 2 * kv_heads
-    queries = qkv.new_empty(rows, steps, heads, width)
-    has_norms = norms.numel() > 0
-    _triton.rotate_and_store[(rows * steps, all_heads)](
-        qkv, positions, *rotary, *(norms if has_norms else rotary), eps, queries, *cache, steps, *cache.stride()[1:4],
-        HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, BLOCK=_triton.next_power_of_2(width // 2), NORM=has_norms,
-    )  # fmt: skip
-    return queries
-
-
-def gate(gate_up: Tensor) -> Tensor:
-    """In one kernel."""
-    from groundwire.train.policy.decoding import _triton
-
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    result = gate_up.new_empty(tokens, width)
-    _triton.gate[(tokens, _triton.cdiv(width, _GATE_BLOCK))](gate_up, result, WIDTH=width, BLOCK=_GATE_BLOCK)
-    return result
-
-
-def attend(query: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
-    """``query`` is contiguous, and so are ``positions`` [rows, steps]."""
-    from groundwire.train.policy.decoding import _triton
-
-    rows, steps, heads, width = query.shape
-    kv_heads = cache.shape[2]
-    groups = heads // kv_heads
-    output = torch.empty_like(query)
-    # 16 queries are the least that a matrix product takes.
-    queries = min(64, max(16, _triton.next_power_of_2(steps * groups)))
-    _triton.attend[(_triton.cdiv(steps * groups, queries), rows * kv_heads)](
-        query, *cache, positions, output, steps, *query.stride()[:3], *cache.stride()[1:4], width**-0.5,
-        KV_HEADS=kv_heads, GROUPS=groups, HEAD=width, WIDTH=max(16, _triton.next_power_of_2(width)),
-        QUERIES=queries, KEYS=64 if query.element_size() == 2 else 32,
-    )  # fmt: skip
-    return output
+"""Results that one program of :meth:`GPUDecoder.gate` computes."""
 
 
 class _RecordedStep(NamedTuple):
@@ -107,7 +44,6 @@ class GPUDecoder(Decoder):
 
     prefill_tokens = 32768
     prefix_cache_tokens = 131072
-    _forward = staticmethod(make_forward(visible, add_and_normalize, rotate_and_store, attend, gate))
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
         self._steps: dict[int, _RecordedStep] = {}
@@ -158,3 +94,62 @@ class GPUDecoder(Decoder):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = compute()
         return _RecordedStep(ids, positions, last, graph, output)
+
+    @staticmethod
+    def visible(positions: Tensor, _span: int, _groups: int, _dtype: torch.dtype) -> Tensor:
+        """What :meth:`attend` needs to know: the positions."""
+        return positions
+
+    @staticmethod
+    def add_and_normalize(
+        x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """``x`` and its sums are float32."""
+        tokens, width = x.shape
+        total, normed = x if change is None else torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+        _triton.add_and_normalize[(tokens,)](
+            x, x if change is None else change, weight, total, normed, eps,
+            WIDTH=width, BLOCK=_triton.next_power_of_2(width), ADD=change is not None,
+        )  # fmt: skip
+        return total, normed
+
+    @staticmethod
+    def rotate_and_store(
+        qkv: Tensor, positions: Tensor, rotary: Tensor, norms: Tensor, eps: float, cache: Tensor
+    ) -> Tensor:
+        """The queries are contiguous."""
+        rows, steps, all_heads, width = qkv.shape
+        kv_heads = cache.shape[2]
+        heads = all_heads - 2 * kv_heads
+        queries = qkv.new_empty(rows, steps, heads, width)
+        has_norms = norms.numel() > 0
+        _triton.rotate_and_store[(rows * steps, all_heads)](
+            qkv, positions, *rotary, *(norms if has_norms else rotary), eps, queries, *cache, steps,
+            *cache.stride()[1:4], HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2,
+            BLOCK=_triton.next_power_of_2(width // 2), NORM=has_norms,
+        )  # fmt: skip
+        return queries
+
+    @staticmethod
+    def gate(gate_up: Tensor) -> Tensor:
+        """In one kernel."""
+        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        result = gate_up.new_empty(tokens, width)
+        _triton.gate[(tokens, _triton.cdiv(width, _GATE_BLOCK))](gate_up, result, WIDTH=width, BLOCK=_GATE_BLOCK)
+        return result
+
+    @staticmethod
+    def attend(query: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
+        """``query`` is contiguous, and so are ``positions`` [rows, steps]."""
+        rows, steps, heads, width = query.shape
+        kv_heads = cache.shape[2]
+        groups = heads // kv_heads
+        output = torch.empty_like(query)
+        # 16 queries are the least that a matrix product takes.
+        queries = min(64, max(16, _triton.next_power_of_2(steps * groups)))
+        _triton.attend[(_triton.cdiv(steps * groups, queries), rows * kv_heads)](
+            query, *cache, positions, output, steps, *query.stride()[:3], *cache.stride()[1:4], width**-0.5,
+            KV_HEADS=kv_heads, GROUPS=groups, HEAD=width, WIDTH=max(16, _triton.next_power_of_2(width)),
+            QUERIES=queries, KEYS=64 if query.element_size() == 2 else 32,
+        )  # fmt: skip
+        return output
