@@ -20,7 +20,7 @@ from benchmarks._results import record
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.grammar import calls_and_json
-from groundwire.train.policy.model import count_parameters, load_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.types import Sampling
 
 PROMPT_TOKENS, REPLY_TOKENS, GROUP_SIZE = 150, 20, 8
@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit(f"no folder {path}")
     model, tokenizer = load_policy(path)
     vocabulary = len(tokenizer) - 16
-    print(f"{count_parameters(model) / 1e6:.2f} M parameters, {len(tokenizer)} ids, torch {torch.__version__}")
+    print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(tokenizer)} ids, torch {torch.__version__}")
     print(f"{PROMPT_TOKENS} prompt tokens in groups of {GROUP_SIZE}, {REPLY_TOKENS} sampled tokens each; tokens/s\n")
     print(f"{'':28}" + "".join(f"{f'batch {size}':>10}" for size in SIZES))
     rng = random.Random(1)

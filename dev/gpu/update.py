@@ -23,8 +23,9 @@ from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.speed import peak_flops
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.grpo import GRPO, GRPOConfig
-from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.local.packing import Row, pack, packed_logits
 from groundwire.train.policy.attention import TREE
+from groundwire.train.sft.data.examples import Example
 from groundwire.train.store.rollout import Outcome, Rollout
 
 
@@ -138,10 +139,10 @@ def differences(shape: str, batch: list[TrainingGroup]) -> dict[str, float]:
     for trajectory in found:
         groups.setdefault(tuple(trajectory.prompt_ids), []).append(trajectory)
     rows = [
-        (members[0].prompt_ids, [(each.response_ids, [1] * len(each.response_ids)) for each in members])
+        Row(members[0].prompt_ids, [Example(each.prompt_ids, each.response_ids) for each in members])
         for members in groups.values()
     ]
-    packed = to_device(pack(rows, one_row=True), "cuda")
+    packed = pack(rows, one_row=True, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         logits = packed_logits(model, packed)
     tree = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]

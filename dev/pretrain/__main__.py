@@ -33,7 +33,6 @@ def main(
             import torch
 
             from dev.pretrain.training import STEPS, accuracy, pretrain
-            from groundwire.train.policy.model import count_parameters
             from groundwire.train.policy.pretrained.model_files import save_policy
         out.mkdir(parents=True, exist_ok=True)  # an unusable folder is an error now, not after training
         torch.set_num_threads(threads)
@@ -44,7 +43,7 @@ def main(
         if card.is_file() and card.parent.resolve() != out.resolve():
             shutil.copy(card, out)
         tasks = get("spider").load().validation
-        typer.echo(f"{out}: {count_parameters(model):,} parameters, {len(tokenizer):,} token ids")
+        typer.echo(f"{out}: {model.num_parameters():,} parameters, {len(tokenizer):,} token ids")
         for temperature in (0.0, 1.0):
             with spinner("measuring its first queries"):
                 scores = accuracy(model, tokenizer, tasks, temperature=temperature)

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +31,7 @@ from dev.spider_data.lexicon import FAMILIAR_SUBJECTS
 from dev.spider_data.questions import MIX, GeneratedQuestion, write_question
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.train.local.packing import Branch
+from groundwire.train.local.packing import Row
 
 __all__ = ["Stage", "dialogues", "encode", "prompt", "query_result"]
 
@@ -89,19 +90,27 @@ def prompt(schema: str, user: str) -> tuple[str, str]:
     return system_turn(prompts.write("system", schema)), user_turn(user)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
-    """Sequences for :func:`groundwire.train.local.packing.pack`: replies are targets, the rest is context."""
+class _Tokens(NamedTuple):
+    """A dialogue after its prompt; the mask is 1 for tokens of replies."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[Row]:
+    """Rows for :func:`groundwire.train.local.packing.pack`: replies are targets, the rest is context."""
     ids = iter(tokenizer([text for item in items for text in item.texts()])["input_ids"])
-    sequences: list[tuple[list[int], list[Branch]]] = []
+    rows: list[Row] = []
     for item in items:
-        prefix = next(ids)
-        branches: list[Branch] = []
+        row = Row(next(ids), [])
         for dialogue in item.dialogues:
             segments = [(next(ids), is_reply) for _, is_reply in dialogue]
             mask = [int(is_reply) for tokens, is_reply in segments for _ in tokens]
-            branches.append(([token for tokens, _ in segments for token in tokens], mask))
-        sequences.append((prefix, branches))
-    return sequences
+            tokens = [token for segment, _ in segments for token in segment]
+            row.items.append(_Tokens(row.prefix, tokens, mask))
+        rows.append(row)
+    return rows
 
 
 def _asked(rng: random.Random, stage: Stage, database: Database) -> Asked:

@@ -30,7 +30,7 @@ from groundwire.adapters.sql_agents.prompts import extract_sql, write
 from groundwire.domains import Task
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
-from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.local.packing import pack, packed_logits
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
@@ -96,7 +96,7 @@ def pretrain(
     optimizers = _optimizers(model)
     model.train()
     for step, batch in enumerate(itertools.islice(_corpus(seed), STEPS)):
-        packed = to_device(pack(encode(tokenizer, batch)), device)
+        packed = pack(encode(tokenizer, batch), device=device)
         loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -31,6 +31,8 @@ Loss = Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 _MAX_LOG_RATIO = 20.0
+_CLIP_LOW, _CLIP_DUAL = 0.2, 3.0
+"""The second: a token's loss is at most this many times its negative advantage."""
 _MAX_DIFFERENCE = 0.004
 """Mean absolute difference of the sampled tokens' probabilities. vLLM and the actor differ by 0.001 to 0.002 with the
 same weights in bfloat16, which rounds by up to 2**-8 = 0.004 of a value: a larger mean is more than rounding."""
@@ -59,9 +61,7 @@ def clipped_policy_loss(
     weights: Tensor,
     *,
     sequences: Tensor | None = None,
-    clip_low: float = 0.2,
     clip_high: float = 0.3,
-    clip_dual: float = 3.0,
 ) -> tuple[Tensor, dict[str, float]]:
     """The sum of the trained tokens' clipped losses times ``weights``. All tensors are [M], of M > 0 tokens.
 
@@ -80,10 +80,10 @@ def clipped_policy_loss(
         sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequences, log_ratio.detach())
         ratio = ((sums / lengths)[sequences] + logprobs - logprobs.detach()).exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    clipped = -advantages * ratio.clamp(1 - _CLIP_LOW, 1 + clip_high)
     losses = torch.maximum(unclipped, clipped)
     if sequences is None:
-        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * clip_dual), losses)
+        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * _CLIP_DUAL), losses)
     with torch.no_grad():
         metrics = {
             "clip_fraction": float((clipped > unclipped).to(ratio.dtype).mean()),

@@ -43,7 +43,7 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.grpo import GRPO, GRPOConfig
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import all_threads, check_device, count_parameters, fitting_length, load_policy
+from groundwire.train.policy.model import all_threads, check_device, fitting_length, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.agent_view import AgentView
@@ -167,7 +167,7 @@ class Attacker:
             raise RewardError("no task fits into the model's context")
         longest = max(map(len, self._prompts.values())) + _MAX_TOKENS
         engine = LocalEngine(self._model, self._tokenizer, max_model_len=longest, max_batch=_TASKS * _GROUP)
-        rate = rl_learning_rate(count_parameters(self._model))
+        rate = rl_learning_rate(self._model.num_parameters())
         config = RunConfig(loss="dr-grpo", learning_rate=rate, temperature=_TEMPERATURE, max_tokens=_MAX_TOKENS)
         settings, constraints = GRPOConfig.from_settings(config), Constraints(self._model, self._tokenizer)
         grpo = GRPO(self._model, settings, seed=self._seed, constraints=constraints)

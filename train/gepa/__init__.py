@@ -16,8 +16,6 @@ from groundwire.train.job.job import Job
 from groundwire.train.job.prepare import relative_path
 from groundwire.train.job.trainer import Trainer
 
-__all__ = ["PROMPTS", "PromptTraining"]
-
 PROMPTS = "prompts.json"
 """The file of a run with its best prompts, for ``--prompts``."""
 
@@ -29,7 +27,6 @@ class PromptTraining(Trainer):
     takes_endpoint = True
 
     def check(self, job: Job) -> None:
-        """Raise :class:`ConfigError` if the package or a reflection model is missing."""
         config = job.config
         if importlib.util.find_spec("gepa") is None:
             raise ConfigError("--trainer gepa: its package is not installed: pip install -e '.[gepa]' in a clone")
@@ -40,7 +37,6 @@ class PromptTraining(Trainer):
             )
 
     def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
-        """Optimise until the budget is used."""
         with spinner("starting"), fast_import():
             from groundwire.train.gepa.trainer import PromptTrainer
         PromptTrainer(job, run=run, callback=callback).train()
@@ -50,7 +46,6 @@ class PromptTraining(Trainer):
         return 1
 
     def result(self, run: RunDir) -> str:
-        """Where the best prompts are."""
         return f"the best prompts are in {relative_path(run.path)}/{PROMPTS}"
 
     def nothing_left(self, config: RunConfig, run: RunDir) -> str:

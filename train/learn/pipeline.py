@@ -40,7 +40,7 @@ from groundwire.train.job.trainer import default_trainer
 from groundwire.train.learn.best_of_n import write_best
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
 from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
+from groundwire.train.policy.pretrained.model_settings import read_tokenizer
 from groundwire.train.traces.read import read_traces
 from groundwire.train.traces.tasks import write_tasks
 

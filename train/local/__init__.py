@@ -18,8 +18,6 @@ from groundwire.train.job.job import Job
 from groundwire.train.job.trainer import Trainer, TrainingError
 from groundwire.train.policy.errors import EngineError
 
-__all__ = ["LocalTraining"]
-
 
 class LocalTraining(Trainer):
     """``--trainer local``."""
@@ -38,7 +36,6 @@ class LocalTraining(Trainer):
             check_host(job.config)
 
     def train(self, job: Job, run: RunDir, callback: Any, shutdown: GracefulShutdown) -> None:
-        """Run the remaining steps."""
         with spinner("starting"), fast_import():
             from groundwire.train.local.trainer import LocalTrainer
         with ExitStack() as stack:  # a trainer that fails leaves no engine on the GPU
@@ -64,7 +61,6 @@ class LocalTraining(Trainer):
         return message
 
     def plan_memory(self, config: RunConfig, available: int) -> tuple[MemoryPlan, Mapping[str, Any]]:
-        """The memory of a run on a GPU."""
         from groundwire.train.local.memory_plan import plan_run
 
         return plan_run(config, available), {}

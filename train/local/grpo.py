@@ -42,7 +42,6 @@ from groundwire.train.local.packing import (
     make_rows,
     pack,
     packed_hidden,
-    to_device,
 )
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.constraint import Constraints
@@ -59,13 +58,9 @@ class GRPOConfig:
     warmup_steps: int = 5
     total_steps: int = 0
     """The length of a falling schedule."""
-    weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     loss: Loss = "token-mean"
-    clip_low: float = 0.2
     clip_high: float = 0.3
-    clip_dual: float = 3.0
-    """A token's loss is at most this many times its negative advantage."""
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     max_tokens: int = 64
@@ -136,9 +131,7 @@ class GRPO:
         self._heads = {policy: Head(policy) for policy in (model, reference) if policy is not None}
         self.cost = ModelCost.of(model, frozen=bool(adapters(model)))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
-        )
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, weight_decay=0.0)
         self.on_pass: Callable[[int], None] = lambda trajectories: None
         """Is told how many trajectories each pass of an update had."""
         self.steps, self.updates = 0, 0
@@ -309,9 +302,7 @@ class GRPO:
             tokens.advantages,
             tokens.weights,
             sequences=tokens.sequences if config.loss == "gspo" else None,
-            clip_low=config.clip_low,
             clip_high=config.clip_high,
-            clip_dual=config.clip_dual,
         )
         if tokens.reference is not None:
             divergence = kl_to_reference(tokens.logprobs, tokens.reference)
@@ -327,7 +318,7 @@ class GRPO:
     def _evaluate(self, rows: list[Row]) -> _Tokens:
         device = self.parameters[0].device
         one_row = self._shares and device.type == "cuda"
-        packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
+        packed = pack(rows, one_row=one_row, device=device)
         items = [item for row in rows for item in row.items]
         masks = self._masks(items, len(packed.targets)) if any(item.constrained for item in items) else None
         logprobs, entropy = self._logprobs(self.model, packed, masks)

@@ -23,7 +23,7 @@ from groundwire.train.local.grpo import GRPOConfig
 from groundwire.train.local.lora import adapters
 from groundwire.train.policy.decoding.decoder import computes
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
-from groundwire.train.policy.model import bf16_is_faster, count_parameters, fitting_length, key_value_bytes
+from groundwire.train.policy.model import bf16_is_faster, fitting_length, key_value_bytes
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import count_stored_parameters
 from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
@@ -144,7 +144,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
     plan = plan_for_model(
         config,
         model.config,
-        parameters=count_parameters(model),
+        parameters=model.num_parameters(),
         adapters=sum(value.numel() for value in adapters(model).values()),
         available=torch.cuda.get_device_properties(config.device).total_memory,
         max_model_len=max_model_len,
@@ -163,7 +163,7 @@ def plan_run(config: RunConfig, available: int) -> MemoryPlan:
     return plan_for_model(
         config,
         model.config,
-        parameters=count_parameters(model),
+        parameters=model.num_parameters(),
         adapters=count_adapters(model, config.lora_rank),
         available=available,
         max_model_len=fitting_length(model, config.max_model_len),

@@ -51,15 +51,6 @@ class Row:
     items: list[Any]
 
     @property
-    def branches(self) -> list[Branch]:
-        """The items' tokens after the prefix, with the masks of their targets."""
-        start = len(self.prefix)
-        return [
-            (item.prompt_ids[start:] + item.response_ids, [0] * (len(item.prompt_ids) - start) + item.mask)
-            for item in self.items
-        ]
-
-    @property
     def spans(self) -> list[tuple[int, int]]:
         """The positions of its tokens in their sequences: of the prefix, and of each branch after it."""
         start = len(self.prefix)
@@ -116,60 +107,52 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(length) if a[i] != b[i]), length)
 
 
-Branch = tuple[Sequence[int], Sequence[int]]
-"""Token ids, and a mask of the same length: 1 for a sampled token (a target), 0 for context."""
-
-
 class Packed(NamedTuple):
-    """``B`` rows of ``T`` ids, and the ``M`` targets in them, in the order of the branches."""
+    """``B`` rows of ``T`` ids, and the ``M`` targets in them, in the order of the items."""
 
     ids: Tensor
     """int64 [B, T]"""
     positions: Tensor
-    """int64 [B, T]; every branch restarts after the prefix"""
+    """int64 [B, T]; every item goes on after the prefix"""
     end: Tensor
-    """int64 [B, T]: the column after the last token that attends to a token: of its branch, or after its branches"""
+    """int64 [B, T]: the column after the last token that attends to a token: of its item, or after all of its row"""
     index: Tensor
     """int64 [M, 2]: row and column of the position that predicts each target"""
     targets: Tensor
     """int64 [M]"""
 
 
-def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row: bool = False) -> Packed:
-    """Pack one row for each (prefix ids, branches). The last token of a prefix predicts a branch's first token.
+def pack(rows: Sequence[Row], *, one_row: bool = False, device: Any = "cpu") -> Packed:
+    """The ids of rows on ``device``. The last token of a prefix predicts the first token of each item after it.
 
     ``one_row`` puts all of them into one row instead, for attention that skips what a mask excludes.
     """
-    lengths = [len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences]
-    shape = (1, sum(lengths)) if one_row else (len(sequences), max(lengths))
+    lengths = [row.length for row in rows]
+    shape = (1, sum(lengths)) if one_row else (len(rows), max(lengths))
     ids, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     ends = torch.full(shape, shape[1])
     index: list[tuple[int, int]] = []
     targets: list[int] = []
     first = 0  # the column of the next prefix
-    for number, (prefix, branches) in enumerate(sequences):
-        row = 0 if one_row else number
-        start = end = first + len(prefix)
-        ids[row, first:start] = torch.tensor(prefix)
-        positions[row, first:start] = torch.arange(len(prefix))
-        ends[row, first:start] = first + lengths[number]
-        for tokens, sampled in branches:
+    for number, row in enumerate(rows):
+        place, shared = 0 if one_row else number, len(row.prefix)
+        start = end = first + shared
+        ids[place, first:start] = torch.tensor(row.prefix)
+        positions[place, first:start] = torch.arange(shared)
+        ends[place, first:start] = first + lengths[number]
+        for item in row.items:
+            tokens = item.prompt_ids[shared:] + item.response_ids
             begin, end = end, end + len(tokens)
-            ids[row, begin:end] = torch.tensor(tokens)
-            positions[row, begin:end] = torch.arange(len(prefix), len(prefix) + len(tokens))
-            ends[row, begin:end] = end
-            for offset, is_target in enumerate(sampled):
-                if is_target:
-                    index.append((row, begin + offset - 1 if offset else start - 1))
+            ids[place, begin:end] = torch.tensor(tokens)
+            positions[place, begin:end] = torch.arange(shared, shared + len(tokens))
+            ends[place, begin:end] = end
+            for offset, is_trained in enumerate(item.mask, len(item.prompt_ids) - shared):
+                if is_trained:
+                    index.append((place, begin + offset - 1 if offset else start - 1))
                     targets.append(tokens[offset])
         first = end if one_row else 0
-    index_tensor = torch.tensor(index, dtype=torch.long).view(-1, 2)
-    return Packed(ids, positions, ends, index_tensor, torch.tensor(targets, dtype=torch.long))
-
-
-def to_device(packed: Packed, device: Any) -> Packed:
-    """``packed`` with its tensors on ``device``."""
-    return Packed(*(tensor.to(device) for tensor in packed))
+    tensors = ids, positions, ends, ids.new_tensor(index).view(-1, 2), ids.new_tensor(targets)
+    return Packed(*(tensor.to(device) for tensor in tensors))
 
 
 def packed_hidden(model: Any, packed: Packed) -> Tensor:

@@ -2,7 +2,5 @@
 
 from pathlib import Path
 
-__all__ = ["STARTER"]
-
 STARTER = Path(__file__).resolve().with_name("starter")
 """The checkpoint that ships with the project."""

@@ -56,9 +56,7 @@ def packs(config: Any) -> bool:
         return False
     known = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
     # Gemma 4 divides the mask for shared layers; an old Ministral 3 does not pass positions on.
-    known = (
-        known and not getattr(config, "num_kv_shared_layers", 0) and not (_OLD and config.model_type == "ministral3")
-    )
+    known &= not (getattr(config, "num_kv_shared_layers", 0) or (_OLD and config.model_type == "ministral3"))
     supports = ("_supports_attention_backend", "_supports_flash_attn", "_supports_flex_attn")
     return known and not model._is_stateful and all(getattr(model, name) for name in supports)
 

@@ -31,12 +31,10 @@ class DecoderBatch(Batch):
         self._cache = decoder.cache(0, 0)
 
     def refresh_weights(self) -> None:
-        """See :meth:`.Batch.refresh_weights`."""
         self._decoder.refresh()
         self.prefixes.clear()
 
     def add(self, arrived: list[OpenReply]) -> None:
-        """See :meth:`.Batch.add`."""
         by_prompt = self._by_prompt(arrived)
         known = {prompt: self.prefixes.longest(prompt) for prompt in by_prompt}
         # Sorted by the tokens to read: a prefill call pads its prompts to one length.
@@ -71,7 +69,6 @@ class DecoderBatch(Batch):
         self.requests += requests
 
     def decode(self) -> None:
-        """See :meth:`.Batch.decode`."""
         requests, device = self.requests, self._decoder.device
         span = max(map(len, requests))
         self._reserve(len(requests), span)

@@ -24,7 +24,7 @@ from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import check_model_files, read_model
-from groundwire.train.policy.pretrained.tokenizer import read_tokenizer
+from groundwire.train.policy.pretrained.model_settings import read_tokenizer
 
 _LARGE = 20_000_000
 """Parameters of a model with which a CPU spends most of its time in matrix products."""
@@ -174,11 +174,6 @@ def check_device(device: str) -> None:
         say(f"note: nobody has trained or measured on device {device} yet: compare a step with cpu", err=True)
 
 
-def count_parameters(model: torch.nn.Module) -> int:
-    """The number of parameters; tied weights count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def bf16_is_faster(model: Any) -> bool:
     """Whether matrix products are faster in bfloat16: on CUDA, and for a large model on a CPU that computes them."""
     if model.device.type != "cpu":
@@ -198,7 +193,7 @@ def all_threads() -> int:
 
 
 def _is_large_on_cpu(model: Any) -> bool:
-    return bool(model.device.type == "cpu") and count_parameters(model) >= _LARGE
+    return bool(model.device.type == "cpu") and model.num_parameters() >= _LARGE
 
 
 class InitialState(NamedTuple):

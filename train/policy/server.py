@@ -32,9 +32,9 @@ from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
 from groundwire.train.policy.chat.prompt import ChatPrompt, Prompts
 from groundwire.train.policy.chat.request import parse_request
-from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
+from groundwire.train.policy.chat.response import ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.chat.template import is_trusted
-from groundwire.train.policy.chat.tool_formats import written_format
+from groundwire.train.policy.chat.tool_formats import FORMATS, written_format
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.recorded import recorded_reply
 from groundwire.train.policy.types import Completion, Engine, OnToken
@@ -61,7 +61,7 @@ class PolicyServer(HttpServer):
         engine: samples the replies; it is not closed with the server.
         host: the address to listen on, at ``port``; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404, unless ``any_model``.
-        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`;
+        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.tool_formats.FORMATS`;
             by default as its chat template does, which is ``hermes`` where it writes none. A warning names another one.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.

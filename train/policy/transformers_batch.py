@@ -65,11 +65,9 @@ class TransformersBatch(Batch):
         self._cache: DynamicCache | None = None
 
     def refresh_weights(self) -> None:
-        """See :meth:`.Batch.refresh_weights`."""
         self._copy.load_state_dict(self._source.state_dict())
 
     def add(self, arrived: list[OpenReply]) -> None:
-        """See :meth:`.Batch.add`."""
         by_prompt = self._by_prompt(arrived)
         requests, outputs = list[OpenReply](), list[Tensor]()
         caches = [self._cache] if self.requests and self._cache else []
@@ -92,7 +90,6 @@ class TransformersBatch(Batch):
         self.requests += requests
 
     def decode(self) -> None:
-        """See :meth:`.Batch.decode`."""
         ids = torch.tensor([[request.token_ids[-1]] for request in self.requests])
         lengths = torch.tensor([len(request) - 1 for request in self.requests])
         self._sample(self.requests, self._forward.next(ids, lengths, self._cache))

@@ -25,7 +25,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.job.prepare import resolve_path
 from groundwire.train.local.packing import Row
-from groundwire.train.policy.chat.response import FORMATS
+from groundwire.train.policy.chat.tool_formats import FORMATS
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.model import check_device, load_policy

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.local.packing import Row, forward_batches, make_rows, pack, packed_logits, to_device
+from groundwire.train.local.packing import Row, forward_batches, make_rows, pack, packed_logits
 from groundwire.train.policy.attention import set_attention
-from groundwire.train.policy.model import bf16_is_faster, count_parameters, keep_freed_memory
+from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory
 from groundwire.train.policy.pretrained.model_files import save_policy
 
 MIN_RATE = 0.05
@@ -63,7 +63,7 @@ class SFTTrainer:
         self._branches = sys.maxsize if shares else 1
         self.bf16 = bf16_is_faster(model)
         self.tokens_per_forward = 16384 if cuda else 2048
-        self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
+        self.learning_rate = settings.learning_rate or sft_learning_rate(model.num_parameters())
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=cuda
         )
@@ -153,7 +153,7 @@ class SFTTrainer:
         return forward_batches(rows, self.tokens_per_forward, padded=not self.one_row)
 
     def _loss(self, rows: list[Row]) -> torch.Tensor:
-        packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
+        packed = pack(rows, one_row=self.one_row, device=self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)
         return F.cross_entropy(logits, packed.targets, reduction="sum")

@@ -99,7 +99,6 @@ class VerlTraining(Trainer):
         link_newest_model(run.path)
 
     def own_settings(self, config: RunConfig) -> Mapping[str, Any]:
-        """verl's settings on this machine."""
         return flat_config(config, n_gpus=max(1, count_gpus()))
 
     def describe(self, job: Job, run_dir: str) -> str:

@@ -13,7 +13,6 @@ from groundwire.train.algorithms.model_size import MemoryPlan
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.memory_plan import check_host, plan_for_model, plan_run
-from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.model_files import save_policy
 
 SMOLLM2 = LlamaConfig(
@@ -94,5 +93,5 @@ def test_the_sampler_of_other_architectures_is_one_copy(tiny_policy: Any, tmp_pa
     model = small_causal_lm(kind, vocab_size=339)
     save_policy(model, tiny_policy[1], tmp_path)
     parts = plan_run(RunConfig(model=str(tmp_path), device="cuda", precision="bf16"), 10**12).parts
-    assert parts["sampler"] == 2 * count_parameters(model)
+    assert parts["sampler"] == 2 * model.num_parameters()
     assert all(parts.values())

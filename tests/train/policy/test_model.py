@@ -16,7 +16,7 @@ from groundwire.train.policy.types import Sampling
 
 
 def model_of(parameters, device="cpu"):
-    return SimpleNamespace(device=torch.device(device), parameters=lambda: [torch.empty(parameters, device="meta")])
+    return SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
 
 
 SMALL, LARGE = model_of(1_100_000), model_of(135_000_000)

@@ -17,8 +17,8 @@ from tokenizers import decoders
 
 from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.train.policy.chat.request import parse_request
-from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice
-from groundwire.train.policy.chat.tool_formats import written_format
+from groundwire.train.policy.chat.response import ChatResponse, StreamedChoice
+from groundwire.train.policy.chat.tool_formats import FORMATS, written_format
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Completion
 

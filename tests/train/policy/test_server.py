@@ -15,7 +15,7 @@ import openai  # noqa: E402
 
 from groundwire.adapters.tracing.wire.request import RefusedError  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.policy.chat.response import FORMATS  # noqa: E402
+from groundwire.train.policy.chat.tool_formats import FORMATS  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402

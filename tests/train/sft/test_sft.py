@@ -280,7 +280,7 @@ def test_packing_changes_no_loss(starter: tuple[Any, Any]) -> None:
     rows = make_rows(examples, tokens=150)
     assert sum(row.targets for row in rows) == 28
     assert sum(row.length for row in rows) < sum(map(len, examples))
-    packed = pack([(row.prefix, row.branches) for row in rows])
+    packed = pack(rows)
     together = F.cross_entropy(packed_logits(model, packed), packed.targets, reduction="sum").item()
     alone = 0.0
     for each in examples:

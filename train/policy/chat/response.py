@@ -15,10 +15,8 @@ from typing import Any
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.exchange import HttpExchange
 from groundwire.train.policy.chat.request import ChatRequest
-from groundwire.train.policy.chat.tool_formats import END_THINK, FORMATS, THINK, ToolFormat
+from groundwire.train.policy.chat.tool_formats import END_THINK, THINK, ToolFormat
 from groundwire.train.policy.types import Completion
-
-__all__ = ["FORMATS", "ChatResponse", "StreamedChoice", "versions"]
 
 HELD_TOKENS = 4
 """Tokens that a stream holds back: a later token can change the text of the last few."""
@@ -44,7 +42,7 @@ class ChatResponse:
         self._tokenizer = tokenizer
         self._shown, self.hidden = _special_tokens(tokenizer, tool_format.special if self.tools else ())
         """The special tokens that are part of the text, and those that are not."""
-        self._thinks = not (request.raw_prompt or request.grammar) and has_reasoning(tokenizer)
+        self._thinks = not (request.raw_prompt or request.grammar) and THINK in str(tokenizer.chat_template)
         self._opened = self._thinks and tokenizer.decode(prompt_ids[-_WINDOW:]).rstrip().endswith(THINK)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._new_id, origin = exchange.new_id, exchange.origin
@@ -256,11 +254,6 @@ def _special_tokens(tokenizer: Any, shown: tuple[str, ...]) -> tuple[frozenset[i
     special = {i: token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
     found = frozenset(i for i, text in special.items() if text in shown)
     return found, frozenset(special) - found
-
-
-def has_reasoning(tokenizer: Any) -> bool:
-    """Whether the model thinks before it answers: its chat template has ``<think>``."""
-    return THINK in str(tokenizer.chat_template)
 
 
 def versions(reply: Completion) -> dict[str, int]:

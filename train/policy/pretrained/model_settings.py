@@ -1,4 +1,4 @@
-"""What the JSON files in a model's folder say of the model. Nothing is loaded, and no library is imported."""
+"""What the files in a model's folder say without its weights. Only the tokenizer is loaded; torch is not."""
 
 from __future__ import annotations
 
@@ -73,3 +73,12 @@ def _read(file: Path, read: Any) -> Any:
         return read(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is damaged: {error}; copy the model again") from error
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder. Raises what transformers raises."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer("a word", add_special_tokens=False)  # with wrong settings it fails at its first use
+    return tokenizer
