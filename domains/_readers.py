@@ -19,8 +19,7 @@ from groundwire.tools.text import is_damaged, printable, with_reasons
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", "")
 _USUAL = ("prompt", "messages", "input", "instruction", "query", "problem", "text", "task", "conversations")
 """Columns that have the question in the data of others."""
-_MAX_TEXT = 1 << 30
-"""Size of the largest CSV or JSON-lines file that is read, in bytes."""
+_MAX_TEXT = 1 << 30  # size of the largest CSV or JSON-lines file that is read, in bytes
 
 
 def data_folder(

@@ -29,8 +29,7 @@ _SUFFIXES = (".jsonl", ".csv", ".parquet")
 _QUERY = ("query", "sql", "SQL", "gold_sql", "gold")
 _DATABASE = ("database", "db_path", "db_id", "db")
 _PARTS = {"_fewshot": "train", "_test": "validation"}
-_PLAIN = (str, int, float, type(None))
-"""Of the columns that a task keeps: no parse trees and token lists."""
+_PLAIN = (str, int, float, type(None))  # of the columns that a task keeps: no parse trees and token lists
 
 
 class SqliteDomain(SqlDomain):

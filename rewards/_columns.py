@@ -20,15 +20,11 @@ from typing import Any
 
 from groundwire.rewards._functions import VALUES
 
-_CALLS = 3
-"""How far functions are followed: to those that the reward calls, to those that these call, and so on."""
-_MOST = 100
-"""Texts of a container; a larger one is data."""
+_CALLS = 3  # how far functions are followed: to those that the reward calls, to those that these call, and so on
+_MOST = 100  # texts of a container; a larger one is data
 _WRAPPERS = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
-_FIELD = re.compile(r"[{(](\w+)[})]")
-"""In a template: ``{name}`` or ``%(name)s``."""
-_NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})
-"""Parameters that get no column."""
+_FIELD = re.compile(r"[{(](\w+)[})]")  # in a template: ``{name}`` or ``%(name)s``
+_NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})  # parameters that get no column
 
 
 def names_read(reward: Any) -> frozenset[str]:

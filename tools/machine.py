@@ -23,16 +23,11 @@ except ImportError:  # Windows
 PROCESS_LIMITS = "ulimit -u or -v, or pids.max of the container"
 _PROC = Path("/proc")
 _LEAST_ADDRESSES = 2.7e9
-_LEAST_THREADS = 16
-"""Besides torch's, one for each processor."""
-_MANY_PROCESSES = 10_000
-"""Of a user; a higher limit is never the first that is reached."""
-_RESERVED_FILES = 48
-"""Open files for all that is no rollout: queries, the store, files of the run, imports."""
-_FILES_OF_SERVER = 16
-"""Open files for what requests need: imports, processes, databases."""
-_FILES_OF_ROLLOUT = 4
-"""Open files of a rollout: its process's connections, and that of its LLM call or a database."""
+_LEAST_THREADS = 16  # besides torch's, one for each processor
+_MANY_PROCESSES = 10_000  # of a user; a higher limit is never the first that is reached
+_RESERVED_FILES = 48  # open files for all that is no rollout: queries, the store, files of the run, imports
+_FILES_OF_SERVER = 16  # open files for what requests need: imports, processes, databases
+_FILES_OF_ROLLOUT = 4  # open files of a rollout: its process's connections, and that of its LLM call or a database
 
 
 def free_memory() -> float:

@@ -55,8 +55,7 @@ _PASSED = """
 """What programs need to run: all that an agent's process gets of our environment."""
 _IS_PASSED = re.compile("|".join(map(translate, _PASSED.split())))
 KEY_NAME = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|DATABASE_URL|DSN|_PAT)", re.IGNORECASE)
-_YOUNG_OBJECTS = 10_000
-"""New objects between two collections (Python's default is 700)."""
+_YOUNG_OBJECTS = 10_000  # new objects between two collections (Python's default is 700)
 
 
 def is_usual(name: str) -> bool:

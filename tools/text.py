@@ -16,8 +16,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _DAMAGED = re.compile("[\ud800-\udfff\ufffd]")
 _MOST, _NAME_CHARS, _REASON_CHARS = 20, 60, 200
-_first: list[str] = []
-"""The first text of this process that was not valid."""
+_first: list[str] = []  # the first text of this process that was not valid
 
 
 _STEERING = re.compile(

@@ -163,8 +163,7 @@ def _predictor_name(predictor: Any) -> str:
     return next((name for name, own in callers[0].named_predictors() if own is predictor and name != "self"), "")
 
 
-_names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""The agent around each span."""
+_names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # the agent around each span
 
 
 def _otel_agent(span: Any) -> str:

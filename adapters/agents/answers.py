@@ -13,8 +13,7 @@ from groundwire.tools.types import AgentResult, AgentStep, AnswerKind, Candidate
 ASK = "name a function that returns the answer from the result: --agent-output module:name"
 _FINAL = ("final_output", "structured_response", "output_text")
 _USUAL = ("answer", "final_answer", "generation", "response", "result", "output", "report", "final_report")
-_TEXTS = ("text", "content", "raw", "message", "choices")
-"""Of messages, and of the results of other frameworks."""
+_TEXTS = ("text", "content", "raw", "message", "choices")  # of messages, and of the results of other frameworks
 _WAITING = ("__interrupt__", "interruptions", "interrupts", "user_input_requests", "is_paused")
 """What says that an agent waits for a person: of LangGraph, the Agents SDK, Strands, Agent Framework, Agno."""
 _SHOWN = 300  # characters of a result in a message

@@ -16,8 +16,7 @@ from typing import Any
 from wrapt import FunctionWrapper, register_post_import_hook, resolve_path
 
 _undo: list[Callable[[], None]] = []
-_runs: dict[object, int] = {}
-"""How many changes there were when each present run began."""
+_runs: dict[object, int] = {}  # how many changes there were when each present run began
 _lock = threading.Lock()
 
 

@@ -56,8 +56,7 @@ from groundwire.tools.infrastructure import hosts_in, is_infrastructure_text
 
 _log = logging.getLogger(__name__)
 _MAX_ANSWER, _LAST_LINES = 1 << 20, 20
-_SHOWN = 1000
-"""Characters of standard error in the message of a failure."""
+_SHOWN = 1000  # characters of standard error in the message of a failure
 _END_S = 5.0
 _COLUMN = re.compile(r"\{(\w+)\}")
 _ERROR_LINE = re.compile(r"(?! )[\w.\[ ]*(error|exception|panic|fatal)", re.IGNORECASE)

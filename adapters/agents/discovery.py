@@ -33,8 +33,7 @@ _OF_CLASSES = ("crewai.project.CrewBase", "dspy.Module", "agentlightning.LitAgen
 """Decorators and bases of classes that are agents, beside those that make agents themselves."""
 _CLIENTS = ("openai", "anthropic", "litellm", "ollama", "google.genai", "groq", "mistralai", "boto3", "instructor")
 _TASK_NAMES = ("question", "task", *TEXT_NAMES)
-_ANSWERS = {"answer", "completion", "prediction", "response", "output"}
-"""Parameters of rewards."""
+_ANSWERS = {"answer", "completion", "prediction", "response", "output"}  # parameters of rewards
 _OBJECT, _MAKER, _FUNCTION = range(3)
 
 

@@ -30,8 +30,7 @@ CACHES = (
     "your own)"
 )
 """Why an agent without any HTTP request may have an answer."""
-_EMITTER = "agentlightning.emitter.reward"
-"""The module whose functions raise for what is no reward."""
+_EMITTER = "agentlightning.emitter.reward"  # the module whose functions raise for what is no reward
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
     "GraphRecursionError",  # LangGraph

@@ -19,8 +19,7 @@ from groundwire.tools.binding import is_async
 
 OF_THE_RUN = ("form", "prompts")
 """Parameters that get the form of the answers, ``sql`` or ``prose``, and the named prompts of the run."""
-_KEPT = 8
-"""Agents that are kept although no rollout runs them: each set of prompts has its own, with its connections."""
+_KEPT = 8  # agents that are kept although no rollout runs them: each set of prompts has its own, with its connections
 T = TypeVar("T")
 
 

@@ -44,8 +44,7 @@ from groundwire.tools.types import AgentStep
 
 _KEY = context.create_key("groundwire-attempt")
 _sending: ContextVar[bool] = ContextVar("groundwire-sending", default=False)
-_of_program: AttemptCalls | None = None
-"""The attempt that has started this process, if it is a program of its own."""
+_of_program: AttemptCalls | None = None  # the attempt that has started this process, if it is a program of its own
 _MAX_HOSTS = 20
 _MAX_CALLS = 1000
 _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()

@@ -23,8 +23,7 @@ from groundwire.tools.secrets import mask_secrets
 
 __all__ = ["Played", "Policy", "play"]
 
-_TOKENS, _CUT = 8, 3
-"""The tokens of a reply, and of one that is cut off."""
+_TOKENS, _CUT = 8, 3  # the tokens of a reply, and of one that is cut off
 _LIMIT_S = 300.0
 _WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _TOOL = {"name": "look_up", "description": "Look a word up", "parameters": _WORD}

@@ -22,10 +22,8 @@ from groundwire.tools.errors import UserError
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
 _CANCEL_S = 0.1
-_MAX_NUMBERED = 200
-"""Most numbers in one request."""
-_MAX_REFUSED = 1024
-"""Rollouts whose refusal nobody has asked for; the oldest are forgotten."""
+_MAX_NUMBERED = 200  # most numbers in one request
+_MAX_REFUSED = 1024  # rollouts whose refusal nobody has asked for; the oldest are forgotten
 
 T = TypeVar("T")
 Record = LLMCall | SpanRecord
@@ -61,8 +59,7 @@ class CallWriter:
         """By attempt, in the order of arrival, while a task numbers them."""
         self._finished: dict[Place, asyncio.Task[None]] = {}
         """What writes the finished calls, until they are stored, refused by the store, or given up."""
-        self._refused: dict[str, Exception] = {}
-        """By rollout, until a flush asks for it."""
+        self._refused: dict[str, Exception] = {}  # by rollout, until a flush asks for it
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def reserve(self, rollout_id: str, attempt_id: str) -> Place:

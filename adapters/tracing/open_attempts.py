@@ -25,14 +25,12 @@ from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.tools import clock
 from groundwire.tools.text import texts_in
 
-_FRESH_S = 1.0
-"""How long an answer of the store holds."""
+_FRESH_S = 1.0  # how long an answer of the store holds
 _FIRST_LOOKUP_S, _LOOKUP_S = 10.0, 1.0
 """How long a call waits for the store: the first of an attempt, and later ones, which go on without an answer."""
 _MAX_KNOWN = 10_000
 CALLS_PATH = "calls"
-_REQUEST_REFUSED = (400, 413, 422)
-"""The statuses of a request that is too long or wrong."""
+_REQUEST_REFUSED = (400, 413, 422)  # the statuses of a request that is too long or wrong
 _MAX_KEPT = 100
 _TIMEOUT_S = 10.0
 

@@ -24,8 +24,7 @@ from groundwire.adapters.tracing.wire.request import RefusedError
 
 _PATIENCE_S = 5.0
 """How long a reply waits for what came before it in the record: an agent that has changed may never ask it."""
-_APART_S = 0.002
-"""Between replies whose order counts: the first one must have left."""
+_APART_S = 0.002  # between replies whose order counts: the first one must have left
 NOT_RECORDED = "not_in_record"
 """The code of the error that answers a call which the record does not have."""
 
@@ -75,8 +74,7 @@ class ReplayedAttempt:
     """The calls that the record does not have, with their chat requests."""
     waiting: dict[int, tuple[HttpExchange, RecordedRequest]] = field(default_factory=dict)
     """The calls that have no answer yet, by identity."""
-    _change: asyncio.Future[None] = field(default_factory=asyncio.Future)
-    """The next change, for calls that wait."""
+    _change: asyncio.Future[None] = field(default_factory=asyncio.Future)  # the next change, for calls that wait
 
     @property
     def missing(self) -> list[RecordedRequest]:

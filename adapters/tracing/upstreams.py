@@ -48,8 +48,7 @@ _CONNECT_S = 10.0
 # Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _KEEPALIVE_S = 3.0
 _OK = 200
-_KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")
-"""Of Anthropic's and Google's clients."""
+_KEY_HEADERS = ("X-Api-Key", "X-Goog-Api-Key")  # of Anthropic's and Google's clients
 _USAGE = re.compile(rb'"usage": ?\{')
 _RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 

@@ -48,8 +48,7 @@ validates on the first set of the folder."""
 FILES = {REPORT, *(name for names in (*_TRAIN, *SPLITS.values()) for name in names)}
 _MAX_LIST_BYTES, _MAX_RATIO, _SMALL_BYTES = 8 << 20, 100, 64 << 20
 """Of a zip: its list of members, some 100,000; its size unpacked by its own, and one that may be a larger multiple."""
-_SAMPLE = 500
-"""Questions of ``test_dev_500``, where the data has none."""
+_SAMPLE = 500  # questions of ``test_dev_500``, where the data has none
 _TEXTS = ("db_path", "hardness")
 # Each gold again, as tokens and as a parse tree: ten times the bytes.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")

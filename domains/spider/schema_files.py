@@ -31,14 +31,12 @@ CACHE = user_cache_path("groundwire", appauthor=False) / "spider"
 _MAX_SCRIPT_BYTES = 64 << 20
 _MAX_PAGES, _PAGE_BYTES = 65_536, 4096
 _CPU_S = 10.0
-_HEAP_BYTES = 256 << 20
-"""Of SQLite: temporary tables, sorting and what a transaction may undo."""
+_HEAP_BYTES = 256 << 20  # of SQLite: temporary tables, sorting and what a transaction may undo
 _MEMORY_BYTES = _HEAP_BYTES + 12 * _MAX_SCRIPT_BYTES
 """Of the process: a script of rare characters takes four bytes for each, and there are copies."""
 _PRAGMAS = {"application_id", "defer_foreign_keys", "encoding", "foreign_keys", "user_version"}
 """Those that have an effect. Others could lift the limits."""
-_MODULES = {"fts3", "fts4", "fts5", "geopoly", "rtree", "rtree_i32"}
-"""Of virtual tables: others may read files."""
+_MODULES = {"fts3", "fts4", "fts5", "geopoly", "rtree", "rtree_i32"}  # of virtual tables: others may read files
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 _workers = WorkerPool(__name__)
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 REPORT, SUSPECTS = "report.json", "suspects.json"
 _LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 _FIRST_COLUMNS = ("id", "split", "db_id", "question", "query", "db_path", "hardness")
-_SENTENCES = 20
-"""Broken golds that are shown; the report has them all."""
+_SENTENCES = 20  # broken golds that are shown; the report has them all
 
 
 @contextmanager

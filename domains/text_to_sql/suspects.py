@@ -38,8 +38,7 @@ _TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 1.0
 _MAX_ROWS = 5000
 _MIN_AGREEING = 2
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*")
-_SHARE = 0.8
-"""Of a column's texts, those that must read as numbers: others may be words for a missing value."""
+_SHARE = 0.8  # of a column's texts, those that must read as numbers: others may be words for a missing value
 _SAMPLE = 2000
 
 

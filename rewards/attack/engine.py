@@ -45,15 +45,13 @@ from groundwire.tools.types import TEXT, AgentStep, AnswerKind
 _PILOT, _AUDITED_PILOT, _CALLS_OF_PILOT, _NO_LIMIT = 6, 2, 25, 1e9
 """Tasks that are tried first, for the form of right answers, chance and state; calls for each, about; seconds."""
 _WRONGS, _EXAMPLES, _MOST_TEXTS, _LONGEST_TEXT = 6, 3, 40, 300
-_NEIGHBOURS, _COMPARED = 300, 18_000
-"""Golds that one is compared with, and those of all tasks, at most."""
+_NEIGHBOURS, _COMPARED = 300, 18_000  # golds that one is compared with, and those of all tasks, at most
 _TOLERANCE = 1e-9
 _LEAST_SHARE, _LEAST_TASKS, _FEW_TASKS = 0.05, 3, 10
 """A strategy counts if its answer is known to be wrong for so many of the attacked tasks; of few, for one."""
 _NO_TEXTS = ("id", "db_path", "database", "db_id")
 _NONSENSE = "The zorblax quembles 7919 vints."
-_LEARNING_CALLS = 0.9
-"""Share of the budget until which an attacker learns; the rest scores what it has found."""
+_LEARNING_CALLS = 0.9  # share of the budget until which an attacker learns; the rest scores what it has found
 _LESSON, _LESSONS = 200, 300
 """Characters of a mechanical answer that a learnt attacker may learn, and such answers, at most."""
 Answers = Sequence[tuple[int, str]]

@@ -32,8 +32,7 @@ _SHORT_FORMS = (
     *("<answer>%s</answer>", "<think>So it is.</think>\n<answer>%s</answer>", "The answer is %s"),
     *("\\boxed{%s}", "So it is.\n#### %s", "%s."),
 )
-_LONG_LABEL, _LONG_ITEM, _THOUSAND = 8, 4, 1000
-"""Words; a longer text is prose, or no item of a list."""
+_LONG_LABEL, _LONG_ITEM, _THOUSAND = 8, 4, 1000  # words; a longer text is prose, or no item of a list
 _CHINESE = re.compile("[\u3400-\u9fff]")
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 _MOST = 50
-_ANY = "\0"
-"""Stands for any character, or one of many."""
+_ANY = "\0"  # stands for any character, or one of many
 _SPECIAL = re.compile(r"[\\\[\](){}*+?|^$]")
 
 

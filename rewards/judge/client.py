@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _TRANSIENT = {408, 409, 425, 429}
 _SERVER_ERROR = 500
 _MILLION = 1_000_000
-_REQUEST_SHARE = 2 / 3
-"""Of the deadline, what one request may take: then another has time."""
+_REQUEST_SHARE = 2 / 3  # of the deadline, what one request may take: then another has time
 
 
 class JudgeRequestError(Exception):

@@ -39,10 +39,8 @@ _DENIAL = re.compile(
 _NAME = re.compile(r"(?<=[\w,;)] )(?:[A-Z][^\W\d_]+|\d+(?:[.,]\d+)*(?![\d.)]))")
 """A capital or a number within a sentence, which begins no item of a list."""
 _PAIR_WEIGHT = 3
-_ENDING = re.compile(r"(?<=\w{3})(?:ed|es|s|ing|e)$")
-"""*treats* and *treated* are one word."""
-_MOST_CHARS = 20_000
-"""A longer answer is read up to here: no reference is so long."""
+_ENDING = re.compile(r"(?<=\w{3})(?:ed|es|s|ing|e)$")  # *treats* and *treated* are one word
+_MOST_CHARS = 20_000  # a longer answer is read up to here: no reference is so long
 _MOST_QUERIES, _MOST_ROWS = 10, 1000
 
 

@@ -16,8 +16,7 @@ from groundwire.tools.http.listening import BACKLOG, connections_wait, listen
 
 Server = TypeVar("Server", bound="HttpServer")
 _KEEPALIVE_S = 75.0
-_FIRST_REQUEST_S = 15.0
-"""A connection without a request is closed after this time."""
+_FIRST_REQUEST_S = 15.0  # a connection without a request is closed after this time
 _log = logging.getLogger(__name__)
 
 
@@ -37,8 +36,7 @@ class Runner(web.AppRunner):
     def __init__(self, app: web.Application, **options: Any) -> None:
         options = {"keepalive_timeout": _KEEPALIVE_S, **options}
         super().__init__(app, access_log=None, auto_decompress=False, logger=_log, **options)
-        self._waiting: set[Any] = set()
-        """The connections whose first request has not come."""
+        self._waiting: set[Any] = set()  # the connections whose first request has not come
         app.middlewares.insert(0, self._note_use)
 
     async def setup(self) -> None:

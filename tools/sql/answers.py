@@ -10,10 +10,8 @@ from groundwire.tools.sql.errors import QueryError
 from groundwire.tools.sql.query import is_query, render, run_query
 from groundwire.tools.types import TEXT, AgentResult, AgentStep, AnswerKind, Candidate
 
-_SHOWN_ROWS = 200
-"""Characters of a query's rows."""
-_MAX_CHARS = 4000
-"""A longer text is hardly an attempt at a query, and parsing it takes time."""
+_SHOWN_ROWS = 200  # characters of a query's rows
+_MAX_CHARS = 4000  # a longer text is hardly an attempt at a query, and parsing it takes time
 
 _DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|plsql|bigquery|snowflake)\b"
 _LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"

@@ -25,8 +25,7 @@ from groundwire.tools.sql.opening import files_of, logs_of, signature
 _log = logging.getLogger(__name__)
 _PREFIX = "groundwire-copies-"
 _PRIVATE_BYTES = 16 << 20
-_IDLE_BYTES = 256 << 20
-"""Bytes of copies that are kept for later rollouts; the one that was used last is always kept."""
+_IDLE_BYTES = 256 << 20  # bytes of copies that are kept for later rollouts; the one that was used last is always kept
 _State: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
@@ -72,8 +71,7 @@ class DatabaseCopies:
         self._private_bytes, self._idle_bytes = private_bytes, idle_bytes
         self._lock, self._copying = threading.Lock(), threading.Lock()
         self._root: TemporaryFolder | None = None
-        self._copies: list[DatabaseCopy] = []
-        """Those for later rollouts, in the order of their last use."""
+        self._copies: list[DatabaseCopy] = []  # those for later rollouts, in the order of their last use
         self._warned: set[str] = set()
         self.originals = DatabaseStates()
 

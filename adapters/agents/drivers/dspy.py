@@ -7,8 +7,7 @@ from typing import Any
 
 from groundwire.adapters.agents.drivers import AgentTask, Driver, lacks
 
-_NO_ANSWERS = {"reasoning", "rationale", "trajectory"}
-"""Outputs that modules add to those of their signatures."""
+_NO_ANSWERS = {"reasoning", "rationale", "trajectory"}  # outputs that modules add to those of their signatures
 
 
 class FrameworkDriver(Driver):

@@ -8,8 +8,7 @@ from typing import Any
 from groundwire.adapters._types import AgentSetupError, TurnLimitError
 from groundwire.adapters.agents.drivers import TEXT_NAMES, AgentTask, Driver, lacks
 
-_ASKED = ("user_msg", "question", *TEXT_NAMES, "topic", "task")
-"""The fields of a start event that get the question."""
+_ASKED = ("user_msg", "question", *TEXT_NAMES, "topic", "task")  # the fields of a start event that get the question
 
 
 class FrameworkDriver(Driver):

@@ -39,12 +39,9 @@ _log = logging.getLogger(__name__)
 _SHOWN_OUTPUT = 1000
 _OF_THE_AGENT = (AgentError.kind, AgentSetupError.kind, ToolError.kind)
 """Failures for which a missing variable may be the reason."""
-_LEARN_S = 60.0
-"""How long other rollouts wait for the first, from which the template learns what to import."""
-_SPARES = 1 + processors() // 2
-"""Fresh processes that import the agent before a rollout needs them."""
-_THREADS = 16
-"""Processes and threads that must be free for one more rollout."""
+_LEARN_S = 60.0  # how long other rollouts wait for the first, from which the template learns what to import
+_SPARES = 1 + processors() // 2  # fresh processes that import the agent before a rollout needs them
+_THREADS = 16  # processes and threads that must be free for one more rollout
 _place: ContextVar[RunningAttempt | None] = ContextVar("place", default=None)
 
 

@@ -32,10 +32,8 @@ from groundwire.adapters.agents.process.network import hang_up, seal, send_to
 from groundwire.adapters.agents.process.program import MAX_RESULT, failure_to
 from groundwire.adapters.tracing.emitted_spans import Emissions
 
-_QUIET_S = 1.0
-"""No import within this time: the agent has imported what it needs for its first call."""
-_STOP_S = 5.0
-"""How long the agent's context managers may take to exit."""
+_QUIET_S = 1.0  # no import within this time: the agent has imported what it needs for its first call
+_STOP_S = 5.0  # how long the agent's context managers may take to exit
 
 
 def connect(port: int, **introduction: Any) -> socket.socket:

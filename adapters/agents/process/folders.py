@@ -13,8 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_MAX_COPY = 20 << 20
-"""Bytes of the largest folder that is copied where it cannot be overlaid."""
+_MAX_COPY = 20 << 20  # bytes of the largest folder that is copied where it cannot be overlaid
 SHARED = "shared"
 """The file in the folder of an attempt whose working folder was to be a copy, and is not."""
 NOT_COPIED = "%s is too large to be copied, or holds TMPDIR: what one rollout writes there, others find"

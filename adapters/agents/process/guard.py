@@ -18,8 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-_DEATH_SIGNAL, _SUBREAPER = 1, 36
-"""Options of prctl."""
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # options of prctl
 
 
 def end_with(parent: int, number: int) -> None:

@@ -26,8 +26,7 @@ _DROPPED = re.compile(rb"\r\n(?:host|connection|proxy-connection):[^\r\n]*", re.
 _SET_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
 
 
-_relay: Relay | None = None
-"""Where the present attempt's connections go."""
+_relay: Relay | None = None  # where the present attempt's connections go
 
 
 def send_to(base_url: str) -> None:

@@ -40,10 +40,8 @@ from groundwire.tools.startup import child_python_path
 _log = logging.getLogger(__name__)
 MAX_RESULT = 16 << 20
 """Bytes of a result."""
-_MAX_OUTPUT = 1 << 16
-"""Bytes of what a rollout prints that are kept: the last ones."""
-_LONG_S, _START_S = 30.0, 300.0
-"""After how long the import of the agent is said to go on, and how long it may take."""
+_MAX_OUTPUT = 1 << 16  # bytes of what a rollout prints that are kept: the last ones
+_LONG_S, _START_S = 30.0, 300.0  # after how long the import of the agent is said to go on, and how long it may take
 END_S = 5.0
 _POLL_S = 0.05
 

@@ -45,18 +45,15 @@ from groundwire.adapters.agents.process.program import LitAgentError
 from groundwire.tools.errors import UserError
 from groundwire.tools.loading import load_object
 
-_COLLAPSE = 25
-"""The advice of madvise to make huge pages of a range."""
+_COLLAPSE = 25  # the advice of madvise to make huge pages of a range
 
 
 class _Template:
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
         self._socket = connect(spec["port"], token=spec["token"], channel="control")
-        self._children: dict[int, str] = {}
-        """The attempt of each process."""
-        self._killed: set[int] = set()
-        """Processes that attempts have left, and that have not ended yet."""
+        self._children: dict[int, str] = {}  # the attempt of each process
+        self._killed: set[int] = set()  # processes that attempts have left, and that have not ended yet
         self._endings: list[tuple[str, str, set[int]]] = []
         """Attempts that have ended, how, and those of the killed processes that may be theirs."""
         self._learns = spec["fork"]
@@ -83,8 +80,7 @@ class _Template:
             sys.exit(0)
         _settle()
         self._backend = backend
-        self._own = children()
-        """Processes that the import has started, which no attempt ends."""
+        self._own = children()  # processes that the import has started, which no attempt ends
         made = {"agents": backend.agents, "calls_tools": backend.calls_tools, "prompts": backend.default_prompts("")}
         shared = {"hazards": fork_hazards(self._own), "generators": equal_generators()} if spec["fork"] else {}
         self._send({**made, **shared, "folder": spec["folder"], "missed": missed_variables()})

@@ -14,8 +14,7 @@ from groundwire.adapters.tracing.wire.call import Conversation, WireCall, encode
 from groundwire.adapters.tracing.wire.request import RAW_PROMPT, RefusedError, refuse_fields, wants_usage
 from groundwire.tools.files import shorten_repr
 
-_MAX_TOKENS = 16
-"""The API's default."""
+_MAX_TOKENS = 16  # the API's default
 _REFUSED = {"echo": "replies do not repeat the prompt", "suffix": "replies are written from left to right"}
 _OWN = {*_REFUSED, "prompt"}
 _CHOICE_IDS = ("token_ids", "grammar")

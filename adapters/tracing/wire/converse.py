@@ -26,8 +26,7 @@ from groundwire.adapters.tracing.wire.request import RefusedError, optional, req
 from groundwire.tools.files import parse_json
 from groundwire.tools.secrets import masked_values
 
-_STRING = 7
-"""The type of a header's value in an event stream."""
+_STRING = 7  # the type of a header's value in an event stream
 _SETTINGS = {"maxTokens": "max_tokens", "temperature": "temperature", "topP": "top_p", "stopSequences": "stop"}
 """Fields of ``inferenceConfig``, with their names in a chat request."""
 

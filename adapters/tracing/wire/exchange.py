@@ -33,8 +33,7 @@ FAILED = "error"
 UNFINISHED = f"the policy server ended the reply with finish_reason {FAILED!r}"
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
-_OF_REPLY = {"id", "usage", *_VERSIONS}
-"""Fields of chunks that are of the whole reply."""
+_OF_REPLY = {"id", "usage", *_VERSIONS}  # fields of chunks that are of the whole reply
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"

@@ -47,8 +47,7 @@ _OTHER_SETTINGS = ("responseMimeType", "responseSchema", "responseJsonSchema", "
 _MODES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _OPAQUE = {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels"}
 """Fields whose values have names of the agent's own."""
-_RESULT_KEYS = ({"result"}, {"output"}, {"content"})
-"""How clients wrap a tool's result that is no object."""
+_RESULT_KEYS = ({"result"}, {"output"}, {"content"})  # how clients wrap a tool's result that is no object
 
 
 class GenerateContentCall(PartsCall):

@@ -21,8 +21,7 @@ from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, warn_ignored
 from groundwire.tools.secrets import masked_values
 
-_SIGNATURE = "unsigned"
-"""Of thoughts, which clients do not send back without one."""
+_SIGNATURE = "unsigned"  # of thoughts, which clients do not send back without one
 
 
 class MessagesCall(BlocksCall):

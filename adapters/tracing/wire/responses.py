@@ -50,11 +50,9 @@ _REPEATED: dict[str, Any] = {
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """How the ids of output items begin."""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_CUSTOM_INPUT = "input"
-"""The one argument of a custom tool, which the policy sees as a function of a text."""
+_CUSTOM_INPUT = "input"  # the one argument of a custom tool, which the policy sees as a function of a text
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {_CUSTOM_INPUT: {"type": "string"}}, "required": [_CUSTOM_INPUT]}
-_ORDER = ("thinking", "text", "call")
-"""Of the parts of a reply, which has one text."""
+_ORDER = ("thinking", "text", "call")  # of the parts of a reply, which has one text
 _ENCRYPTED = "reasoning.encrypted_content"
 _ENCODED = "vllm-reasoning-v1."
 """How reasoning begins that is encoded for clients which keep nothing else of it, as by vLLM: nothing is secret."""
