@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.adapters.agents.project import agents_of
+from groundwire.adapters.agents.discovery import agents_of
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.startup import PACKAGE
 from groundwire.tools.terminal import Version, console, show_line, spinner

@@ -39,6 +39,7 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
 from groundwire.adapters.agents.app_environment import set_environment
+from groundwire.adapters.agents.discovery import agent_of_project
 from groundwire.adapters.agents.drivers import (
     NO_HOOKS,
     AgentTask,
@@ -54,7 +55,6 @@ from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.early_runs import EarlyCallError, making
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
 from groundwire.adapters.agents.making import Maker, maker_of
-from groundwire.adapters.agents.project import agent_of_project
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
 

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from groundwire.tools.sql import DatabaseError, QueryError, file_problem, has_suffix
-from groundwire.tools.text import printable, with_reasons
+from groundwire.tools.text import first_of, printable, with_reasons
 
 _NAMES_IN_ERROR = 20
 _CHARS_IN_ERROR = 100
@@ -113,6 +113,5 @@ class Databases:
     def _unknown(self, name: str) -> str:
         names = self.names()
         near = [known for known in names if name.lower() in known.lower() or known.lower() in name.lower()] or names
-        more = f" and {len(near) - _NAMES_IN_ERROR} more" if len(near) > _NAMES_IN_ERROR else ""
         name = f"{name[:_CHARS_IN_ERROR]}..." if len(name) > _CHARS_IN_ERROR else name
-        return f"no database {name!r}. Databases: {', '.join(near[:_NAMES_IN_ERROR])}{more}"
+        return f"no database {name!r}. Databases: {first_of(near, _NAMES_IN_ERROR)}"

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from groundwire.tools.files import TemporaryFolder, copy_file, size_on_disk
 from groundwire.tools.sql.opening import files_of, logs_of, signature
+from groundwire.tools.text import first_of
 
 _log = logging.getLogger(__name__)
 _PREFIX = "groundwire-copies-"
@@ -42,9 +43,8 @@ class DatabaseStates(dict[str, _State]):
         changed = [path for path, state in self.items() if _state(path) != state]
         if not changed:
             return ""
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         return (
-            f"{len(changed)} of {len(self)} databases were changed during the run ({', '.join(changed[:3])}{more}): "
+            f"{len(changed)} of {len(self)} databases were changed during the run ({first_of(changed, 3)}): "
             "rewards before and after the change cannot be compared. If a tool of the agent did it, have the tool open "
             "the task's database, which is a private copy, and no path of its own; then restore the files"
         )

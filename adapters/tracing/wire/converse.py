@@ -20,9 +20,8 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
-from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
-from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool
+from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool, warn_unread
 from groundwire.tools.files import parse_json
 from groundwire.tools.secrets import masked_values
 

@@ -25,9 +25,15 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
-from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import PartsCall
-from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_tool, warn_ignored
+from groundwire.adapters.tracing.wire.request import (
+    RefusedError,
+    optional,
+    require,
+    unserved_tool,
+    warn_ignored,
+    warn_unread,
+)
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.secrets import masked_values
 

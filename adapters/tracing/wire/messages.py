@@ -16,9 +16,15 @@ from groundwire.adapters.tracing.wire.chat_request import (
     renamed,
     structured,
 )
-from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
-from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, unserved_kind, warn_ignored
+from groundwire.adapters.tracing.wire.request import (
+    RefusedError,
+    optional,
+    require,
+    unserved_kind,
+    warn_ignored,
+    warn_unread,
+)
 from groundwire.tools.secrets import masked_values
 
 _SIGNATURE = "unsigned"  # of thoughts, which clients do not send back without one

@@ -16,9 +16,8 @@ from groundwire.adapters.tracing.wire.chat_request import (
     chat_tools,
     structured,
 )
-from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import PartsCall
-from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, warn_ignored
+from groundwire.adapters.tracing.wire.request import RefusedError, optional, require, warn_ignored, warn_unread
 from groundwire.tools.secrets import masked_values
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}

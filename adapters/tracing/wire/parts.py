@@ -16,8 +16,7 @@ from groundwire.adapters.tracing.wire.chat_request import (
     refuse_beginning,
 )
 from groundwire.adapters.tracing.wire.exchange import FAILED, UNFINISHED, CallDeltas
-from groundwire.adapters.tracing.wire.fields import warn_unread
-from groundwire.adapters.tracing.wire.request import RefusedError, refuse_fields, require, warn_ignored
+from groundwire.adapters.tracing.wire.request import RefusedError, refuse_fields, require, warn_ignored, warn_unread
 
 
 class PartsCall(WireCall):

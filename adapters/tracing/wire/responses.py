@@ -20,7 +20,6 @@ from groundwire.adapters.tracing.wire.chat_request import (
     read_content,
     renamed,
 )
-from groundwire.adapters.tracing.wire.fields import warn_unread
 from groundwire.adapters.tracing.wire.parts import BlocksCall
 from groundwire.adapters.tracing.wire.request import (
     RefusedError,
@@ -29,6 +28,7 @@ from groundwire.adapters.tracing.wire.request import (
     unserved_kind,
     unserved_tool,
     warn_ignored,
+    warn_unread,
 )
 
 _REPEATED: dict[str, Any] = {

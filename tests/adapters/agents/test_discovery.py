@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from groundwire.adapters.agents.project import agents_of
+from groundwire.adapters.agents.discovery import agents_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "frameworks"
 TRIAGE = """

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from groundwire.adapters.tracing.wire.chat_request import MALFORMED
-from groundwire.adapters.tracing.wire.fields import warn_unread
+from groundwire.adapters.tracing.wire.request import warn_unread
 
 _API = "chat completions"
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
