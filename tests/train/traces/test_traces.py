@@ -314,6 +314,20 @@ def test_a_correction_in_the_next_turn_is_an_outcome(tmp_path: Path) -> None:
         ("call +49 (151) 2345-6789 or 030 1234567", "call [phone] or [phone]"),
         ("from 192.168.10.7", "from [ip]"),
         ("IBAN DE89 3704 0044 0532 0130 00.", "IBAN [iban]."),
+        ("call 1-800-555-2671, 06 12 34 56 78 or 138 1234 5678", "call [phone], [phone] or [phone]"),
+        ("from fe80::1ff:fe23:4567:890a, id 11010519491231002X", "from [ip], id [ssn]"),
+        ("r8_5ZbhKVaIs9RWUPieGxKZtBGRwWHuahC xai-LUS59VeFVpO9PsObAUOjOX7z", "[key] [key]"),
+        ("https://hooks.slack.com/services/T0HMZNMFK/B0ETPGDNT/IA6hQsrpyVJa", "https://hooks.slack.com/services/[key]"),
+        (
+            '{"password": "S3cr3t!pass"} and MISTRAL_API_KEY=k40WPjY6bayj4QIdKy',
+            '{"password": "[key]"} and MISTRAL_API_KEY=[key]',
+        ),
+        ("-----BEGIN PRIVATE KEY-----\nMIIEvA2eqeQP2ubl6uouq10q", "[key]"),
+        ("password: required, api_key=os.environ['K1'], max_tokens: 4096, page_token=CAUQAA2bcd", None),
+        (
+            "1735787045123 ms, order 100-200-3000, 1 000 000 000, 12:30:45, git@github.com:x/y, sk-learn-contrib-pack",
+            None,
+        ),
         ("order 12345678 of 01.02.2024 12:30, 3.14159, 4111 1111 1111 1112", None),
         ("2025-10-16T14:30:00Z, v1.2.3, 100,000 and 5/6/2023", None),
     ],
@@ -322,6 +336,13 @@ def test_keys_and_personal_data_are_masked_and_other_numbers_stay(text: str, mas
     masker = Masker()
     assert masker.mask(text) == (masked or text)
     assert sum(masker.replaced.values()) == (0 if masked is None else masked.count("["))
+
+
+def test_a_field_whose_name_says_so_is_a_secret() -> None:
+    assert Masker().mask({"api_key": "k40WPjY6bayj4", "keys": "k40WPjY6bayj4"}) == {
+        "api_key": "[key]",
+        "keys": "k40WPjY6bayj4",
+    }
 
 
 def test_masking_is_the_default_reaches_all_texts_and_can_be_left_out(tmp_path: Path) -> None:
