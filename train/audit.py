@@ -143,7 +143,7 @@ def main(
             if json_file is not None:
                 write_json(json_file, result.to_json())
             if report is not None:
-                from groundwire.train.report.attack import attack_page
+                from groundwire.train.report.pages import attack_page
 
                 write_file(report, attack_page(result, tasks, attacked, fail_above), option="--report")
             raise typer.Exit(1 if result.holes(fail_above) else 0)

@@ -34,7 +34,7 @@ def main(
         traces = read_traces(*files, mask=mask)
         page = None
         if report is not None:
-            from groundwire.train.report.traces import TracesPage
+            from groundwire.train.report.pages import TracesPage
 
             page = TracesPage()
         with spinner("reading the traces"):

@@ -37,8 +37,7 @@ from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import check_parts, relative_path, with_resolved_paths
 from groundwire.train.job.trained_model import newest_model
 from groundwire.train.job.trainer import default_trainer
-from groundwire.train.learn.best_of_n import write_best
-from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
+from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_best, write_chats
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_settings import read_tokenizer
 from groundwire.train.traces.read import read_traces

@@ -1,17 +1,49 @@
-"""The report of exported traces: the screen of ``groundwire traces``, and some of the traces."""
+"""Pages in the form of a run's report: of an attack on a reward (``groundwire audit --attack``), and of exported traces
+(``groundwire traces``). Both begin with what the command printed.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from groundwire.domains.held_out import question_key
 from groundwire.train.report.build import render, shown_rollout, shown_task
-from groundwire.train.store.rollout import Rollout
+from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.traces.summary import text_digest
 
+if TYPE_CHECKING:
+    from groundwire.rewards.attack import AttackResult
+
 _SHOWN = 200
+
+
+def attack_page(
+    result: AttackResult, tasks: Iterable[Mapping[str, Any]], lines: Sequence[str], fail_above: float
+) -> str:
+    """The best-paid wrong answers; ``tasks`` have those of the examples, ``lines`` were printed, the verdict last."""
+    rows = {str(task["id"]): task for task in tasks}
+    shown: list[dict[str, Any]] = []
+    for strategy in result.strategies:
+        for example in strategy.examples:
+            outcome = Outcome(answer=example.answer, steps=example.steps, reward=example.score)
+            rollout = Rollout(task=rows[example.task], mode=None, outcome=outcome)
+            told = f"{strategy.name}: {strategy.variant}; a right answer scores {example.right_score:g}. {strategy.fix}"
+            shown.append(shown_rollout(rollout, credit=[told]))
+    named = {row["task"]: shown_task(rows[row["task"]]) for row in shown}
+    tiles = [(f"{len(result.holes(fail_above)):,}", f"of {len(result.strategies)} wrong strategies earn too much")]
+    tiles += [(f"{result.tasks:,}", "tasks"), (f"{result.calls:,}", "calls of the reward")]
+    return render(
+        {"tasks": named, "rollouts": shown, "words": [], "view": "Wrong answers that earn"},
+        title=f"Attack on the reward {result.reward}",
+        state=lines[-1],
+        lines=lines[:-1],
+        tiles=tiles,
+        charts=[],
+        total=len(shown),
+        rest="groundwire audit --attack --json FILE writes all strategies.",
+    )
 
 
 class TracesPage:
