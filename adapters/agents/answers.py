@@ -1,4 +1,4 @@
-"""From what an agent returns to the answer that is judged: never a dump of all that it returned."""
+"""From what an agent returns to the answer that is judged, never a dump of all that it returned; and its steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from groundwire.adapters._types import AgentSetupError
+from groundwire.adapters.tracing.wire.call import WireCall
+from groundwire.adapters.tracing.wire.request import RefusedError
 from groundwire.tools.types import AgentResult, AgentStep, AnswerKind, Candidate
 
 ASK = "name a function that returns the answer from the result: --agent-output module:name"
@@ -18,6 +20,7 @@ _WAITING = ("__interrupt__", "interruptions", "interrupts", "user_input_requests
 """What says that an agent waits for a person: of LangGraph, the Agents SDK, Strands, Agent Framework, Agno."""
 _SHOWN = 300  # characters of a result in a message
 _MISSING = object()
+_MAX_CALLS = 1000
 
 
 def check_done(result: Any) -> None:
@@ -52,6 +55,39 @@ def own_steps(result: Any) -> list[AgentStep]:
     steps, known = _read(result, "steps"), AgentStep.__annotations__.keys()
     is_own = isinstance(steps, list) and all(isinstance(step, Mapping) and step.keys() >= known for step in steps)
     return [*steps] if is_own else []
+
+
+class ToolCalls:
+    """The tool calls of one attempt, in the order in which its requests first show them: each request repeats the
+    conversation so far.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[str, Any]] = {}
+        self._results: dict[str, str] = {}
+
+    def add(self, api: type[WireCall], request: Mapping[str, Any]) -> None:
+        """Read the tool calls and their results in a request to ``api``."""
+        for message in _messages(api, request):
+            for call in _objects(message.get("tool_calls")):
+                if len(self._calls) < _MAX_CALLS and isinstance(function := call.get("function"), Mapping):
+                    named = str(function.get("name")), _parsed(function.get("arguments"))
+                    self._calls.setdefault(str(call.get("id")), named)
+            if message.get("role") == "tool" and len(self._results) < _MAX_CALLS:
+                self._results.setdefault(str(message.get("tool_call_id")), _to_text(message.get("content")))
+
+    def steps(self) -> list[AgentStep]:
+        """The tool calls as steps: the input is the query if there is one, else the arguments."""
+        return [
+            AgentStep(
+                agent=name,
+                kind="tool",
+                input=_query_argument(arguments) or _to_text(arguments),
+                output=self._results.get(call_id, ""),
+                ok=call_id in self._results,
+            )
+            for call_id, (name, arguments) in self._calls.items()
+        ]
 
 
 def lacks_answer(kind: Any, answers: AnswerKind) -> list[str]:
@@ -176,3 +212,35 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _jsonable(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else getattr(value, "__dict__", str(value))
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _messages(api: type[WireCall], request: Mapping[str, Any]) -> list[Any]:
+    """The chat messages of a request; none if the proxy refuses it."""
+    try:
+        return _objects(api.messages(request))
+    except RefusedError:
+        return []
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _query_argument(arguments: Any) -> str:
+    from groundwire.tools.sql.answers import is_query  # here, as many commands do without SQL
+
+    values = arguments.values() if isinstance(arguments, Mapping) else [arguments]
+    return next((value for value in values if isinstance(value, str) and is_query(value)), "")
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(block, Mapping) and "text" in block for block in value):
+        return "".join(str(block["text"]) for block in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -30,65 +30,37 @@ from opentelemetry import context
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint, quoted_name
 from groundwire.adapters.agents.agent_names import current_agent, follow_agent_names
-from groundwire.adapters.agents.caches import switch_off_caches
-from groundwire.adapters.agents.changes import undo_later, wrap
+from groundwire.adapters.agents.answers import ToolCalls
+from groundwire.adapters.agents.changes import skip, undo_later, wrap
 from groundwire.adapters.agents.early_runs import EarlyCallError, is_making
 from groundwire.adapters.agents.providers import ProviderRefusedError, guard, is_provider
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, as_job, call_headers
-from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.exchange import error_code, error_message
 from groundwire.adapters.tracing.wire.paths import SERVED, ApiPath, find_api
-from groundwire.adapters.tracing.wire.request import ERROR_HEADER, RefusedError
-from groundwire.tools.sql.answers import is_query
-from groundwire.tools.types import AgentStep
+from groundwire.adapters.tracing.wire.request import ERROR_HEADER
 
 _KEY = context.create_key("groundwire-attempt")
 _sending: ContextVar[bool] = ContextVar("groundwire-sending", default=False)
 _of_program: AttemptCalls | None = None  # the attempt that has started this process, if it is a program of its own
 _MAX_HOSTS = 20
-_MAX_CALLS = 1000
 _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 """The event loop on which each asynchronous client made its last traced call."""
 _CREDENTIALS = (
     "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "cookie", "openai-organization", "openai-project",
 )  # fmt: skip
+_REPLY_CACHES = (
+    ("dspy.clients.cache", "Cache.get"),
+    ("litellm.caching.caching", "Cache.get_cache"),
+    ("litellm.caching.caching", "Cache.async_get_cache"),
+    ("langchain_core.caches", "InMemoryCache.lookup"),
+    ("langchain_community.cache", "SQLAlchemyCache.lookup"),
+)
+"""Module and method that looks for a reply in a cache of a framework, and returns None if there is none. A reply of
+earlier weights, or of another rollout, would be an action that the policy did not take."""
 
 
 class AttemptEndedError(RuntimeError):
     """A call in the context of an attempt that has ended; it is no failure of the policy."""
-
-
-class ToolCalls:
-    """The tool calls of one attempt, in the order in which its requests first show them: each request repeats the
-    conversation so far.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[str, tuple[str, Any]] = {}
-        self._results: dict[str, str] = {}
-
-    def add(self, api: type[WireCall], request: Mapping[str, Any]) -> None:
-        """Read the tool calls and their results in a request to ``api``."""
-        for message in _messages(api, request):
-            for call in _objects(message.get("tool_calls")):
-                if len(self._calls) < _MAX_CALLS and isinstance(function := call.get("function"), Mapping):
-                    named = str(function.get("name")), _parsed(function.get("arguments"))
-                    self._calls.setdefault(str(call.get("id")), named)
-            if message.get("role") == "tool" and len(self._results) < _MAX_CALLS:
-                self._results.setdefault(str(message.get("tool_call_id")), _to_text(message.get("content")))
-
-    def steps(self) -> list[AgentStep]:
-        """The tool calls as steps: the input is the query if there is one, else the arguments."""
-        return [
-            AgentStep(
-                agent=name,
-                kind="tool",
-                input=_query_argument(arguments) or _to_text(arguments),
-                output=self._results.get(call_id, ""),
-                ok=call_id in self._results,
-            )
-            for call_id, (name, arguments) in self._calls.items()
-        ]
 
 
 @dataclass(kw_only=True)
@@ -238,7 +210,7 @@ def install() -> None:
     ):
         wrap(module, path, wrapper)
     guard(_check_host)
-    switch_off_caches(_attempt)
+    skip(_REPLY_CACHES, lambda _: _attempt())
     undo_later(install.cache_clear)
 
 
@@ -376,33 +348,3 @@ def _start_thread(start: Any, thread: Any, args: Any, kwargs: Any) -> Any:
 def _submit_job(submit: Any, executor: Any, args: Any, kwargs: Any) -> Any:
     function, *rest = args
     return submit(as_job(function), *rest, **kwargs)
-
-
-def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def _messages(api: type[WireCall], request: Mapping[str, Any]) -> list[Any]:
-    """The chat messages of a request; none if the proxy refuses it."""
-    try:
-        return _objects(api.messages(request))
-    except RefusedError:
-        return []
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def _query_argument(arguments: Any) -> str:
-    values = arguments.values() if isinstance(arguments, Mapping) else [arguments]
-    return next((value for value in values if isinstance(value, str) and is_query(value)), "")
-
-
-def _to_text(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(block, Mapping) and "text" in block for block in value):
-        return "".join(str(block["text"]) for block in value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -31,8 +31,8 @@ from groundwire.adapters import (
     agent_backend,
 )
 from groundwire.adapters.agents import redirection
+from groundwire.adapters.agents.answers import ToolCalls
 from groundwire.adapters.agents.command import CommandBackend
-from groundwire.adapters.agents.redirection import ToolCalls
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
