@@ -31,8 +31,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cachetools import LRUCache, cached
 
@@ -69,12 +70,16 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# What may be quoted, or else be written in another way. In a comment the end of a line matters.
-_LAYOUT = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`|\[[^]]*\])|[ \t\n\f\r]+|[A-Z]+""")
-_UNSURE = re.compile(r"--|/\*|[Rr][Aa][Nn][Dd][Oo][Mm]|[^\0-\x7f]")
-# A table that such a query names is in its FROM, and is opened. SQLite compiles no subquery that cannot matter:
-# ``SELECT 3 WHERE 1 OR EXISTS (SELECT a FROM t)``, ``SELECT 3 WHERE 1 OR 3 IN t``.
-_ONE_SELECT = re.compile(r"\s*select\b(?!.*\b(?:select|values|with|in\s*[^\s(]))", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|\[[^]]*\]""")
+# In a comment the end of a line matters, and a random query has a result of its own each time.
+_UNSURE = re.compile(r"--|/\*|random|[^\t\n\f\r -~]")
+_NO_WORD = re.compile(r"\W")
+_BLANKS = (" (", "("), ("( ", "("), (" )", ")"), (" ,", ","), (", ", ",")
+_LONG = 5000  # bytes: of longer texts one may be within SQLite's limits, and another not
+# The first table of a query is opened, whatever follows. SQLite compiles no subquery that cannot matter: ``SELECT 3
+# WHERE 1 OR EXISTS (SELECT a FROM t)``, ``SELECT 3 WHERE 3 IN t``.
+_FIRST_TABLE = re.compile(r"\s*select\b([^'\"`\[;]*?)\bfrom\s+(\w+)(?!\s*[.(]|\w)", re.IGNORECASE)
+_NOT_FIRST = re.compile(r"\b(?:select|values|distinct)\b|--|/\*", re.IGNORECASE)
 _THIS_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
@@ -94,6 +99,22 @@ def first_statement(sql: str) -> str:
         if match[0] == ";" and sqlite3.complete_statement(sql[: match.end()]):
             return sql[: match.end()]
     return sql
+
+
+def layout(sql: str) -> str:
+    """The query without what has no meaning, so that queries of one layout have one result: blanks, the case of words.
+
+    In a query with another one inside, a quoted name may be that of a column without one: its expression as written.
+    """
+    sql = sql.rstrip("; \t\r\n")
+    lowered, quoted = sql.lower(), _QUOTED.findall(sql)
+    names_text = lowered.count("select") > 1 and any(_NO_WORD.search(part, 1, len(part) - 1) for part in quoted)
+    if names_text or len(sql) > _LONG or not sql.isascii() or _UNSURE.search(lowered):
+        return sql
+    words = " ".join((_QUOTED.sub("\0", lowered) if quoted else lowered).split())
+    for blank, sign in _BLANKS:
+        words = words.replace(blank, sign)
+    return "\0".join([words, *quoted])
 
 
 def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) -> bool:
@@ -183,31 +204,56 @@ def execution_match(
     """
     if mode not in ("safe", "official"):
         raise ValueError(f"mode is 'safe' or 'official', not {mode!r}")
-    gold, predicted = first_statement(normalise(gold, keep_distinct)), normalise(predicted, keep_distinct)
+    predicted = normalise(predicted, keep_distinct)
     predicted = first_statement(predicted) if mode == "official" else predicted.rstrip("; \t\r\n")
+    file, expected = _file(os.fspath(database)), _gold(gold, keep_distinct)
     try:
-        return _compare(_file(os.fspath(database)), predicted, gold, mode, timeout_s)
+        return _compare(file, predicted, layout(predicted), expected, mode, timeout_s)
     except QueryTimeoutError as error:
         return MatchResult(0.0, f"the prediction failed: {error}")
 
 
-def _comparison_key(file: File, predicted: str, gold: str, mode: str, timeout_s: float) -> tuple[Any, ...]:
-    """With a hash of the texts: a policy in training writes long ones, and the cache must not keep them in memory."""
-    texts = f"{len(predicted)} {predicted}{gold}".encode(errors="surrogatepass")
-    return file, hashlib.blake2b(texts).digest(), mode, timeout_s
+class _Gold(NamedTuple):
+    sql: str
+    layout: str | None
+    """None if the query has another result each time."""
+    ordered: bool
+
+
+@lru_cache(maxsize=1024)
+def _gold(sql: str, keep_distinct: bool) -> _Gold:
+    sql = first_statement(normalise(sql, keep_distinct))
+    # Rule 3: the order matters if the normalised gold contains ``order by``, with one space.
+    lowered = sql.lower()
+    return _Gold(sql, None if "random" in lowered else layout(sql), "order by" in lowered)
+
+
+def _comparison_key(
+    file: File, _predicted: str, predicted_layout: str, gold: _Gold, mode: str, timeout_s: float
+) -> tuple[Any, ...]:
+    """With a hash of the text: a policy in training writes long ones, and the cache must not keep them in memory."""
+    return file, hashlib.blake2b(predicted_layout.encode(errors="surrogatepass")).digest(), gold, mode, timeout_s
 
 
 # A group asks for the same gold, and often gives the same answer, many times in a row. Errors are not cached: a query
 # that times out on a busy machine may be in time later.
 @cached(LRUCache(maxsize=16_384), key=_comparison_key, lock=threading.Lock())
-def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float) -> MatchResult:
-    path, expected = file[0], _gold_result(file, gold, timeout_s).rows
-    if _is_same_query(predicted, gold):
+def _compare(
+    file: File, predicted: str, predicted_layout: str, gold: _Gold, mode: str, timeout_s: float
+) -> MatchResult:
+    path, expected = file[0], _gold_result(file, gold.sql, timeout_s).rows
+    if predicted_layout == gold.layout:
         return MatchResult(1.0, "the queries are equal")
     limit = len(expected)
     try:
         result = run_query(
-            path, predicted, timeout_s=timeout_s, max_rows=limit, max_bytes=MAX_JUDGED_BYTES, signature=file[1]
+            path,
+            predicted,
+            timeout_s=timeout_s,
+            max_rows=limit,
+            max_bytes=MAX_JUDGED_BYTES,
+            signature=file[1],
+            count_steps=False,
         )
     except DatabaseError as error:
         raise RewardError(str(error)) from error
@@ -219,23 +265,15 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
         result = QueryResult([], [], truncated=False, elapsed_s=0.0)
     except QueryError as error:
         return MatchResult(0.0, f"the prediction failed: {error}")
-    # Rule 3: the order matters if the normalised gold contains ``order by``, with one space.
-    ordered, deadline = "order by" in gold.lower(), time.perf_counter() + timeout_s
-    same = not result.truncated and same_result(expected, result.rows, ordered=ordered, deadline=deadline)
+    deadline = time.perf_counter() + timeout_s
+    same = not result.truncated and same_result(expected, result.rows, ordered=gold.ordered, deadline=deadline)
     if mode == "safe" and same:
-        reads = (result.names_tables and _ONE_SELECT.match(predicted)) or reads_table(path, predicted)
-        if not reads and reads_table(path, gold):
+        first = _FIRST_TABLE.match(predicted)
+        named = first and first[2].lower() in result.tables and not _NOT_FIRST.search(first[1])
+        reads = named or reads_table(path, predicted)
+        if not reads and reads_table(path, gold.sql):
             return MatchResult(0.0, "the prediction reads no table, the gold does")
     return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}")
-
-
-def _is_same_query(predicted: str, gold: str) -> bool:
-    """Whether the queries differ in blanks and in the case of words alone, so that they have the same result."""
-    first, second = (sql.rstrip("; \t\r\n") for sql in (predicted, gold))
-    if first.lower().split() != second.lower().split() or _UNSURE.search(first + second):
-        return False
-    as_laid_out = (_LAYOUT.sub(lambda part: part[1] or part[0].strip().lower() or " ", sql) for sql in (first, second))
-    return next(as_laid_out) == next(as_laid_out)
 
 
 def _size(result: QueryResult) -> int:

@@ -24,9 +24,9 @@ from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import (
     MatchResult,
     _compare,
-    _is_same_query,
     execution_match,
     first_statement,
+    layout,
     normalise,
     same_result,
     spider_exec_match,
@@ -176,11 +176,51 @@ GOLD = "SELECT count(*) FROM t WHERE b = 'x' OR a < > 1"
         ("SELECT a FROM t -- WHERE 0\n WHERE 1", "SELECT a FROM t -- WHERE 0 WHERE 1", False),
         ("SELECT a\x0bFROM t", "SELECT a FROM t", False),
         ("SELECT \u212a FROM t", "SELECT k FROM t", False),
-        ("SELECT Random() FROM t", "SELECT Random() FROM t", False),
+        ("select Count ( * ), a FROM t WHERE b IN ( 'x' )", "SELECT count(*),a FROM t WHERE b IN('x')", True),
+        ("SELECT a FROM t WHERE a = = 1", "SELECT a FROM t WHERE a == 1", False),
+        ('SELECT "a_b" FROM (SELECT a  AS a_b FROM t)', 'SELECT "a_b" FROM (SELECT a AS a_b FROM t)', True),
+        ('SELECT "max(a)" FROM (SELECT max( a) FROM t)', 'SELECT "max(a)" FROM (SELECT max(a) FROM t)', False),
+        ("SELECT a FROM t" + " " * 5000, "SELECT a FROM t" + "\n" * 5000, True),
+        ("SELECT a" + " " * 5000 + "FROM t", "SELECT a" + "\n" * 5000 + "FROM t", False),
     ],
 )
-def test_the_gold_in_another_layout_alone_is_right_without_a_run(predicted: str, gold: str, same: bool) -> None:
-    assert _is_same_query(predicted, gold) is same
+def test_queries_of_one_layout_have_one_result(predicted: str, gold: str, same: bool) -> None:
+    assert (layout(predicted) == layout(gold)) is same
+
+
+def test_the_gold_in_another_layout_is_right_without_a_run(database: Path) -> None:
+    found = execution_match("select A\nfrom t", "SELECT a FROM t", database)
+    assert found == MatchResult(1.0, "the queries are equal")
+    # It has another result each time.
+    query = "SELECT random() FROM t"
+    assert execution_match(query, query, database) == MatchResult(0.0, "the results differ")
+
+
+def test_a_verdict_is_not_shared_by_queries_that_are_written_alike(database: Path) -> None:
+    gold = "SELECT max(a) FROM t"
+    for written, score in [("max(a)", 1), ("max( a)", 0)]:
+        assert both(database, gold, f'SELECT "max(a)" FROM (SELECT {written} FROM t)') == score
+
+
+@pytest.mark.parametrize(
+    "predicted",
+    [
+        "SELECT 3, ' FROM t' WHERE 1 OR EXISTS (SELECT a FROM t)",
+        "SELECT 3 -- FROM t \n WHERE 1 OR EXISTS (SELECT a FROM t)",
+        "SELECT 3 /* FROM t */ WHERE 1 OR EXISTS (SELECT a FROM t)",
+        "SELECT 3 FROM (SELECT 1) WHERE 1 OR EXISTS (SELECT a FROM t)",
+        "SELECT 3 FROM json_each('[1]') WHERE 1 OR EXISTS (SELECT a FROM t)",
+        "SELECT 3 WHERE 1 OR EXISTS (SELECT a FROM t) AND EXISTS (SELECT 3 FROM t)",
+    ],
+)
+def test_a_table_is_not_read_because_it_is_named(database: Path, predicted: str) -> None:
+    gold = (
+        "SELECT 3, ' FROM t' FROM t LIMIT 1"
+        if "'" in predicted and "json" not in predicted
+        else "SELECT count(*) FROM t"
+    )
+    found = execution_match(predicted, gold, database)
+    assert found == MatchResult(0.0, "the prediction reads no table, the gold does")
 
 
 def test_a_result_that_goes_on_beyond_what_is_read_is_not_equal(database: Path) -> None:

@@ -166,11 +166,12 @@ def test_functions_that_access_files_are_an_error(database: Path, sql: str) -> N
         run_query(database, sql.replace("{folder}", str(database.parent)))
 
 
+@pytest.mark.parametrize("count_steps", [True, False])
 @pytest.mark.parametrize("sql", FOR_EVER)
-def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
+def test_an_endless_query_is_stopped(database: Path, sql: str, count_steps: bool) -> None:
     started = time.perf_counter()
     with pytest.raises((QueryTimeoutError, SqlError)):
-        run_query(database, sql, timeout_s=0.1)
+        run_query(database, sql, timeout_s=0.1, count_steps=count_steps)
     # Not a measurement: each of these would take minutes or never end.
     assert time.perf_counter() - started < 100
 

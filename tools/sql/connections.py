@@ -69,6 +69,10 @@ _FUNCTIONS = (
 _GROWING_FUNCTIONS = "char concat concat_ws group_concat hex quote randomblob string_agg zeroblob"
 _SEARCHES = "glob instr like replace"  # their time is the product of two lengths
 _HAS_LIMITS = hasattr(sqlite3.Connection, "setlimit")  # from Python 3.11
+# Within the limits of an inline connection every other opcode takes less than about ten microseconds.
+_SLOW = (*_GROWING_FUNCTIONS.split(), *_SEARCHES.split(), "trim")
+_AS = re.compile(r"\bas\b", re.IGNORECASE)  # of a view or a generated column
+_OPCODES_PER_RARE_CHECK = 1000
 _WORK = dict.fromkeys(_FUNCTIONS.split(), _FUNCTION_WORK)
 if _HAS_LIMITS:
     _WORK |= dict.fromkeys(_GROWING_FUNCTIONS.split(), _FUNCTION_WORK) | dict.fromkeys(_SEARCHES.split(), _SEARCH_WORK)
@@ -98,6 +102,11 @@ def check_inline(sql: str) -> None:
         raise NeedsProcessError
 
 
+def _has_slow(sql: str) -> bool:
+    lowered = sql.lower()
+    return any(word in lowered for word in _SLOW)
+
+
 class StoppedError(Exception):
     """The query's time was over, or it was cancelled, before its database was open."""
 
@@ -108,7 +117,7 @@ class Connection:
     def __init__(
         self, path: str, deadline: float, stops: tuple[threading.Event, ...] = (), *, inline: bool = True
     ) -> None:
-        self.path, self.inline = path, inline
+        self.path, self.inline, self._opcodes = path, inline, OPCODES_PER_CHECK
         self.start(deadline, stops)
         self._end = deadline  # also inline: what opens a database is known, and every query would need it again
         self._virtual_tables = {"json_each", "json_tree"}
@@ -120,7 +129,10 @@ class Connection:
                 raise NeedsProcessError
             self._open_virtual_tables(listed)
             has_views = any(entry.kind == "view" for entry in listed)
-            self._tables = set() if has_views else {entry.name for entry in listed if entry.kind == "table"}
+            tables = [] if has_views else [entry.name for entry in listed if entry.kind == "table"]
+            self._tables = {name: name.lower() for name in tables}
+            defined = (entry.sql for entry in listed if _AS.search(entry.sql))
+            self._has_slow = not (inline and _HAS_LIMITS) or any(map(_has_slow, defined))
             self.start(deadline, stops)
         except BaseException as error:
             self.close()
@@ -145,13 +157,21 @@ class Connection:
                 if self.stopped:
                     raise
 
+    def count_steps(self, sql: str, *, exactly: bool) -> None:
+        """Look at the deadline, and count, every hundred opcodes, or if they need not be exact and are fast, seldom."""
+        often = exactly or self._has_slow or _has_slow(sql)
+        opcodes = OPCODES_PER_CHECK if often else _OPCODES_PER_RARE_CHECK
+        if opcodes != self._opcodes:
+            self._opcodes = opcodes
+            self.raw.set_progress_handler(self._progress, opcodes)
+
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
         """Begin a query, which ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
         self.deadline, self._stops, self.stopped = deadline, stops, False
         self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
         self._work = self._checks = 0
-        self.names_tables = False
+        self.tables_read = set[str]()
 
     def can_drop_bytes(self, error: sqlite3.Error) -> bool:
         """Whether the query failed at bytes that are no UTF-8, and will not from now on."""
@@ -171,7 +191,7 @@ class Connection:
     @property
     def vm_steps(self) -> int:
         """The steps of SQLite's virtual machine that the query has taken, in hundreds."""
-        return self._checks * OPCODES_PER_CHECK
+        return self._checks * self._opcodes
 
     @property
     def cancelled(self) -> bool:
@@ -217,7 +237,8 @@ class Connection:
             self._work += _SELECT_WORK
         else:
             self._work += 1
-            self.names_tables = self.names_tables or first in self._tables
+            if first in self._tables:
+                self.tables_read.add(self._tables[first])
         return self._work <= _INLINE_WORK
 
 
