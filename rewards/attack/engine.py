@@ -117,7 +117,7 @@ async def attack(
     few = _AUDITED_PILOT if audits else _PILOT
     few = few if max_calls is None else max(1, min(few, max_calls // (2 * _CALLS_OF_PILOT)))
     seconds_of_call = await run.pilot(chosen[:few], on_plan)
-    await run.map(run.score_right, sorted(chosen[few:]))
+    await map_concurrently(run.score_right, sorted(chosen[few:]))
     if not audits and not any(run.best(index) > run.floor(index) + _TOLERANCE for index in chosen):
         raise RewardError(run.nothing_to_attack(len(chosen)))
     planned = [plan for index in sorted(chosen) for plan in await run.plan(index, strategies, audited=audits)]
@@ -176,10 +176,6 @@ class Attack:
         special = [i for i in indices if self.file.case_matters(i) or self.file.order_matters(i)][: max(1, limit // 3)]
         chosen = list(dict.fromkeys([*special, *indices]))[:limit]
         return self.rng.sample(chosen, len(chosen))
-
-    async def map(self, function: Callable[..., Any], rows: Sequence[Any]) -> list[Any]:
-        """The results of an async function, some at once."""
-        return await map_concurrently(function, rows)
 
     async def steps(self, index: int, answer: str) -> _Steps:
         """The steps of an honest agent with this answer."""
@@ -243,23 +239,23 @@ class Attack:
         on_plan(
             f"a call takes {first:.3g} s; about {_CALLS_OF_PILOT * len(indices)} calls to see how right answers score"
         )
-        before |= dict(zip(indices[1:], await self.map(again, indices[1:]), strict=True))
+        before |= dict(zip(indices[1:], await map_concurrently(again, indices[1:]), strict=True))
         started, calls = time.monotonic(), self.calls
         for make_steps in self._ways_of_steps:
             self._make_steps = make_steps
             jobs = [(index, *form) for index in indices for form in self.file.golds[index].answers.items()]
             values = defaultdict[str, list[float]](list)
-            for (_, form, _), value in zip(jobs, await self.map(self.score_right, jobs), strict=True):
+            for (_, form, _), value in zip(jobs, await map_concurrently(self.score_right, jobs), strict=True):
                 values[form] += [] if value is None else [value]
             if any(self.best(index) > self.floor(index) + _TOLERANCE for index in indices):
                 break
         self._form = max(values, key=lambda form: fmean(values[form] or [self._range[0]]))
         seconds = (time.monotonic() - started) / max(1, self.calls - calls)
         await self._look_at_changes_that_do_not_matter(indices)
-        twice = [await self.map(self.score_right, indices) for _ in range(2)]
+        twice = [await map_concurrently(self.score_right, indices) for _ in range(2)]
         if differs := sum(first != second for first, second in zip(*twice, strict=True)):
             self.notes.append(f"the reward is random: two scores of one answer differ for {differs} of {len(indices)}")
-        for index, after in zip(indices, await self.map(again, indices), strict=True):
+        for index, after in zip(indices, await map_concurrently(again, indices), strict=True):
             earlier = before[index]
             if after is not None and earlier is not None and await self.is_wrong(index, AttackAnswer(wrongs[index])):
                 value = self.floor(index) + max(0.0, after - earlier)
@@ -272,7 +268,7 @@ class Attack:
         golds = {index: self.file.golds[index] for index in indices}
         rights = {index: gold.answers.get(self._form, gold.text) for index, gold in golds.items()}
         jobs = [(index, *change) for index in indices for change in golds[index].changed(rights[index]).items()]
-        values = await self.map(lambda job: self.call(job[0], job[2]), jobs)
+        values = await map_concurrently(lambda job: self.call(job[0], job[2]), jobs)
         for (index, name, _), value in zip(jobs, values, strict=True):
             tried[name] += 1
             lost[name] += value is None or value < (self.floor(index) + self.best(index)) / 2
@@ -364,7 +360,7 @@ class Attack:
             value = await self.call(index, attempt.answer) if await self.is_wrong(index, attempt) else None
             return 0.0 if value is None else self.pay(_Scored(AGAIN, attempt, index, (), value))
 
-        return await self.map(one, answers)
+        return await map_concurrently(one, answers)
 
     def lessons(self, scored: Sequence[_Scored], indices: Sequence[int]) -> list[tuple[int, str]]:
         """Short answers of strategies: the best-paid, and as many others. What has parts of a task's gold is a lesson

@@ -10,7 +10,7 @@ from typing import Any
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.rewards import JudgeSettings
-from groundwire.rewards.judge import Judge, Verdict
+from groundwire.rewards.judge.engine import Judge, Verdict
 
 CASE = {"question": "What is Noravil for?", "reference": "Noravil is for fever.", "answer": "It is for fever."}
 

@@ -18,9 +18,10 @@ from judges import CASE, judged, settings, verdict
 from groundwire import rewards
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
-from groundwire.rewards.judge import Judge, engine
+from groundwire.rewards.judge import engine
 from groundwire.rewards.judge.cache import JudgeCache
 from groundwire.rewards.judge.client import JudgeClient
+from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.types import AgentStep
