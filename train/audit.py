@@ -30,6 +30,7 @@ from groundwire.train.cli.options import (
     write_json,
 )
 from groundwire.train.evaluation.run_reader import read_answers
+from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.rollouts.agent_view import AgentView
 
 ALLOWED = 0.05
@@ -266,12 +267,12 @@ def examine(
     """Audit ``reward`` on the tasks of ``domain``; ``judges`` are the options of :func:`.get_reward`."""
     started = time.monotonic()
     chosen, every, name, function, notes, data = _load(domain, reward, data_dir, judges)
-    tasks, view = _sample(every, limit), AgentView.of(chosen, function)
+    tasks, view = choose_tasks(every, limit), AgentView.of(chosen, function)
     function, golds = against_gold(function, view.gold), list(map(view.gold_value, tasks))
     with progress(f"Auditing {name}", len(tasks)) as on_end, rewards.in_training():
         options: dict[str, Any] = {"answers": view.answers, "name": name, "source": data.source}
         result = asyncio.run(attack(tasks, function, golds=golds, audits=True, on_end=on_end, **options))
-    varied = _sample(tasks, _EXAMINED) if rewards.has_variants(function) else []
+    varied = choose_tasks(tasks, _EXAMINED) if rewards.has_variants(function) else []
     with progress("Making variants", len(varied)) as on_end:
         alone = rewards.without_variants(varied, on_end=on_end)
     unfit = _unfit_reason(result, allow)
@@ -323,12 +324,6 @@ def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
     suspicious = suspects(tasks, check_golds(tasks), answers)
     write_json(file, suspicious)
     return f"suspicious golds: {len(suspicious):,} of {len(tasks):,}, listed in {file}"
-
-
-def _sample(tasks: list[Any], limit: int) -> list[Any]:
-    if not 0 < limit < len(tasks):
-        return tasks
-    return [tasks[i * len(tasks) // limit] for i in range(limit)]
 
 
 def _unfit_reason(result: AttackResult, allow: float) -> str:
