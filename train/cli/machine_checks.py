@@ -22,13 +22,7 @@ from groundwire.train.job.trainer import default_trainer, trainer_of
 from groundwire.train.verl.hydra_config import INSTALL
 from groundwire.train.verl.launch import peft_problem
 
-_VERL = {
-    "verl": "0.9.1",
-    "ray": "2.60.0",
-    "TransferQueue": "0.1.11",
-    "tensordict": "0.10.0",
-    "transformers": "5.10.4",
-}
+_VERL = {"verl": "0.9.1", "ray": "2.60.0", "TransferQueue": "0.1.11", "tensordict": "0.10.0", "transformers": "5.10.4"}
 VERSION_SETS = {
     "verl": {"torch": "2.11.0", "vllm": "0.24.0", **_VERL},
     "verl-newest": {"torch": "2.13.0", "vllm": "0.31.0", **_VERL},

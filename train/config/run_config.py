@@ -153,9 +153,7 @@ class AgentSettings(Settings):
         "copy", "Working folder of a rollout's process: a copy of this one (on write), empty, or shared"
     )
     agent_env: Annotated[str, BeforeValidator(_join_names)] = _rollouts(
-        "",
-        "Further variables of this environment for agents' processes, such as a tool's key",
-        metavar="NAME,NAME",
+        "", "Further variables of this environment for agents' processes, such as a tool's key", metavar="NAME,NAME"
     )
     sealed: bool = _rollouts(False, "Leave rollouts in forked processes no network but the model")
     rollout_timeout_s: float = _rollouts(60.0, "Seconds for one rollout, without its reward", gt=0)
@@ -193,15 +191,11 @@ class RunConfig(AgentSettings):
     )
     data_dir: str | None = _data(None, "Folder with the domain's data; default: bundled", metavar="DIR")
     group_column: str | None = _data(
-        None,
-        "Column whose values are held out whole; default: those named like db_id, document, group",
-        metavar="NAME",
+        None, "Column whose values are held out whole; default: those named like db_id, document, group", metavar="NAME"
     )
     allow_shared: bool = _data(False, "Accept validation tasks that have questions of training tasks")
     gold_trust: str | None = _data(
-        None,
-        "File such as suspects.json: a training task stays with its gold's trust as probability",
-        metavar="FILE",
+        None, "File such as suspects.json: a training task stays with its gold's trust as probability", metavar="FILE"
     )
     output_dir: str = _data("runs", "Folder for run directories", metavar="DIR")
     prompts: Annotated[Mapping[str, str], BeforeValidator(read_prompts)] = _data(

@@ -42,11 +42,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def prepare(
-    config: RunConfig,
-    *,
-    split: str | None = None,
-    endpoint: ModelEndpoint | None = None,
-    objects: Objects = NO_OBJECTS,
+    config: RunConfig, *, split: str | None = None, endpoint: ModelEndpoint | None = None, objects: Objects = NO_OBJECTS
 ) -> Job:
     """Check the settings, load the data, and make the agent's backend and the reward.
 

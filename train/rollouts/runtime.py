@@ -215,8 +215,7 @@ class RolloutRuntime:
             scores=self.scores,
             attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
             trace_limit=TraceLimit(
-                spans=config.max_spans,
-                retry=adapters.TraceLimitError.kind not in failure_scores(config.failures),
+                spans=config.max_spans, retry=adapters.TraceLimitError.kind not in failure_scores(config.failures)
             ),
             notify_runners=runners.notify,
             runner_failure=self.runner_failure,

@@ -86,10 +86,7 @@ def _spans_of(of_resource: ResourceSpans) -> Iterator[dict[str, Any]]:
             "attributes": attributes,
             "start_time": span.start_time_unix_nano / _NANO or None,
             "end_time": span.end_time_unix_nano / _NANO or None,
-            "status": {
-                "status_code": ("UNSET", "OK", "ERROR")[span.status.code],
-                "description": span.status.message,
-            },
+            "status": {"status_code": ("UNSET", "OK", "ERROR")[span.status.code], "description": span.status.message},
             "context": context,
             "parent": None,
             "resource": {"attributes": resource, "schema_url": of_resource.schema_url},

@@ -18,13 +18,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from groundwire.adapters.tracing.spans import TraceLimit
-from groundwire.train.store.agent_lightning import (
-    outcome_span,
-    outcome_span_id,
-    read_request,
-    read_rollout,
-    span_json,
-)
+from groundwire.train.store.agent_lightning import outcome_span, outcome_span_id, read_request, read_rollout, span_json
 from groundwire.train.store.errors import MongoStoreError
 from groundwire.train.store.rollout import Attempt, Outcome
 

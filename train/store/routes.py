@@ -136,10 +136,7 @@ LISTS = {
     ),
     "/resources": _list("query_resources", resources_id=Id, resources_id_contains=str),
     "/spans": _list(
-        "query_spans",
-        filter_logic=_LOGIC,
-        rollout_id=(Id, ...),
-        **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], str),
+        "query_spans", filter_logic=_LOGIC, rollout_id=(Id, ...), **dict.fromkeys(["attempt_id", *_SPAN_FILTERS], str)
     ),
 }
 ROUTES: dict[str, tuple[int, Any, Call]] = {
