@@ -14,7 +14,7 @@ from rich.console import Console
 from groundwire.tools.errors import UserError, exit_on_user_error
 from groundwire.tools.secrets import say, terminal_text
 from groundwire.tools.terminal import format_table, progress, show_line, spinner
-from groundwire.train.cli.progress import ProgressDisplay, RolloutDisplay, show_summary
+from groundwire.train.cli.progress import ProgressDisplay, show_summary, verdict_lines
 from groundwire.train.evaluation.verdict import AgentVerdict
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,8 @@ def test_what_is_shown_of_a_run_and_its_rollouts() -> None:
     display.on_note(STEERING)
     result = {"ci95": [0, 1], "metric_name": STEERING, "accuracy": 0.5, "n": 4}
     display.on_step_end({"step": 1, "wall_time_s": 1, "failures": {STEERING: 1}, "validation": result})
-    RolloutDisplay(console, agent_match=None).show_verdict([], AgentVerdict([STEERING], [STEERING], ""))
+    for line in verdict_lines([], AgentVerdict([STEERING], [STEERING], "")):
+        show_line(console, line)
     summary = {"domain": "spider", "untrained": STEERING, "note": STEERING, "validation": {}, "validation_sampled": {}}
     show_summary(console, {**summary, "wall_time_s": 1, "peak_memory_mb": 1, "rollouts": 4}, STEERING)
     assert out.getvalue().count(VISIBLE) >= 8

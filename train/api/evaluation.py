@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ def run_dev(job: Job, output: Console, *, details: bool = True) -> tuple[list[Ro
     """
     check_store_settings(job.config.external_store_address, job.config.token_file)
     with spinner("starting"), fast_import():
-        from groundwire.train.cli.progress import ProgressDisplay, RolloutDisplay
+        from groundwire.train.cli.progress import ProgressDisplay, show_rollout, verdict_lines
         from groundwire.train.evaluation import evaluator
 
     if job.endpoint is not None:  # the run's runners may be elsewhere, or verl's
@@ -143,12 +144,14 @@ def run_dev(job: Job, output: Console, *, details: bool = True) -> tuple[list[Ro
         here = {"runner_processes": int(bool(config.runner_python)), "n_runners": config.n_runners or _DEV_TASKS}
         job = replace(job, config=config.model_copy(update=here))
     with TemporaryFolder("groundwire-look-") as folder, ProgressDisplay(output, 0) as display:
-        rollouts = RolloutDisplay(output, agent_match=job.config.agent_match, trained=job.endpoint is None)
-        shown = {"show": rollouts.show} if details else {}
+        show = partial(show_rollout, output, agent_match=job.config.agent_match, trained=job.endpoint is None)
+        shown = {"show": show} if details else {}
         run = RunDir(folder)
         ended, verdict = evaluator.try_tasks(
             job, run=run, callback=display, count=_DEV_TASKS, samples=_DEV_SAMPLES, **shown
         )
     if details:
-        rollouts.show_verdict(ended, verdict)
+        output.rule()
+        for line in verdict_lines(ended, verdict):
+            show_line(output, line)
     return ended, verdict

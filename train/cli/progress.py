@@ -194,46 +194,39 @@ def _before_after(before: float | None, after: float | None, first: float | None
     return f"{format_accuracy(before)} before{format_first_query(first)}, {format_accuracy(after)} after{gain}"
 
 
-class RolloutDisplay:
-    """Prints rollouts and the verdict on them. ``trained``: whether it is said which calls cannot be trained on."""
+def show_rollout(
+    console: Console, result: Rollout, view: AgentView, *, agent_match: str | None, trained: bool = True
+) -> None:
+    """Print its input, every call with its tools, the answer beside the gold answer, and the reward.
 
-    def __init__(self, console: Console, *, agent_match: str | None, trained: bool = True) -> None:
-        self._console, self._agent_match, self._trained = console, agent_match, trained
+    ``trained``: whether it is said which calls cannot be trained on.
+    """
+    task, outcome = result.task, result.outcome
 
-    def show(self, result: Rollout, view: AgentView) -> None:
-        """Print its input, every call with its tools, the answer beside the gold answer, and the reward."""
-        console, task, outcome = self._console, result.task, result.outcome
+    def show(label: str, text: object) -> None:
+        show_line(console, f"{label:<12}{text}")
 
-        def show(label: str, text: object) -> None:
-            show_line(console, f"{label:<12}{text}")
-
-        console.rule(as_text(f"{task['id']}: {outcome.status}, reward {outcome.reward}", one_line=True))
-        show("input", outcome.input or task["question"])
-        printed: list[Mapping[str, Any]] = []
-        for call in result.calls:
-            reason = call.untrainable_reason
-            problem = f" ({'' if call.failed else 'not trained: '}{reason})" if call.failed or self._trained else ""
-            show_line(
-                console,
-                f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
-                f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
-                f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}"
-                f"{problem if reason else ''}",
-                style="bold",
-            )
-            _show_call(show, call, printed)
-        for call in calls_of_agents(result.trainable_calls, self._agent_match):
-            emitted = "" if call.reward is None else f", emitted for this call {call.reward}"
-            show("triplet", f"{call.sequence}: {call.agent or 'agent'}, reward {outcome.reward}{emitted}")
-            show("", f"prompt ids   {_shorten(call.prompt_ids)}")
-            show("", f"response ids {_shorten(call.response_ids)}")
-        _show_reward(show, result, view)
-
-    def show_verdict(self, results: Sequence[Rollout], verdict: AgentVerdict) -> None:
-        """Print the figures of all, the notes, and the verdict."""
-        self._console.rule()
-        for line in verdict_lines(results, verdict):
-            show_line(self._console, line)
+    console.rule(as_text(f"{task['id']}: {outcome.status}, reward {outcome.reward}", one_line=True))
+    show("input", outcome.input or task["question"])
+    printed: list[Mapping[str, Any]] = []
+    for call in result.calls:
+        reason = call.untrainable_reason
+        problem = f" ({'' if call.failed else 'not trained: '}{reason})" if call.failed or trained else ""
+        show_line(
+            console,
+            f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
+            f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
+            f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}"
+            f"{problem if reason else ''}",
+            style="bold",
+        )
+        _show_call(show, call, printed)
+    for call in calls_of_agents(result.trainable_calls, agent_match):
+        emitted = "" if call.reward is None else f", emitted for this call {call.reward}"
+        show("triplet", f"{call.sequence}: {call.agent or 'agent'}, reward {outcome.reward}{emitted}")
+        show("", f"prompt ids   {_shorten(call.prompt_ids)}")
+        show("", f"response ids {_shorten(call.response_ids)}")
+    _show_reward(show, result, view)
 
 
 def verdict_lines(results: Sequence[Rollout], verdict: AgentVerdict) -> list[str]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall
 from groundwire.rewards.spider.execution_match import spider_exec_match
-from groundwire.train.cli.progress import RolloutDisplay
+from groundwire.train.cli.progress import show_rollout
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -51,7 +51,7 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
     result = Rollout(task=task, group="t1", mode="val", outcome=outcome, calls=calls)
     out = io.StringIO()
     view = AgentView.of(domains.get("spider"), spider_exec_match)
-    RolloutDisplay(Console(file=out, width=200), agent_match=None).show(result, view)
+    show_rollout(Console(file=out, width=200), result, view, agent_match=None)
     shown = out.getvalue()
     for text in (
         "call 1: sql, model gpt-5-mini, responses API, 0.000 s",
