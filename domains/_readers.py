@@ -19,6 +19,9 @@ from groundwire.tools.text import is_damaged, printable, with_reasons
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", "")
 _USUAL = ("prompt", "messages", "input", "instruction", "query", "problem", "text", "task", "conversations")
 """Columns that have the question in the data of others."""
+_TRACED = {"resourceSpans", "resourceLogs", "scopeSpans", "spanId", "span_id", "context.span_id", "traceId", "trace_id",
+           "observations", "run_type", "steps", "sessionId", "payload", "log"}  # fmt: skip
+"""Names in what agents have done, as tracers export it."""
 _MAX_TEXT = 1 << 30  # size of the largest CSV or JSON-lines file that is read, in bytes
 
 
@@ -117,7 +120,14 @@ def _no_column(key: str, row: Mapping[str, Any]) -> str:
             f"Rename {other!r} to {key!r}" if is_text else f"Add one, with the text in {other!r} that the agent gets"
         )
     columns = f"its columns are {', '.join(map(str, row))}" if row else "it is empty"
-    return f"there is no column {key!r}; {columns}. {remedy}."
+    return f"there is no column {key!r}; {columns}. {remedy}.{_of_traces(row) if key == 'question' else ''}"
+
+
+def _of_traces(value: Any) -> str:
+    """What to do with a file that may have traces in place of tasks."""
+    named = isinstance(value, Mapping) and not _TRACED.isdisjoint(value)
+    named = named or (isinstance(value, Mapping) and isinstance(value.get("messages"), list))
+    return " If these are traces of an agent: groundwire traces FILE --write DIR makes tasks of them." if named else ""
 
 
 def _read_rows(file: Path) -> list[Any]:
@@ -135,7 +145,7 @@ def _read_rows(file: Path) -> list[Any]:
             names = f" with {first_names(rows)}" if isinstance(rows, dict) and rows else ""
             raise DataError(
                 f"{file} holds a {type(rows).__name__}{names}, not a list of tasks; is it the right file? A list needs "
-                "a file of its own."
+                f"a file of its own.{_of_traces(rows)}"
             )
         return rows
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -31,22 +31,27 @@ VALUES = (
     Value("question", "the question", "text", ("question",), _QUESTIONS, batches=("prompts",)),
 )
 """What the parameters of a reward may mean. ``answer`` is the column of this name where another one is the answer."""
+_SAMPLE = Value("sample", "the answer as output_text", "mapping", ("sample",))
+"""Beside ``item``, as OpenAI's graders have it."""
 
 
 def reward_function(function: Callable[..., Any]) -> Reward:
     """The reward that calls ``function`` by the names of its parameters: the task, the answer, columns of the task.
 
-    verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` and TRL's ``reward(completions,
-    **columns)`` are called as there, the latter with lists of one. ``(a, b)``, whose names say nothing, are the task
-    and the answer. A plain function may block: each call has its own thread. Raises :class:`UnusableRewardError`;
-    :func:`describe_call` does for what depends on the columns.
+    verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)``, TRL's ``reward(completions,
+    **columns)`` and OpenAI's ``grade(sample, item)`` are called as there, TRL's with lists of one. ``(a, b)``, whose
+    names say nothing, are the task and the answer. A plain function may block: each call has its own thread. Raises
+    :class:`UnusableRewardError`; :func:`describe_call` does for what depends on the columns.
     """
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isclass(function):
         what = "a class; give an object of it" if inspect.isclass(function) else f"{type(function).__name__}; give one"
         raise UnusableRewardError(f"reward {name!r} is no function but {what}, as: def reward(task, answer)")
     example = "def reward(task, answer) or (task, answer, steps)"
-    binder = Binder(function, f"reward {name!r}", VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
+    needs = ("answer", "steps")
+    binder = Binder(function, f"reward {name!r}", VALUES, ("task", "answer", "steps"), needs, example)
+    if {"sample", "item"} <= binder.signature.parameters.keys():
+        binder = replace(binder, values=(_SAMPLE, *VALUES), needs=(*needs, "sample"))
     try:
         binder.check()
     except BindingError as error:
@@ -55,6 +60,7 @@ def reward_function(function: Callable[..., Any]) -> Reward:
     @wraps(function)
     async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Any:
         values = {"task": task, "answer": answer, "steps": steps, "question": task.get("question", "")}
+        values["sample"] = {"output_text": answer}
         try:
             bound = binder.arguments(values, _columns(task))
         except BindingError as error:  # a row that lacks a column

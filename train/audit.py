@@ -227,7 +227,6 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
     ]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"note: {result.tasks} tasks are few: 20 or more say more"] if result.tasks < _FEW_TASKS else []
-    lines += [f"note: the reward raised an error for {result.failed:,} answers"] if result.failed else []
     lines += ["", *_table(result)]
     holes = result.holes(fail_above)
     for row in holes[:_EXAMPLES]:

@@ -38,10 +38,18 @@ _TASKS = """\
 """
 _REWARD = '''\
 def reward(task, answer):
-    """Scores an answer of the agent between 0 and 1. ``task`` is a line of tasks.jsonl; the agent does not see what is
-    read of it here.
+    """Scores an answer of the agent between 0 and 1: 1 if it is what is expected, 0.2 if it has that among other words,
+    so that there is something to begin with. ``task`` is a line of tasks.jsonl; the agent does not see what is read of
+    it here.
     """
-    return float(task["expected"].lower() in str(answer).lower())
+    said, expected = words(answer), words(task["expected"])
+    if said == expected:
+        return 1.0
+    return 0.2 if f" {' '.join(expected)} " in f" {' '.join(said)} " else 0.0
+
+
+def words(text):
+    return [word.strip(".,;:!?*()`") for word in str(text).lower().split()]
 '''
 _SETTINGS = """\
 # Settings of `groundwire look` and `groundwire train`. Every option of `groundwire train --help-all` can stand here.

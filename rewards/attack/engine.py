@@ -129,6 +129,11 @@ async def attack(
     if len(kept) < len(planned):
         run.notes.append(f"only {len(kept):,} of {len(planned):,} wrong answers were tried, for the time or the budget")
     scored = await run.score_all(kept, started + max_seconds * 1.2, lambda: on_end(by=len(chosen) / len(kept)))
+    if run.errors and not audits:  # which has a finding for each
+        (_, answer), error = next(iter(run.errors.items()))
+        run.notes.append(
+            f"the reward raised an error for {run.failed:,} answers, first {error[:120]} for {answer[:40]!r}"
+        )
     if learn is not None:
         usable = [index for index in chosen if run.best(index) > run.floor(index) + _TOLERANCE]
         found = await learn(usable, run.lessons(scored, usable), run.pays)

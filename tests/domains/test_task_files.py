@@ -36,6 +36,11 @@ def test_messages_and_unknown_columns_are_named_too() -> None:
             [{"question": "?"}, {"foo": 1}],
             "row 1: there is no column 'question'; its columns are foo. Give",
         ),
+        (
+            [{"traceId": "t", "spanId": "s"}],
+            "If these are traces of an agent: groundwire traces FILE --write DIR makes",
+        ),
+        ([{"messages": [{"role": "user", "content": "?"}]}], "If these are traces of an agent"),
         ([{}], "row 0: there is no column 'question'; it is empty. Give each row one"),
         ([{"question": None}], "row 0: question is empty; remove or repair the row."),
     ):
@@ -52,6 +57,7 @@ def test_messages_and_unknown_columns_are_named_too() -> None:
         ("a.jsonl.gz", gzip.compress(b'{"question": "a?"}'), "a file of the kind '.gz' cannot be read; decompress it"),
         ("a.xlsx", b"PK\x03\x04", r"a file of the kind '.xlsx' cannot be read; .*save it as .jsonl, .json, .csv, .tsv"),
         ("a.json", b'{"train": [], "test": []}', "holds a dict with test, train, not a list of tasks"),
+        ("a.json", b'{"schema_version": "ATIF-v1.7", "steps": []}', "file of its own. If these are traces"),
         ("a.json", b'[{"question": "a?", "expected": 1, "expected": 2}]', "'expected' is given twice: keep one"),
         ("a.jsonl", b'{"question": "a?"}\n{"question": "b?", "n": {"x": 1, "x": 1}}', "line 2: .*'x' is given twice"),
         ("a.csv", b"question,expected,expected\na?,1,2\n", "several columns 'expected'; rename them"),

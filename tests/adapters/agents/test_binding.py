@@ -160,6 +160,8 @@ async def test_a_reward_gets_what_its_parameters_are_named_like(reward: Any) -> 
 async def test_rewards_of_other_trainers_are_called_as_there() -> None:
     assert await reward_function(_compute_score)(TASK, "fine", []) == {"score": 1.0, "metric/acc": 0.5}
     assert await reward_function(_trl)(TASK, "fine", []) == 1.0
+    grade = reward_function(lambda sample, item: (sample["output_text"], item["id"]) == ("fine", "7"))
+    assert await grade(TASK, "fine", []) == 1.0
     several = reward_function(lambda solution_strs, ground_truths: [{"score": float(ground_truths == ["5"])}])
     assert await several(TASK, "fine", []) == {"score": 1.0}
     nested = {"id": "7", "question": "?", "data_source": "x", "reward_model": {"style": "rule", "ground_truth": "5"}}

@@ -137,6 +137,8 @@ async def test_errors_are_counted_and_never_paid_and_a_reward_that_only_raises_s
 
     result = await attacked(picky, "cities", tmp_path)
     assert result.failed > 100
+    [note] = [note for note in result.notes if "raised an error" in note]
+    assert "first KeyError" in note
     assert result.holes(FAIL_ABOVE) == []
 
     def broken(task: dict[str, Any], answer: str) -> float:

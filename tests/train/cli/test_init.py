@@ -115,3 +115,11 @@ def test_the_environment_of_the_app_is_found_and_must_have_the_base(app: Path) -
     (scripts / "python").chmod(0o755)
     assert _groundwire(app, "init", "--no-install").returncode == 0
     assert 'runner_python = ".venv/bin/python"' in (app / "groundwire.toml").read_text()
+
+
+def test_the_reward_that_it_writes_passes_the_attack(app: Path) -> None:
+    assert _groundwire(app, "init").returncode == 0
+    tasks, reward = app / "tasks.jsonl", "./reward.py:reward"
+    attacked = _groundwire(app, "audit", "--attack", "--minutes", "0", "--tasks", str(tasks), "--reward", reward)
+    assert "fit to train on" in attacked.stdout, attacked.stdout + attacked.stderr
+    assert attacked.returncode == 0
