@@ -32,7 +32,6 @@ __all__ = [
     "TaskData",
     "TaskList",
     "as_domain",
-    "check",
     "columns_line",
     "database_folders",
     "get",
@@ -48,7 +47,6 @@ __all__ = [
 ]
 
 _registry: Registry[Domain] = Registry("domain", hook="register_domains", builtin=__name__)
-check = _registry.check
 names = _registry.names
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from groundwire.tools.errors import UserError
 from groundwire.tools.plugins import PluginError
-from groundwire.tools.sql import DatabaseCopies, DatabaseStates
+from groundwire.tools.sql import DatabaseCopies
 from groundwire.tools.sql.answers import KINDS
 from groundwire.tools.text import is_damaged, valid_texts
 from groundwire.tools.types import AnswerKind
@@ -80,11 +80,11 @@ class PrivateTasks:
 
     def remember(self, tasks: Iterable[Task]) -> None:
         """Note the state of the databases of ``tasks``, for :meth:`warning`."""
-        self._copies.originals.update(DatabaseStates.of({self._database(task) for task in tasks} - {""}))
+        self._copies.remember({self._database(task) for task in tasks} - {""})
 
     def warning(self) -> str:
         """A message that names the databases that were changed since they were remembered or copied; else empty."""
-        return self._copies.originals.warning()
+        return self._copies.warning()
 
     def close(self) -> None:
         """Remove the copies."""

@@ -20,7 +20,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.tools.sql import DatabaseCopies, DatabaseStates
+from groundwire.tools.sql import DatabaseCopies
 from groundwire.train import evaluate
 from groundwire.train.api.training import _conclude, make_job
 from groundwire.train.artifacts.run_dir import RunDir
@@ -109,12 +109,13 @@ WRITES = "CREATE TABLE IF NOT EXISTS notes (t text); DELETE FROM singer;"
 
 
 async def test_an_agent_that_writes_changes_its_own_copy_only(task: Task, caplog: pytest.LogCaptureFixture) -> None:
-    before, content = DatabaseStates.of([task["db_path"]]), _content(task)
+    originals, content = DatabaseCopies(), _content(task)
+    originals.remember([task["db_path"]])
     agent = RolloutAgent(backend=agent_backend(careless), domain=NoData(), reward=_reward, timeout_s=10)
     results = await _results(agent, task, WRITES)
     assert [each.outcome.reward for each in results] == [1.0] * 3  # the reward reads the original
     assert _content(task) == content
-    assert not before.warning()
+    assert not originals.warning()
     assert len(set(seen)) == 3  # a changed copy serves no other rollout
     assert task["db_path"] not in seen
     assert "an agent changed its copy of" in caplog.text

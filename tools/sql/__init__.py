@@ -8,7 +8,7 @@ can be (:mod:`groundwire.tools.sql.catalog`).
 """
 
 from groundwire.tools.sql.catalog import Catalog, TableDefinition, quote_identifier, read_catalog
-from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
+from groundwire.tools.sql.copies import DatabaseCopies
 from groundwire.tools.sql.errors import (
     DatabaseError,
     NotAllowedError,
@@ -34,7 +34,6 @@ __all__ = [
     "Catalog",
     "DatabaseCopies",
     "DatabaseError",
-    "DatabaseStates",
     "NotAllowedError",
     "QueryError",
     "QueryResult",

@@ -30,26 +30,6 @@ _IDLE_BYTES = 256 << 20  # bytes of copies that are kept for later rollouts; the
 _State: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
-class DatabaseStates(dict[str, _State]):
-    """The state of database files by path: their inode, time of modification and size, and those of their logs."""
-
-    @classmethod
-    def of(cls, paths: Iterable[str]) -> DatabaseStates:
-        """The state of the files now."""
-        return cls((path, _state(path)) for path in paths)
-
-    def warning(self) -> str:
-        """A message that names the files that have changed since; empty if none has."""
-        changed = [path for path, state in self.items() if _state(path) != state]
-        if not changed:
-            return ""
-        return (
-            f"{len(changed)} of {len(self)} databases were changed during the run ({first_of(changed, 3)}): "
-            "rewards before and after the change cannot be compared. If a tool of the agent did it, have the tool open "
-            "the task's database, which is a private copy, and no path of its own; then restore the files"
-        )
-
-
 @dataclass(eq=False)
 class DatabaseCopy:
     """A copy of ``original``, at ``path`` in a ``folder`` that nothing else uses."""
@@ -65,7 +45,7 @@ class DatabaseCopy:
 
 
 class DatabaseCopies:
-    """Copies in a temporary folder, for any number of threads. ``originals`` is their state at their first copy."""
+    """Copies in a temporary folder, for any number of threads."""
 
     def __init__(self, *, private_bytes: int = _PRIVATE_BYTES, idle_bytes: int = _IDLE_BYTES) -> None:
         self._private_bytes, self._idle_bytes = private_bytes, idle_bytes
@@ -73,7 +53,7 @@ class DatabaseCopies:
         self._root: TemporaryFolder | None = None
         self._copies: list[DatabaseCopy] = []  # those for later rollouts, in the order of their last use
         self._warned: set[str] = set()
-        self.originals = DatabaseStates()
+        self._originals: dict[str, _State] = {}
 
     def take(self, database: str) -> DatabaseCopy:
         """A copy that no other rollout uses, or the read-only one. Raises ``OSError`` if it cannot be made."""
@@ -103,6 +83,21 @@ class DatabaseCopies:
             while len(idle) > 1 and sum(other.size for other in idle) > self._idle_bytes:
                 self._forget(idle.pop(0))
 
+    def remember(self, databases: Iterable[str]) -> None:
+        """Note the state of ``databases``, for :meth:`warning`; that of the others is noted at their first copy."""
+        self._originals.update((path, _state(path)) for path in databases)
+
+    def warning(self) -> str:
+        """A message that names the databases that have changed since; empty if none has."""
+        changed = [path for path, state in self._originals.items() if _state(path) != state]
+        if not changed:
+            return ""
+        return (
+            f"{len(changed)} of {len(self._originals)} databases were changed during the run ({first_of(changed, 3)}): "
+            "rewards before and after the change cannot be compared. If a tool of the agent did it, have the tool open "
+            "the task's database, which is a private copy, and no path of its own; then restore the files"
+        )
+
     def close(self) -> None:
         """Remove all copies."""
         with self._lock:
@@ -123,7 +118,7 @@ class DatabaseCopies:
     def _make(self, database: str, state: _State, files: Mapping[str, str], size: int, *, shared: bool) -> DatabaseCopy:
         with self._lock:
             self._root = self._root or TemporaryFolder(_PREFIX)
-            self.originals.setdefault(database, state)
+            self._originals.setdefault(database, state)
             folder = Path(tempfile.mkdtemp(dir=self._root.path))
         place = folder / (Path(database).parent.name or "database")
         place.mkdir()
@@ -150,6 +145,7 @@ class DatabaseCopies:
 
 
 def _state(path: str) -> _State:
+    """The inode, time of modification and size of a database, and those of its logs."""
     return tuple(map(_signature, (path, *logs_of(path).values())))
 
 
