@@ -103,7 +103,6 @@ class Prompts:
         self._engine, self._variables = engine, dict(variables)
         self._special = _special_tokens(engine.tokenizer)
         self._starts = _part_starts(engine.tokenizer)
-        self._tokenize: Tokenize = functools.partial(tokenize, engine.tokenizer)
         self._part_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
         self._opening = functools.lru_cache(maxsize=64)(self._read_opening)
         self._sampled = Conversations()
@@ -246,6 +245,9 @@ class Prompts:
     def _tokenize_parts(self, text: str) -> tuple[int, ...]:
         places = [0, *(match.start() for match in self._starts.finditer(text)), len(text)]
         return tuple(chain.from_iterable(self._part_ids(text[start:end]) for start, end in pairwise(places)))
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tokenize(self._engine.tokenizer, text)
 
 
 def _words(message: ChatMessage) -> bytes:
