@@ -34,15 +34,7 @@ from groundwire.train.algorithms.speed import ModelCost
 from groundwire.train.algorithms.token_logprobs import Head, token_logprobs
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.lora import adapters, without_adapters
-from groundwire.train.local.packing import (
-    Packed,
-    Row,
-    WeightedItem,
-    forward_batches,
-    make_rows,
-    pack,
-    packed_hidden,
-)
+from groundwire.train.local.packing import Packed, Row, WeightedItem, forward_batches, make_rows, pack, packed_hidden
 from groundwire.train.policy.attention import set_attention
 from groundwire.train.policy.constraint import Constraints
 

@@ -7,26 +7,11 @@ from triton import cdiv, next_power_of_2  # noqa: F401  what the grids and block
 
 @triton.jit
 def attend(
-    queries,
-    keys,
-    values,
-    positions,
-    outputs,
-    steps,
-    query_row,
-    query_step,
-    query_head,
-    key_row,
-    key_head,
-    key_position,
-    scale,
-    KV_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    HEAD: tl.constexpr,
-    WIDTH: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    queries, keys, values, positions, outputs, steps,
+    query_row, query_step, query_head, key_row, key_head, key_position, scale,
+    KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """One program computes QUERIES queries of one row and one key head, with the online softmax of FlashAttention.
 
     The query heads that share the key head are further queries. Keys after a program's last position are not read.
@@ -82,26 +67,10 @@ def add_and_normalize(
 
 @triton.jit
 def rotate_and_store(
-    qkv,
-    positions,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
-    eps,
-    queries,
-    keys,
-    values,
-    steps,
-    key_row,
-    key_head,
-    key_position,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
-):
+    qkv, positions, cos, sin, query_norm, key_norm, eps, queries, keys, values, steps,
+    key_row, key_head, key_position,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """One program for each token and head, of queries, keys and values."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)

@@ -53,16 +53,7 @@ class VLLMEngine:
         log: the file with vLLM's messages.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        device: str,
-        max_model_len: int,
-        max_batch: int,
-        dtype: str,
-        log: Path,
-    ) -> None:
+    def __init__(self, folder: Path, *, device: str, max_model_len: int, max_batch: int, dtype: str, log: Path) -> None:
         shape = AutoConfig.from_pretrained(folder).get_text_config()
         positions = getattr(shape, "max_position_embeddings", None) or max_model_len
         self.max_model_len = max_model_len = min(max_model_len, positions)
