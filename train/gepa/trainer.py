@@ -30,8 +30,7 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
 )
 from groundwire.train.gepa import PROMPTS
-from groundwire.train.gepa.adapter import Journal, PromptAdapter
-from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel
+from groundwire.train.gepa.adapter import TEMPLATE, Journal, PromptAdapter, ReflectionModel
 from groundwire.train.job.job import Job
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer

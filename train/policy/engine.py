@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from groundwire.tools.secrets import say
-from groundwire.train.policy.batch import Batch, OpenReply
+from groundwire.train.policy.batch import Batch, DecoderBatch, OpenReply
 from groundwire.train.policy.constraint import Constraints
-from groundwire.train.policy.decoder_batch import DecoderBatch
 from groundwire.train.policy.decoding.decoder import FAMILIES, computes, make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.model import bf16_is_faster, keep_freed_memory, sampling_threads

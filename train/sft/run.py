@@ -35,8 +35,7 @@ from groundwire.train.policy.transformers_batch import check_sampling
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.data.examples import Example, encode
 from groundwire.train.sft.data.golds import GoldQuestion, write_turns
-from groundwire.train.sft.data.load import Data, open_source
-from groundwire.train.sft.data.rollouts import with_run_settings
+from groundwire.train.sft.data.load import Data, open_source, with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import SFTTrainer, Step, make_steps
 

@@ -34,8 +34,7 @@ pytest.importorskip("gepa")
 
 from groundwire.tools.sql.answers import SQL
 from groundwire.train.gepa import trainer
-from groundwire.train.gepa.adapter import Journal
-from groundwire.train.gepa.reflection import ReflectionError
+from groundwire.train.gepa.adapter import Journal, ReflectionError
 from groundwire.train.gepa.trainer import PromptTrainer
 
 TASKS = [{"id": f"t{n}", "question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(24)]

@@ -45,8 +45,7 @@ from groundwire.train.sft import trainer as trainer_module
 from groundwire.train.sft.data import golds
 from groundwire.train.sft.data.examples import Example, Turn, encode
 from groundwire.train.sft.data.golds import GoldTurns, answer_turns, check_golds, make_questions, write_turns
-from groundwire.train.sft.data.load import _first_question, _split, read_chats
-from groundwire.train.sft.data.rollouts import accepted_rollouts
+from groundwire.train.sft.data.load import _first_question, _split, accepted_rollouts, read_chats
 from groundwire.train.sft.data.variants import make_variant, wrong_query
 from groundwire.train.sft.run import run
 from groundwire.train.sft.several_gpus import check_gpus, read_steps, verl_settings, write_examples
