@@ -21,8 +21,7 @@ from groundwire.train.store.rollout import Rollout
 Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
 
-_STEPS = 3
-"""Steps in a row in which a figure must be bad: a single one may be chance."""
+_STEPS = 3  # steps in a row in which a figure must be bad: a single one may be chance
 _MAX_DIFFERENCE = 0.02
 """Of token probabilities. 0.001 to 0.01 is usual for bfloat16 servers, and 0 with the local trainer."""
 MAX_SAMPLER_KL = 0.05

@@ -31,13 +31,14 @@ Loss = Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 _MAX_LOG_RATIO = 20.0
-_CLIP_LOW, _CLIP_DUAL = 0.2, 3.0
-"""The second: a token's loss is at most this many times its negative advantage."""
+_CLIP_LOW, _CLIP_DUAL = (
+    0.2,
+    3.0,
+)  # low; of the dual clip: a token's loss is at most this many times its negative advantage
 _MAX_DIFFERENCE = 0.004
 """Mean absolute difference of the sampled tokens' probabilities. vLLM and the actor differ by 0.001 to 0.002 with the
 same weights in bfloat16, which rounds by up to 2**-8 = 0.004 of a value: a larger mean is more than rounding."""
-_STEPS_PER_MEASUREMENT = 20
-"""The measurement then costs a twentieth of what leaving the pass out gains."""
+_STEPS_PER_MEASUREMENT = 20  # the measurement then costs a twentieth of what leaving the pass out gains
 
 
 def token_weights(lengths: Sequence[int], loss: Loss, *, max_tokens: int) -> list[float]:

@@ -39,10 +39,8 @@ def _rounded(rate: float) -> float:
 
 WORKING = 1.5
 """A layer's activations and their gradients, relative to the activations."""
-_USABLE = 0.9
-"""The part of a GPU's memory that is planned with; the rest is for fragments and the CUDA context."""
-_OF_A_PASS = ("cache", "activations", "logits")
-"""The parts of an update that depend on the length of its passes."""
+_USABLE = 0.9  # the part of a GPU's memory that is planned with; the rest is for fragments and the CUDA context
+_OF_A_PASS = ("cache", "activations", "logits")  # the parts of an update that depend on the length of its passes
 
 Settings = Mapping[str, Any]
 Changes = Mapping[str, Settings]

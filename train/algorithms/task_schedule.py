@@ -24,8 +24,7 @@ RunRollouts = Callable[..., Awaitable[list[Rollout]]]
 """Runs rollouts within the seconds ``deadline_s``, and returns them in order, with their scores."""
 Compare = Callable[[Sequence[Rollout]], Sequence[TrainingGroup]]
 """What rollouts train (:func:`.credit.training_items`)."""
-_RECENT_STEPS = 5
-"""Steps whose share of groups that teach is expected of the next step."""
+_RECENT_STEPS = 5  # steps whose share of groups that teach is expected of the next step
 
 
 class TaskSchedule:

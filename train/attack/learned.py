@@ -51,18 +51,15 @@ from groundwire.train.sft.data.examples import Turn, encode
 from groundwire.train.sft.trainer import SFTTrainer, make_steps
 from groundwire.train.store.rollout import Outcome, Rollout
 
-_TASKS, _GROUP = 8, 8
-"""Of a step: tasks, and answers to each."""
+_TASKS, _GROUP = 8, 8  # of a step: tasks, and answers to each
 _TEMPERATURE, _MAX_TOKENS = 1.2, 48
 _WARM, _EPOCHS = 0.3, 20
 """The policy learns the mechanical answers for this share of the time, and no longer than so many passes."""
-_CUTS, _CUT_IN_STEP = 150, 3
-"""Answers that are scored to cut one down, and answers that a step cuts down, at most."""
+_CUTS, _CUT_IN_STEP = 150, 3  # answers that are scored to cut one down, and answers that a step cuts down, at most
 _FULL = 0.99
 """Pay from which an answer counts on its own task alone. A graded reward owes less than that to an answer that is
 partly right, and a policy learns to be: then the way must be paid for other tasks, too."""
-_WAYS = 5
-"""Ways that become strategies: those that were used most."""
+_WAYS = 5  # ways that become strategies: those that were used most
 
 
 @dataclass

@@ -87,17 +87,13 @@ class _Tokens(NamedTuple):
     """The trained tokens of a forward pass; all tensors are [M]."""
 
     logprobs: Tensor
-    old: Tensor
-    """Log-probabilities at sampling time."""
+    old: Tensor  # log-probabilities at sampling time
     advantages: Tensor
     weights: Tensor
-    penalties: Tensor
-    """Weights in the KL and entropy terms."""
-    sequences: Tensor
-    """The number of each token's trajectory."""
+    penalties: Tensor  # weights in the KL and entropy terms
+    sequences: Tensor  # the number of each token's trajectory
     entropy: Tensor
-    reference: Tensor | None
-    """Log-probabilities of the reference policy."""
+    reference: Tensor | None  # log-probabilities of the reference policy
 
 
 class GRPO:

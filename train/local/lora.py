@@ -18,8 +18,7 @@ from groundwire.train.config.errors import ConfigError
 
 LORA_ALPHA = 16
 """Adapters are scaled by this number / their rank."""
-_NAME = "default"
-"""peft's name of the adapters."""
+_NAME = "default"  # peft's name of the adapters
 
 
 def add_adapters(model: torch.nn.Module, *, rank: int, alpha: int, seed: int = 0) -> None:

@@ -28,12 +28,9 @@ from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import count_stored_parameters
 from groundwire.train.policy.vllm.engine import ASLEEP_BYTES, cache_bytes
 
-_KEPT = (40, 8)
-"""Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
-_LOGIT_BYTES = 20
-"""Of a logit in the chunk: float32 and bfloat16 copies, softmax and gradient."""
-_TOKENS = (1024, 65536)
-"""Least and most tokens of a pass that are chosen. Longer passes are not faster."""
+_KEPT = (40, 8)  # bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer
+_LOGIT_BYTES = 20  # of a logit in the chunk: float32 and bfloat16 copies, softmax and gradient
+_TOKENS = (1024, 65536)  # least and most tokens of a pass that are chosen: longer ones are not faster
 
 
 def plan_for_model(

@@ -64,10 +64,8 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
-_SHORTER = 64
-"""Questions of the validations during training."""
-_MAX_EMPTY_STEPS = 3
-"""Consecutive steps without training data that end a run."""
+_SHORTER = 64  # questions of the validations during training
+_MAX_EMPTY_STEPS = 3  # consecutive steps without training data that end a run
 _MAX_SKIPPED_UPDATES = 5
 """Consecutive optimizer steps that were skipped because their gradient was not finite, which end a run."""
 _ROUNDING = 1e-9

@@ -31,14 +31,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 VARLEN = "groundwire_varlen"
 TREE = "groundwire_tree"
 _BLOCK = 128
-_VARLEN_WIDTH = 256
-"""The widest head that the kernel for sequences without padding computes."""
+_VARLEN_WIDTH = 256  # the widest head that the kernel for sequences without padding computes
 
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "lm_head_bias")
 """Names in configurations for what a model does to its logits."""
 _BIASED_HEADS = ("gptj", "phi")
-_OLD = Version(transformers.__version__) < Version("5.24")
-"""Tried were 5.10.4 and 5.24."""
+_OLD = Version(transformers.__version__) < Version("5.24")  # tried were 5.10.4 and 5.24
 MISCOMPUTED = frozenset({"glm_moe_dsa", "nemotron_h", "zamba2"} if _OLD else ())
 """Types whose log-probabilities this transformers computes wrong: in its Mamba 2 a token sees later ones."""
 

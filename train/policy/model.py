@@ -26,8 +26,7 @@ from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import check_model_files, read_model
 from groundwire.train.policy.pretrained.model_settings import read_tokenizer
 
-_LARGE = 20_000_000
-"""Parameters of a model with which a CPU spends most of its time in matrix products."""
+_LARGE = 20_000_000  # parameters of a model with which a CPU spends most of its time in matrix products
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 _BATCH_TOKENS = 8192
 """Of rows that are scored together, with padding: the logits of 49,000 tokens take 1.6 GB, of 152,000 five."""

@@ -14,8 +14,7 @@ from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.types import Completion, Engine, OnToken, Sampling
 from groundwire.train.policy.vllm.sampling import completion
 
-_LEAVES_S = 5.0
-"""How much longer than in the record an agent may take to leave a stream."""
+_LEAVES_S = 5.0  # how much longer than in the record an agent may take to leave a stream
 _REFUSED = 400
 
 

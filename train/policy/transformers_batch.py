@@ -34,8 +34,7 @@ _LAYERS = {
     "LinearAttentionLayer",
 }  # fmt: skip
 """Kinds of a cache's layers whose rows can be joined."""
-_CHECKED = (5, 3, 4)
-"""Tokens of two prompts and of their replies with which a model is checked."""
+_CHECKED = (5, 3, 4)  # tokens of two prompts and of their replies with which a model is checked
 _TOLERANCE = 1e-2
 """Of the log-probabilities of the check, in nats: rounding stays far below, and a wrong position far above."""
 

@@ -39,8 +39,7 @@ from groundwire.train.sft.data.load import Data, open_source, with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import SFTTrainer, Step, make_steps
 
-_MAX_TOKENS = 96
-"""Of a first query, for the accuracy."""
+_MAX_TOKENS = 96  # of a first query, for the accuracy
 
 
 def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any]) -> Generator[str, None, Path]:
@@ -181,12 +180,10 @@ class _Reader:
 
     def __init__(self, data: Data, settings: SFTSettings, rows: Callable[[Sequence[Example]], list[Row]]) -> None:
         self._groups, self._settings, self._rows = data.groups, settings, rows
-        self.left_out = 0
-        """Examples that were longer than ``max_model_len``, so far."""
+        self.left_out = 0  # examples that were longer than ``max_model_len``, so far
         groups = self._groups(0)
         self._epoch_groups = len(groups)
-        self.total = max(1, math.ceil(settings.epochs * len(groups)))
-        """Groups in the whole training."""
+        self.total = max(1, math.ceil(settings.epochs * len(groups)))  # groups in the whole training
         if not any(self.fitting(make()) for make in groups):
             shorter = ", or shorter prompts (table_info_truncate is the length of a schema)"
             if settings.chats or settings.rollouts:

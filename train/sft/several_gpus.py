@@ -39,8 +39,7 @@ from groundwire.train.sft.trainer import (
 from groundwire.train.verl.hydra_config import INSTALL, attention_settings, count_gpus
 
 _LOG_POLL_S = 1.0
-_TOKENS_PER_GPU = 16384
-"""Of one forward pass."""
+_TOKENS_PER_GPU = 16384  # of one forward pass
 
 
 def check_gpus(settings: SFTSettings) -> None:

@@ -14,8 +14,7 @@ _API = "chat completions"
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The types of text parts, and their fields with the text."""
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
-_THOUGHTS = ("thinking", "reasoning")
-"""The types of parts that are reasoning."""
+_THOUGHTS = ("thinking", "reasoning")  # the types of parts that are reasoning
 
 
 def _join_text_parts(content: Any) -> Any:

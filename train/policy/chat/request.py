@@ -106,8 +106,7 @@ class _ToolChoice(NamedTuple):
 
     mode: str
     names: tuple[str, ...] | None = None
-    one: bool = False
-    """Exactly one call."""
+    one: bool = False  # exactly one call
 
     @property
     def forced(self) -> bool:

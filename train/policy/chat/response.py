@@ -20,8 +20,7 @@ from groundwire.train.policy.types import Completion
 
 HELD_TOKENS = 4
 """Tokens that a stream holds back: a later token can change the text of the last few."""
-_WINDOW = 16
-"""Tokens that a stream decodes again with each new one, at least."""
+_WINDOW = 16  # tokens that a stream decodes again with each new one, at least
 
 
 class ChatResponse:

@@ -22,10 +22,8 @@ from groundwire.train.policy.errors import EngineError
 _log = logging.getLogger(__name__)
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
-_MEMORY_BYTES = 512 << 20
-"""Beyond what the process has when it starts."""
-_text_templates: set[str] = set()
-"""The templates that have refused calls whose arguments are objects, and take text."""
+_MEMORY_BYTES = 512 << 20  # beyond what the process has when it starts
+_text_templates: set[str] = set()  # the templates that have refused calls whose arguments are objects, and take text
 _workers = WorkerPool("groundwire.train.policy.chat.template")
 
 

@@ -25,8 +25,7 @@ from groundwire.train.policy.decoding.decoder import Decoder
 if torch.cuda.is_available() and find_spec("triton"):  # the settings of the class are read without a GPU, too
     from groundwire.train.policy.decoding import _triton
 
-_GATE_BLOCK = 1024
-"""Results that one program of :meth:`GPUDecoder.gate` computes."""
+_GATE_BLOCK = 1024  # results that one program of :meth:`GPUDecoder.gate` computes
 
 
 class _RecordedStep(NamedTuple):

@@ -32,8 +32,7 @@ from groundwire.train.step_timer import StepTimer
 
 ASLEEP_BYTES = 2_400_000_000
 """What vLLM keeps of the GPU's memory when it sleeps."""
-_CACHE_SHARE = 0.2
-"""Of the GPU's memory: the most for keys and values."""
+_CACHE_SHARE = 0.2  # of the GPU's memory: the most for keys and values
 _GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
 """Batch sizes with a CUDA graph; a step between two takes the larger one's."""
 _CLOSE_S = 10.0
@@ -60,8 +59,7 @@ class VLLMEngine:
         self.weights_version, self.generated_tokens = 0, 0
         self._log, self._closed, self._asleep = log, False, False
         self._lock, self._numbers = threading.RLock(), 0
-        self._error: EngineError | None = None
-        """Why vLLM has ended by itself."""
+        self._error: EngineError | None = None  # why vLLM has ended by itself
         self._ready: Future[Any] = Future()
         self._waiting: dict[int, Future[Any]] = {READY: self._ready}
         self._holds, self._held = True, list[tuple[int, str, Any]]()  # until the first weights

@@ -24,8 +24,7 @@ class WholeReplies(AsyncScheduler):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._held = dict[str, list[Any]]()
-        """The outputs so far of each reply that has not ended."""
+        self._held = dict[str, list[Any]]()  # the outputs so far of each reply that has not ended
 
     def update_from_output(self, *arguments: Any, **options: Any) -> Any:
         """As vLLM's: the outputs of a step for each client."""

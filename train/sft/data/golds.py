@@ -29,10 +29,8 @@ from groundwire.train.sft.data.examples import Message, Turn
 from groundwire.train.sft.data.variants import SchemaVariant, identifiers, make_variant, wrong_query
 
 _TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
-_ANOTHER = 3
-"""Wrong queries of each question."""
-_RIGHT = 0.4
-"""Share of the later turns that follow the gold query; the others follow any of the question's queries."""
+_ANOTHER = 3  # wrong queries of each question
+_RIGHT = 0.4  # share of the later turns that follow the gold query; the others follow any of the question's queries
 _THREADS = 8
 QUESTIONS_PER_SCHEMA = (24, 6)
 """Questions that share one schema in a step: without and with changed schemas, of which each is for few questions."""

@@ -53,8 +53,7 @@ from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches
 
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
-_KEPT = "groundwire_kept"
-"""The field of a micro-batch with its :class:`_Kept`."""
+_KEPT = "groundwire_kept"  # the field of a micro-batch with its :class:`_Kept`
 _LOSSES = ("vanilla", "gspo")
 """Policy losses in which a row with advantages of 0 adds nothing, and does not change what others add."""
 _ALL_ROWS = ("calculate_entropy", "return_model_output")
@@ -70,8 +69,7 @@ class SharedPrefixesEngine(transformer_impl.FSDPEngineWithLMHead):
         super().__init__(*arguments, **options)
         self._used: Tensor | None = None
         """The :attr:`_Kept.used` of the micro-batch that is computed; None if all of its tokens are."""
-        self._constrained: _Constrained | None = None
-        """That of the micro-batch that is computed."""
+        self._constrained: _Constrained | None = None  # that of the micro-batch that is computed
         self._passes: list[list[tuple[list[Span], int]]] = []
         """Of each mini-batch of an update: the tokens of its passes, and how many of them have logits."""
         self._most_tokens: dict[bool, int] = {}
@@ -309,10 +307,8 @@ def _setting(data: Any, name: str, default: Any = False) -> Any:
 class _Constrained(NamedTuple):
     """The tokens of a micro-batch that a grammar has constrained, and what it allowed; on the CPU."""
 
-    places: Tensor
-    """int64 [K]: the tokens before, whose logits choose them, in a micro-batch without padding"""
-    masks: Tensor
-    """uint8 [K, bytes], for :func:`.unpack_masks`"""
+    places: Tensor  # int64 [K]: the tokens before, whose logits choose them, in a micro-batch without padding
+    masks: Tensor  # uint8 [K, bytes], for :func:`.unpack_masks`
 
 
 class _Kept(NamedTuple):
@@ -321,10 +317,8 @@ class _Kept(NamedTuple):
     tree: PrefixTree
     used: Tensor
     """int64 [K]: the kept tokens whose next one has a loss; the first token if there is none, for a gradient of 0"""
-    constrained: _Constrained | None
-    """Others, with places among the kept tokens"""
-    spans: list[Span]
-    """The positions of the kept tokens of each row"""
+    constrained: _Constrained | None  # others, with places among the kept tokens
+    spans: list[Span]  # the positions of the kept tokens of each row
 
 
 def _prepare_micro_batches(
@@ -366,8 +360,7 @@ class _MicroBatches(Sized):
 
     data: Any
     batches: list[list[int]]
-    of_rows: tuple[list[Tensor], list[Tensor], list[int]]
-    """:func:`_prompts_masks_and_lengths` of the data."""
+    of_rows: tuple[list[Tensor], list[Tensor], list[int]]  # :func:`_prompts_masks_and_lengths` of the data
     constrain: Callable[..., _Constrained | None]
     """:meth:`SharedPrefixesEngine._constrain`; its thread is ahead of the passes."""
 
