@@ -37,20 +37,11 @@ from groundwire.adapters._types import (
     as_backend,
     is_backend,
 )
+from groundwire.adapters.agents import drivers
 from groundwire.adapters.agents.answers import ASK, check_done, judged_answer, lacks_answer, own_steps
 from groundwire.adapters.agents.app_environment import set_environment
 from groundwire.adapters.agents.discovery import agent_of_project
-from groundwire.adapters.agents.drivers import (
-    NO_HOOKS,
-    AgentTask,
-    Driver,
-    Hooks,
-    agent_task,
-    class_names,
-    driver_of,
-    framework_of,
-    is_agent,
-)
+from groundwire.adapters.agents.drivers import AgentTask, Driver, Hooks
 from groundwire.adapters.agents.drivers.function import takes_a_task
 from groundwire.adapters.agents.early_runs import EarlyCallError, making
 from groundwire.adapters.agents.failures import no_call, refused_failure, rollout_failure
@@ -101,14 +92,14 @@ def agent_backend(
         rejected = [*settings.keys() - {"train_model"}, *options]
         _reject(rejected, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(agent, train_model)
-    if is_backend(agent) and not is_agent(agent):
+    if is_backend(agent) and not drivers.is_agent(agent):
         return as_backend(agent)
     hooks = {option: _function(option, settings.pop(option)) for option in hooks if option in settings}
     maker = maker_of(agent, name, options, hooks)
     made = agent if maker is None else maker.first()
-    if is_backend(made) and not is_agent(made):
+    if is_backend(made) and not drivers.is_agent(made):
         return as_backend(made)
-    kind = framework_of(made)
+    kind = drivers.framework_of(made)
     if maker is not None and made is not None and kind is None:
         raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
     if framework not in ("custom", kind) and kind:
@@ -144,11 +135,11 @@ class AgentBackend(Backend):
         name: str,
         settings: Mapping[str, Any],
         maker: Maker | None = None,
-        hooks: Hooks = NO_HOOKS,
+        hooks: Hooks = drivers.NO_HOOKS,
     ) -> None:
         set_environment()
         self._name, self._maker = name, maker
-        self._driver = None if agent is None else driver_of(agent, name, hooks)
+        self._driver = None if agent is None else drivers.driver_of(agent, name, hooks)
         """None if the agent is made in the first rollout."""
         own_calls = self._driver is not None and self._driver.own_calls
         if own_calls:
@@ -181,7 +172,7 @@ class AgentBackend(Backend):
                     raise ValueError(
                         f"agent {self._name!r} returns {fields}, and which is the answer is not known: {ASK}"
                     )
-        task = agent_task(question)
+        task = drivers.agent_task(question)
         self._driver.check_context(task)
         return f"{self._name}(what agent_input returns)" if self._make_input else self._driver.describe(task)
 
@@ -189,7 +180,7 @@ class AgentBackend(Backend):
         """Answer one question. Raises a :class:`adapters.BackendError`."""
         from groundwire.adapters.agents.redirection import AttemptCalls, redirected
 
-        task, called = agent_task(question), ""
+        task, called = drivers.agent_task(question), ""
         async with AsyncExitStack() as made:
             driver = await self._made(made, question, endpoint)
             calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model, redirects=not driver.own_calls)
@@ -290,7 +281,7 @@ class LitAgentBackend(Backend):
 
 def is_lit_agent(agent: Any) -> bool:
     """Whether ``agent`` is a ``LitAgent`` or a class of them. Imports nothing."""
-    return _LIT_AGENT in class_names(agent if inspect.isclass(agent) else type(agent))
+    return _LIT_AGENT in drivers.class_names(agent if inspect.isclass(agent) else type(agent))
 
 
 def _copy(agent_input: Any) -> dict[str, Any]:
@@ -300,8 +291,8 @@ def _copy(agent_input: Any) -> dict[str, Any]:
 
 def _is_agent_object(value: Any) -> bool:
     """Whether a value is surely an agent."""
-    return value.__module__ != _LIT_AGENT.rpartition(".")[0] if is_lit_agent(value) else is_agent(value)
+    return value.__module__ != _LIT_AGENT.rpartition(".")[0] if is_lit_agent(value) else drivers.is_agent(value)
 
 
 def _is_agent_function(value: Any) -> bool:
-    return framework_of(value) == "function" and takes_a_task(value)
+    return drivers.framework_of(value) == "function" and takes_a_task(value)

@@ -35,17 +35,8 @@ from groundwire.adapters._types import (
     Question,
     ToolError,
 )
+from groundwire.adapters.agents import app_environment
 from groundwire.adapters.agents.answers import judged_answer
-from groundwire.adapters.agents.app_environment import (
-    agent_environment,
-    app_variables,
-    hidden_hint,
-    hooked_python,
-    missing_variables,
-    provider_urls,
-    without_keys,
-    without_proxy,
-)
 from groundwire.adapters.agents.drivers import AgentTask, agent_task
 from groundwire.adapters.agents.process.folders import NOT_COPIED, SHARED, remove
 from groundwire.adapters.agents.process.guard import guarded
@@ -96,9 +87,9 @@ class CommandBackend(Backend):
         self._root: TemporaryFolder | None = None
         self._ends: set[Future[None]] = set()
         self._way = "overlay" if agent_folder == "copy" else agent_folder
-        environment = agent_environment(agent_env)
-        self._environment = {**app_variables(environment), **environment}
-        self.environment_note = without_keys(self._environment)
+        environment = app_environment.agent_environment(agent_env)
+        self._environment = {**app_environment.app_variables(environment), **environment}
+        self.environment_note = app_environment.without_keys(self._environment)
 
     def describe_call(self, question: Question) -> str:
         """How the program is called."""
@@ -170,10 +161,10 @@ class CommandBackend(Backend):
         """The variables that send the program's LLM calls to the attempt."""
         host = urlsplit(endpoint.base_url).hostname or "127.0.0.1"
         return {
-            **missing_variables(self._environment),
-            **provider_urls(endpoint.base_url),
-            **hooked_python(self._environment),
-            **without_proxy(host, self._environment),
+            **app_environment.missing_variables(self._environment),
+            **app_environment.provider_urls(endpoint.base_url),
+            **app_environment.hooked_python(self._environment),
+            **app_environment.without_proxy(host, self._environment),
             **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), endpoint.api_key),
         }
 
@@ -213,7 +204,7 @@ class CommandBackend(Backend):
         broken = is_infrastructure_text(end) or status in (-signal.SIGKILL, 128 + signal.SIGKILL)  # out of memory
         useful = _useful(errors.decode("utf-8", "replace"))
         message = f"the agent ended with status {status}: {useful} ({shlex.join(self._command)})"
-        message += hidden_hint(f"{message} {end}", self._environment)
+        message += app_environment.hidden_hint(f"{message} {end}", self._environment)
         if not broken:
             return AgentError(message)
         failure = ToolError(message)

@@ -17,15 +17,10 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from groundwire.domains._types import DataError
+from groundwire.tools import worker_process
 from groundwire.tools.files import TemporaryFolder, new_database, read_bytes
 from groundwire.tools.sql.connections import DENIED_FUNCTIONS
-from groundwire.tools.worker_process import (
-    WorkerEndedError,
-    WorkerPool,
-    answer_requests,
-    limit_memory,
-    time_limit,
-)
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 
 CACHE = user_cache_path("groundwire", appauthor=False) / "spider"
 _MAX_SCRIPT_BYTES = 64 << 20
@@ -72,13 +67,13 @@ def build(script: Path) -> Path:
 
 def serve(descriptor: int, parent: int) -> None:
     """Run the scripts that arrive, in a process of its own."""
-    limit_memory(_MEMORY_BYTES)
-    answer_requests(_answer, descriptor, parent)
+    worker_process.limit_memory(_MEMORY_BYTES)
+    worker_process.answer_requests(_answer, descriptor, parent)
 
 
 def _answer(request: bytes) -> bytes:
     file, script, cpu_s = marshal.loads(request)  # noqa: S302 - from our parent
-    with time_limit(signal.ITIMER_PROF, cpu_s):
+    with worker_process.time_limit(signal.ITIMER_PROF, cpu_s):
         return _run(file, script).encode()
 
 

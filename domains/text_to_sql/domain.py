@@ -16,15 +16,9 @@ from typing import Any
 
 from groundwire.domains._readers import data_folder, database_problem, first_names
 from groundwire.domains._types import DataError, Domain, Task, TaskData
+from groundwire.domains.text_to_sql import prepared_folder
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.predictions import prediction_lines, write_files
-from groundwire.domains.text_to_sql.prepared_folder import (
-    broken_golds,
-    gold_errors,
-    replaced,
-    reported_left_out,
-    write_folder,
-)
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import SUFFIXES, has_suffix
 from groundwire.tools.sql.answers import SQL
@@ -87,9 +81,9 @@ class SqlDomain(Domain):
         if (name := next((name for name in names if name in splits.tasks), None)) is None:
             raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits.tasks)}.")
         train, validation, broken = splits.tasks["train"], splits.tasks[name], list[str]()
-        if (left_out := reported_left_out(folder)) is None:
+        if (left_out := prepared_folder.reported_left_out(folder)) is None:
             problems = check_golds([*train, *validation], timeout_s=self.gold_timeout_s)
-            broken = gold_errors(broken_golds(splits, problems))
+            broken = prepared_folder.gold_errors(prepared_folder.broken_golds(splits, problems))
             train, validation, left_out = leave_out(train, validation, problems)
         for split_name, kept in {"train": train, name: validation}.items():
             if not kept:
@@ -120,9 +114,9 @@ class SqlDomain(Domain):
         if not source.is_dir() and not source.is_file():
             problem = "is neither a folder nor a file" if source.exists() else "does not exist"
             raise DataError(f"--source {source} {problem}; name {self.content}.")
-        with replaced(out, source, self.written_by) as staging:
+        with prepared_folder.replaced(out, source, self.written_by) as staging:
             splits = self.read(self.unpacked(source, staging))
-            return write_folder(staging / "new", self, splits, source.name)
+            return prepared_folder.write_folder(staging / "new", self, splits, source.name)
 
     @property
     def written_by(self) -> str:
