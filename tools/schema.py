@@ -21,19 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from groundwire.tools import sql
 from groundwire.tools.errors import ShortenedWarning, SkippedWarning
-from groundwire.tools.sql import (
-    Catalog,
-    QueryError,
-    QueryTimeoutError,
-    SqlError,
-    TableDefinition,
-    quote_identifier,
-    read_catalog,
-    readable,
-    run_query,
-    signature,
-)
+from groundwire.tools.sql import Catalog, QueryError, QueryTimeoutError, SqlError, TableDefinition
 from groundwire.tools.text import first_of, printable, with_reasons
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -82,8 +72,8 @@ def table_info(
     Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
-    with readable(path):
-        return _describe(path, signature(path), max_chars, example_values, show_keys)
+    with sql.readable(path):
+        return _describe(path, sql.signature(path), max_chars, example_values, show_keys)
 
 
 def describe_table(database: str | Path, table: str) -> str:
@@ -92,7 +82,7 @@ def describe_table(database: str | Path, table: str) -> str:
     Raises :class:`groundwire.tools.sql.SqlError` for an unknown name or a table that cannot be used, and
     :class:`groundwire.tools.sql.DatabaseError`.
     """
-    catalog = read_catalog(database)
+    catalog = sql.read_catalog(database)
     if (described := catalog.find(table)) is None:
         for name, reason in catalog.skipped.items():
             if name.lower() == table.lower():
@@ -109,7 +99,7 @@ def _describe(
     path: str, _signature: tuple[int, ...], max_chars: int | None, example_values: int, show_keys: bool
 ) -> TableInfo:
     lines, cut, left = list[str](), list[str](), math.inf if max_chars is None else max_chars
-    catalog, examples = read_catalog(path), _Examples(path, example_values)
+    catalog, examples = sql.read_catalog(path), _Examples(path, example_values)
     for table in catalog.tables.values():
         if table.kind == "view":
             continue
@@ -168,12 +158,12 @@ class _Examples:
         return [f"-- no example values: {with_reasons(self._failed)}"] if self._failed else []
 
     def _values(self, table: str, column: str) -> list[str]:
-        own, source = quote_identifier(column), quote_identifier(table)
+        own, source = sql.quote_identifier(column), sql.quote_identifier(table)
         left = self._end - time.perf_counter()
         try:
             if left <= 0:
                 raise QueryTimeoutError(f"{_EXAMPLES_S:g} s were over")
-            rows = run_query(
+            rows = sql.run_query(
                 self._path,
                 f"SELECT DISTINCT c FROM (SELECT {own} AS c FROM {source} LIMIT {_EXAMPLE_ROWS}) "  # noqa: S608 - names from the schema
                 f"WHERE c IS NOT NULL LIMIT {self._count}",
@@ -202,7 +192,7 @@ def _normalize_type(declared: str) -> str:
 
 
 def _quote_if_needed(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else quote_identifier(name)
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else sql.quote_identifier(name)
 
 
 def _name_list(names: Iterable[str]) -> str:

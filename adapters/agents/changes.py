@@ -5,7 +5,6 @@ Agents that are handed over as objects run in the process of their author's note
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import threading
@@ -95,10 +94,12 @@ def skip(methods: Iterable[tuple[str, str]], when: Callable[[Any], object]) -> N
     Such a call returns None, which is awaited of a coroutine.
     """
 
+    async def nothing() -> None: ...
+
     def skipped(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         if not when((*args, *kwargs.values())):
             return wrapped(*args, **kwargs)
-        return asyncio.sleep(0) if inspect.iscoroutinefunction(wrapped) else None
+        return nothing() if inspect.iscoroutinefunction(wrapped) else None
 
     for module, path in methods:
         wrap(module, path, skipped)
