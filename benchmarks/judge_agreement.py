@@ -30,9 +30,9 @@ from benchmarks._rewrites import rewrite
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains.spider.loader import domain
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, RewardError
-from groundwire.rewards.judge import Judge
 from groundwire.rewards.judge.cache import JudgeCache
 from groundwire.rewards.judge.compare import NAME, compare
+from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
