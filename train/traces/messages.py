@@ -33,6 +33,8 @@ _CALL_IDS = ("call_id", "tool_use_id", "toolCallId", "toolUseId", "tool_call_id"
 _ARGUMENTS, _OUTPUTS = ("arguments", "input", "args"), ("response", "result", "output", "content")
 _ROLE_LINE = re.compile(r"^(system|developer|user|human|assistant|tool): ", re.MULTILINE)
 _DAMAGED = re.compile(r'\s*\[?\s*\{\s*"(role|messages|parts|choices|generations|lc)"')
+_FINISH = ("finish_reason", "finishReason", "stop_reason", "stopReason")
+_WITH_FINISH = ("choices", "candidates", "generations", "generation_info", "message", "kwargs", "response_metadata")
 _IMAGES = ("image_url", "input_image", "image", "uri", "blob", "file")
 
 
@@ -143,6 +145,18 @@ def read_reply(value: Any, unread: list[str]) -> Message:
     return first if any(value for name, value in first.items() if name != "role") else {}
 
 
+def finish_of(value: Any) -> str:
+    """Why a response of any API ended, as it says itself; empty if it does not."""
+    value = value_of(value)
+    if isinstance(value, list):
+        return finish_of(value[0]) if value else ""
+    if not isinstance(value, Mapping):
+        return ""
+    said = next((value[name] for name in _FINISH if isinstance(value.get(name), str)), "")
+    said = said or ("incomplete" if value.get("status") == "incomplete" else "")
+    return said or next(filter(None, (finish_of(value[name]) for name in _WITH_FINISH if name in value)), "")
+
+
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """Tool definitions as those of chat completions."""
     value = value_of(value)
@@ -206,7 +220,8 @@ def _parts_of(message: Mapping[str, Any], role: str, unread: list[str]) -> Itera
         if isinstance(thought := message.get(name), str) and thought:
             yield Part("thinking", thought)
             break
-    if message.get("type") in (*_CALLS, *_RESULTS, *_THOUGHTS) or "toolName" in message:
+    is_text = message.get("type") in _TEXT and isinstance(message.get("text"), str)
+    if is_text or message.get("type") in (*_CALLS, *_RESULTS, *_THOUGHTS) or "toolName" in message:
         yield from _parts([message], unread)
         return
     content = first(message, "content", "contents", "parts")

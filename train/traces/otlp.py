@@ -224,7 +224,8 @@ def read_span(span: Mapping[str, Any]) -> tuple[str, Item]:
         fields |= llm_fields(asked, content, unread_parts, tools=tools, system=system)
         fields |= {
             "model": text_of(_value(attributes, _MODEL)),
-            "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish),
+            "finish_reason": text_of(finish[0] if isinstance(finish, list) and finish else finish)
+            or fields["finish_reason"],
             "prompt_tokens": count_of(_value(attributes, _PROMPT_TOKENS) or usage.get("input")),
             "response_tokens": count_of(_value(attributes, _RESPONSE_TOKENS) or usage.get("output")),
             "agent": text_of(attributes.get("gen_ai.agent.name")) or agent_in(_metadata(attributes)),

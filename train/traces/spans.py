@@ -17,6 +17,7 @@ from groundwire.tools.types import AgentStep
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.traces.messages import (
     Message,
+    finish_of,
     read_messages,
     read_reply,
     read_tools,
@@ -25,6 +26,7 @@ from groundwire.train.traces.messages import (
     value_of,
 )
 from groundwire.train.traces.record import TracedCall, make_rollout, plain, results_in, user_turn
+from groundwire.train.traces.streams import whole_reply
 
 Item = Mapping[str, Any]
 """The fields of a span that are set."""
@@ -72,9 +74,11 @@ def llm_fields(asked: Any, given: Any, unread: list[str], *, tools: Any = None, 
     tools = tools or (request.get("tools") if isinstance(request, Mapping) else None)
     if isinstance(request, list) and (offered := [item for item in request if _is_offer(item)]):
         request, tools = [item for item in request if item not in offered], [item["content"] for item in offered]
+    given = whole_reply(value_of(given), unread)
     return {
         "messages": [*system_messages(system, unread), *read_messages(request, unread)],
         "reply": read_reply(given, unread),
+        "finish_reason": finish_of(given),
         "tools": read_tools(tools),
     }
 

@@ -421,6 +421,31 @@ def test_a_logged_response_may_be_text_choices_or_items(tmp_path: Path, response
     assert [call.reply["content"] for call in rollout.calls] == [text]
 
 
+def test_logged_requests_of_any_api_have_their_system_prompt_and_the_end_of_the_reply(tmp_path: Path) -> None:
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "No."}]}
+    messages = {"model": "m1", "system": SYSTEM["content"], "messages": [ASKED], "max_tokens": 3}
+    responses = {"model": "m1", "instructions": SYSTEM["content"], "input": ASKED["content"]}
+    records = [
+        {"request": messages, "response": {"content": [{"type": "text", "text": "No."}], "stop_reason": "max_tokens"}},
+        {"request": responses, "response": {"status": "completed", "output": [answer]}},
+        {**responses, "output": [answer], "response": {"status": "incomplete", "output": [answer]}},
+    ]
+    rollouts = read_traces(write_lines(tmp_path / "t.jsonl", records))
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    assert [[*call.messages, call.reply] for call in calls] == [[SYSTEM, ASKED, ANSWER]] * 3
+    assert [bool(call.untrainable_reason) for call in calls] == [True, False, True]
+
+
+def test_the_two_files_of_a_batch_are_joined(tmp_path: Path) -> None:
+    asked = [{"custom_id": str(place), "body": {"model": "m1", "messages": CHAT[:4]}} for place in range(3)]
+    response = {"status_code": 200, "body": {"choices": [{"message": ANSWER, "finish_reason": "stop"}]}}
+    write_lines(tmp_path / "asked.jsonl", asked)
+    write_lines(tmp_path / "given.jsonl", [{"custom_id": str(place), "response": response} for place in (0, 2, 9)])
+    traces = read_traces(tmp_path)
+    assert [rollout.outcome.answer for rollout in traces] == ["No.", "No."]
+    assert traces.unread["lines of a batch without the other one: give its input file and its output file"] == 2
+
+
 def test_a_reply_of_which_nothing_is_understood_is_none(tmp_path: Path) -> None:
     attributes = {"openinference.span.kind": "LLM", "input.value": "Rain?", "output.value": json.dumps([{"id": "x"}])}
     span = {"name": "chat", "context": {"trace_id": "t", "span_id": "s"}, "attributes": attributes}
