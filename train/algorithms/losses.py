@@ -31,10 +31,7 @@ Loss = Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 _MAX_LOG_RATIO = 20.0
-_CLIP_LOW, _CLIP_DUAL = (
-    0.2,
-    3.0,
-)  # low; of the dual clip: a token's loss is at most this many times its negative advantage
+_CLIP_LOW, _CLIP_DUAL = 0.2, 3.0  # the loss of a token is at most the second times its negative advantage
 _MAX_DIFFERENCE = 0.004
 """Mean absolute difference of the sampled tokens' probabilities. vLLM and the actor differ by 0.001 to 0.002 with the
 same weights in bfloat16, which rounds by up to 2**-8 = 0.004 of a value: a larger mean is more than rounding."""
