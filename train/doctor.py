@@ -34,8 +34,7 @@ from groundwire.train.cli.machine_checks import (
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.job.trainer import trainer_of
 from groundwire.train.policy.chat.tool_formats import FORMATS, THINK, written_format
-from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
-from groundwire.train.policy.pretrained.model_settings import read_chat_templates
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, read_chat_templates
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -31,7 +31,7 @@ from groundwire.train.api.replay import replay, replay_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.validation import choose_tasks, validation_deadline_s, validation_requests
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.pretrained.model_settings import read_tokenizer
+from groundwire.train.policy.pretrained.locate import read_tokenizer
 from groundwire.train.policy.types import Completion, Sampling
 from groundwire.train.step_timer import StepTimer
 

@@ -41,8 +41,7 @@ from groundwire.train.job.job import NO_OBJECTS, Job, ModelEndpoint, Objects
 from groundwire.train.job.prepare import prepare
 from groundwire.train.job.trained_model import newest_model, trained_model
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.policy.pretrained.model_settings import read_tokenizer
+from groundwire.train.policy.pretrained.locate import find_model, read_tokenizer
 from groundwire.train.policy.recorded import RecordEngine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.report.token_text import tokenizer_folders

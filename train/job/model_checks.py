@@ -13,7 +13,7 @@ from groundwire.tools.text import first_of
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
-from groundwire.train.policy.pretrained.model_settings import read_chat_templates, read_context_length
+from groundwire.train.policy.pretrained.locate import read_chat_templates, read_context_length
 from groundwire.train.rollouts.agent_view import AgentView
 
 

@@ -38,8 +38,7 @@ from groundwire.train.job.prepare import check_parts, relative_path, with_resolv
 from groundwire.train.job.trained_model import newest_model
 from groundwire.train.job.trainer import default_trainer
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_best, write_chats
-from groundwire.train.policy.pretrained.locate import find_model
-from groundwire.train.policy.pretrained.model_settings import read_tokenizer
+from groundwire.train.policy.pretrained.locate import find_model, read_tokenizer
 from groundwire.train.traces.read import read_traces
 from groundwire.train.traces.tasks import write_tasks
 

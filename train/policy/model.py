@@ -22,9 +22,8 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.locate import find_model, read_tokenizer
 from groundwire.train.policy.pretrained.model_files import check_model_files, read_model
-from groundwire.train.policy.pretrained.model_settings import read_tokenizer
 
 _LARGE = 20_000_000  # parameters of a model with which a CPU spends most of its time in matrix products
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")

@@ -35,8 +35,7 @@ from groundwire.train.config.verl_names import (
     loss_keys,
 )
 from groundwire.train.policy.chat.tool_formats import FORMATS
-from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
-from groundwire.train.policy.pretrained.model_settings import read_context_length
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder, read_context_length
 from groundwire.train.verl.memory_plan import TOKENS, plan_run
 from groundwire.train.verl.ray_job import SETUP_HOOK, environment
 

@@ -25,7 +25,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.job.model_checks import check_model
 from groundwire.train.job.prepare import prepare
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.pretrained.model_settings import read_context_length
+from groundwire.train.policy.pretrained.locate import read_context_length
 from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.verl.hydra_config import compose_for_run

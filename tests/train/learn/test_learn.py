@@ -23,7 +23,7 @@ from groundwire.train.cli.app import app
 from groundwire.train.evaluation.run_reader import final_rollouts
 from groundwire.train.learn.chats import Choice, prompt_changes, read_lines, write_chats
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.pretrained.model_settings import read_tokenizer
+from groundwire.train.policy.pretrained.locate import read_tokenizer
 from groundwire.train.sft.data.examples import encode
 from groundwire.train.sft.data.load import turns_of
 from groundwire.train.traces.tasks import write_tasks
