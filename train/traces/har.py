@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,11 +39,11 @@ def split(record: Mapping[str, Any], file: str, unread: Counter[str]) -> Iterato
         unread["HAR: requests that are no LLM call"] += 1
         return
     content = response.get("content") or {}
-    text = text_of(content.get("text"))
-    if content.get("encoding") == "base64":
-        text = base64.b64decode(text).decode("utf-8", "replace")
     reasons, status = list[str](), int(response.get("status") or 0)
+    text = _body(content)
     reply, error = whole_reply(value_of(text), reasons), ""
+    if isinstance(reply, str) and reply:
+        reasons.append("HAR: replies that are neither JSON nor a stream of it")
     if body.get("previous_response_id"):
         reasons.append("requests that go on with an earlier response by its id")
     if not 0 < status < _ERROR:
@@ -66,6 +69,18 @@ def split(record: Mapping[str, Any], file: str, unread: Counter[str]) -> Iterato
     begins = to_json([message for message in known["messages"] if message["role"] == "system"][:1])
     key = f"{file}{begins}{user_turn(known['messages'])}"
     yield hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).hexdigest(), span.item()
+
+
+def _body(content: Mapping[str, Any]) -> str:
+    """The text of a response; of one that is compressed and damaged what is there."""
+    text = text_of(content.get("text"))
+    if content.get("encoding") != "base64":
+        return text
+    data = base64.b64decode(text)
+    if data[:2] == b"\x1f\x8b":
+        with suppress(EOFError, OSError, zlib.error):
+            data = gzip.decompress(data)
+    return data.decode("utf-8", "replace")
 
 
 def build(trace_id: str, items: Sequence[Item], unread: Counter[str]) -> Iterator[Rollout]:

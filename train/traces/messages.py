@@ -33,7 +33,7 @@ _CALL_IDS = ("call_id", "tool_use_id", "toolCallId", "toolUseId", "tool_call_id"
 _ARGUMENTS, _OUTPUTS = ("arguments", "input", "args"), ("response", "result", "output", "content")
 _ROLE_LINE = re.compile(r"^(system|developer|user|human|assistant|tool): ", re.MULTILINE)
 _DAMAGED = re.compile(r'\s*\[?\s*\{\s*"(role|messages|parts|choices|generations|lc)"')
-_FINISH = ("finish_reason", "finishReason", "stop_reason", "stopReason")
+_FINISH = ("finish_reason", "finishReason", "stop_reason", "stopReason", "done_reason")
 _WITH_FINISH = ("choices", "candidates", "generations", "generation_info", "message", "kwargs", "response_metadata")
 _IMAGES = ("image_url", "input_image", "image", "uri", "blob", "file")
 

@@ -1,10 +1,11 @@
-"""A reply that came as a stream: OpenAI's chat and Responses, Anthropic and Google, joined to what a whole reply is."""
+"""A reply that came as a stream, of OpenAI's two APIs, Anthropic, Google or Ollama, joined to what a whole reply is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.exchange import CallDeltas
 from groundwire.tools.files import parse_json
 
@@ -13,7 +14,7 @@ def whole_reply(reply: Any, unread: list[str]) -> Any:
     """A reply that came as a stream, as its text or as a list of its events, as a whole one; any other as it is."""
     events = reply if isinstance(reply, list) and any(map(_is_event, reply)) else []
     events = _events_of(reply) if isinstance(reply, str) else events
-    if not events:
+    if not any(map(_is_event, events)):  # or a text about streams
         return reply
     joined, ended = _joined([event for event in events if isinstance(event, Mapping)])
     unread += [] if ended else ["streams that were cut off"]
@@ -25,16 +26,17 @@ def _is_event(event: Any) -> bool:
         return False
     choices = event.get("choices") if isinstance(event.get("choices"), list) else ()
     named = str(event.get("type")).startswith(("message_", "content_block_", "response."))
-    return named or "candidates" in event or any(isinstance(one, Mapping) and "delta" in one for one in choices or ())
+    known = named or "candidates" in event or {"message", "done"} <= event.keys()
+    return known or any(isinstance(one, Mapping) and "delta" in one for one in choices or ())
 
 
 def _events_of(text: str) -> list[Any]:
-    """The data of server-sent events; one that is cut off is left out."""
+    """The data of server-sent events, or of lines of JSON, as Ollama's; one that is cut off is left out."""
     events = []
     for line in text.splitlines():
-        if line.startswith("data:") and line[5:].strip().startswith("{"):
+        if (data := line.removeprefix("data:").strip()).startswith("{"):
             try:
-                events.append(parse_json(line[5:]))
+                events.append(parse_json(data))
             except ValueError:
                 break
     return events
@@ -57,7 +59,7 @@ def _joined(events: Iterable[Any]) -> tuple[dict[str, Any], bool]:
             _add(blocks.setdefault(event.get("index"), {"type": "text"}), event["delta"])
         elif kind == "message_delta":
             finish = event["delta"].get("stop_reason") or finish
-        for choice in event.get("choices") or ():
+        for choice in event.get("choices") or ([_of_ollama(event)] if "done" in event else ()):
             if not choice.get("index"):
                 finish = choice.get("finish_reason") or finish
                 delta = choice.get("delta") or {}
@@ -72,6 +74,15 @@ def _joined(events: Iterable[Any]) -> tuple[dict[str, Any], bool]:
     content: Any = [blocks[index] for index in sorted(blocks)] or message["content"]
     choice = {"message": {**message, "content": content, "tool_calls": deltas.calls}, "finish_reason": finish}
     return {"choices": [choice], "usage": usage, "model": model}, bool(finish)
+
+
+def _of_ollama(event: Mapping[str, Any]) -> dict[str, Any]:
+    message = dict(event.get("message") or {})
+    functions = [dict(call["function"]) for call in message.pop("tool_calls", None) or ()]
+    for function in functions:
+        function["arguments"] = to_json(function.get("arguments") or {})
+    calls = [{"index": place, "function": function} for place, function in enumerate(functions)]
+    return {"delta": {**message, "tool_calls": calls}, "finish_reason": event.get("done_reason")}
 
 
 def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -664,3 +665,34 @@ def test_the_inner_span_of_a_call_counts_only_if_it_has_as_much(tmp_path: Path) 
     record["observations"].append(inner)
     [rollout] = read_traces(write_lines(tmp_path / "t.json", [record]))
     assert [call.reply for call in rollout.trainable_calls] == [ANSWER]
+
+
+@pytest.mark.parametrize("form", ["gzip", "ollama", "other", "cut"])
+def test_an_archive_may_have_compressed_replies_and_lines_of_json(tmp_path: Path, form: str) -> None:
+    """Those that are not understood are not learned."""
+    call = {"function": {"name": "weather", "arguments": ARGUMENTS}}
+    lines = [{"message": {"content": "", "tool_calls": [call]}, "done": False}]
+    lines += [{"message": {"content": "sun"}, "done": True, "done_reason": "stop"}]
+    text = json.dumps({"choices": [{"message": ANSWER, "finish_reason": "stop"}]})
+    texts = {"ollama": "".join(json.dumps(line) + "\n" for line in lines), "other": "\x1f\x8b\x08"}
+    content = {"text": texts.get(form)}
+    if form in ("gzip", "cut"):
+        data = gzip.compress(text.encode())[: -9 if form == "cut" else None]
+        content = {"encoding": "base64", "text": base64.b64encode(data).decode()}
+    body = json.dumps({"model": "m1", "messages": [ASKED]})
+    url = "http://127.0.0.1:1/api/chat" if form == "ollama" else "https://x.org/v1/chat/completions"
+    entry = {"startedDateTime": at(1), "time": -1, "request": {"url": url, "postData": {"text": body}}}
+    entry["response"] = {"status": 200, "content": content}
+    [rollout] = read_traces(write_lines(tmp_path / "t.har", [{"log": {"entries": [entry]}}]))
+    [reply] = [call.reply for call in rollout.calls]
+    assert len(rollout.trainable_calls) == (form in ("gzip", "ollama"))
+    if form == "ollama":
+        assert (reply["content"], reply["tool_calls"][0]["function"]["name"]) == ("sun", "weather")
+    elif form == "gzip":
+        assert reply == ANSWER
+
+
+def test_a_text_about_streams_is_no_stream(tmp_path: Path) -> None:
+    answer = 'Send this:\ndata: {"a": 1}\n'
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": [ASKED], "response": answer}]))
+    assert rollout.outcome.answer == answer
