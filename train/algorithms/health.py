@@ -22,15 +22,13 @@ Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
 
 _STEPS = 3  # steps in a row in which a figure must be bad: a single one may be chance
-_MAX_DIFFERENCE = 0.02
-"""Of token probabilities. 0.001 to 0.01 is usual for bfloat16 servers, and 0 with the local trainer."""
+_MAX_DIFFERENCE = 0.02  # of token probabilities: 0.001 to 0.01 is usual for bfloat16 servers, 0 with the local trainer
 MAX_SAMPLER_KL = 0.05
 MIN_ENTROPY_SHARE = 0.1
 """Of the entropy in the first steps."""
 MIN_GRADIENT_SHARE = 0.1
 MAX_TRUNCATED = 0.2
-_MIN_PAIRS, _MAX_EXCESS = 50, 0.25
-"""Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
+_MIN_PAIRS, _MAX_EXCESS = 50, 0.25  # of replies to one prompt; the share that may be equal beyond what is predicted
 _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
 

@@ -53,8 +53,7 @@ from groundwire.train.store.rollout import Outcome, Rollout
 
 _TASKS, _GROUP = 8, 8  # of a step: tasks, and answers to each
 _TEMPERATURE, _MAX_TOKENS = 1.2, 48
-_WARM, _EPOCHS = 0.3, 20
-"""The policy learns the mechanical answers for this share of the time, and no longer than so many passes."""
+_WARM, _EPOCHS = 0.3, 20  # share of the time in which the mechanical answers are learned, and most passes over them
 _CUTS, _CUT_IN_STEP = 150, 3  # answers that are scored to cut one down, and answers that a step cuts down, at most
 _FULL = 0.99
 """Pay from which an answer counts on its own task alone. A graded reward owes less than that to an answer that is

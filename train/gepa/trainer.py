@@ -36,8 +36,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 
-_PARETO_TASKS, _REFLECTION_TASKS = 40, 4
-"""Training tasks on which every accepted prompt is scored, and of one reflection, which a new prompt must do better."""
+_PARETO_TASKS, _REFLECTION_TASKS = 40, 4  # training tasks: of an accepted prompt's score, and of one reflection
 
 
 class PromptTrainer:

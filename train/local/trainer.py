@@ -66,8 +66,7 @@ from groundwire.train.store.rollout import Rollout
 
 _SHORTER = 64  # questions of the validations during training
 _MAX_EMPTY_STEPS = 3  # consecutive steps without training data that end a run
-_MAX_SKIPPED_UPDATES = 5
-"""Consecutive optimizer steps that were skipped because their gradient was not finite, which end a run."""
+_MAX_SKIPPED_UPDATES = 5  # consecutive updates that were skipped for a gradient that is not finite, which end a run
 _ROUNDING = 1e-9
 
 

@@ -27,8 +27,7 @@ from groundwire.train.policy.pretrained.model_files import check_model_files, re
 
 _LARGE = 20_000_000  # parameters of a model with which a CPU spends most of its time in matrix products
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
-_BATCH_TOKENS = 8192
-"""Of rows that are scored together, with padding: the logits of 49,000 tokens take 1.6 GB, of 152,000 five."""
+_BATCH_TOKENS = 8192  # of rows scored together, with padding: logits of 49,000 tokens take 1.6 GB, of 152,000 five
 _MAX_REASON = 300  # characters of a library's message
 
 

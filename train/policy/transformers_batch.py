@@ -27,16 +27,14 @@ from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoding.decoder import computes
 from groundwire.train.policy.errors import UnsupportedModelError
 
-_PREFILL_TOKENS = 4096
-"""Most tokens of one call that reads prompts: it bounds the memory when many requests arrive at once."""
+_PREFILL_TOKENS = 4096  # most tokens of a call that reads prompts: it bounds the memory when many requests arrive
 _LAYERS = {
     "DummyLayer", "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionLayer",
 }  # fmt: skip
 """Kinds of a cache's layers whose rows can be joined."""
 _CHECKED = (5, 3, 4)  # tokens of two prompts and of their replies with which a model is checked
-_TOLERANCE = 1e-2
-"""Of the log-probabilities of the check, in nats: rounding stays far below, and a wrong position far above."""
+_TOLERANCE = 1e-2  # nats, of the check's log-probabilities: rounding stays far below, a wrong position far above
 
 
 class TransformersBatch(Batch):

@@ -28,8 +28,7 @@ _OFFLOAD = (f"{_ACTOR}fsdp_config.optimizer_offload", f"{_ACTOR}fsdp_config.para
 _GPUS = "trainer.n_gpus_per_node"
 
 _COPY = 2  # bytes of a parameter in a pass, in bfloat16
-_ACTIVATIONS = (32, 6.4)
-"""Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
+_ACTIVATIONS = (32, 6.4)  # bytes of a token in one layer, per hidden unit and per unit of the feed-forward layer
 _LEAST_TOKENS = 2048
 
 

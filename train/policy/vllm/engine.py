@@ -33,8 +33,7 @@ from groundwire.train.step_timer import StepTimer
 ASLEEP_BYTES = 2_400_000_000
 """What vLLM keeps of the GPU's memory when it sleeps."""
 _CACHE_SHARE = 0.2  # of the GPU's memory: the most for keys and values
-_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
-"""Batch sizes with a CUDA graph; a step between two takes the larger one's."""
+_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)  # batch sizes with a CUDA graph; others take the next one's
 _CLOSE_S = 10.0
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .*")
 

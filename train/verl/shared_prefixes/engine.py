@@ -54,10 +54,8 @@ from groundwire.train.verl.shared_prefixes.tree import PrefixTree, micro_batches
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
 _KEPT = "groundwire_kept"  # the field of a micro-batch with its :class:`_Kept`
-_LOSSES = ("vanilla", "gspo")
-"""Policy losses in which a row with advantages of 0 adds nothing, and does not change what others add."""
-_ALL_ROWS = ("calculate_entropy", "return_model_output")
-"""Settings of a mini-batch that need every row: a mean of its tokens, and results in its order."""
+_LOSSES = ("vanilla", "gspo")  # to these a row with advantages of 0 adds nothing, nor changes what others add
+_ALL_ROWS = ("calculate_entropy", "return_model_output")  # need every row: a mean of its tokens, results in its order
 _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
@@ -361,8 +359,7 @@ class _MicroBatches(Sized):
     data: Any
     batches: list[list[int]]
     of_rows: tuple[list[Tensor], list[Tensor], list[int]]  # :func:`_prompts_masks_and_lengths` of the data
-    constrain: Callable[..., _Constrained | None]
-    """:meth:`SharedPrefixesEngine._constrain`; its thread is ahead of the passes."""
+    constrain: Callable[..., _Constrained | None]  # of the engine; its thread is ahead of the passes
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -19,8 +19,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from groundwire.train.verl.shared_prefixes.prefixes import DIGITS, PREFIXES, REMEMBERED, prefix_hashes
 
 _MOST_AHEAD = 4  # a server with as many more open requests than the least busy one gets no prompt for its prefix
-_LEAST_SHARE = 0.5
-"""Of a prompt's tokens: a shorter known prefix, such as a system message, is no reason to choose a server."""
+_LEAST_SHARE = 0.5  # of a prompt's tokens: a shorter known prefix, a system message, is no reason to choose a server
 
 
 class PrefixRouter(GlobalRequestLoadBalancer):
@@ -31,8 +30,7 @@ class PrefixRouter(GlobalRequestLoadBalancer):
 
     def __init__(self, servers: dict[str, Any], options: Mapping[str, Any]) -> None:
         super().__init__(servers)
-        self._known: LRUCache[str, str] = LRUCache(REMEMBERED)
-        """The last server that got a prompt with these first hashes."""
+        self._known: LRUCache[str, str] = LRUCache(REMEMBERED)  # the last server of prompts with these first hashes
 
     def require_acquire_fields(self) -> list[str]:
         """What verl's client sends beside the key."""
