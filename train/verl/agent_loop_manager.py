@@ -109,7 +109,7 @@ class RolloutManager:
             seconds = self.timer.end_sampling(self.workers.seconds(), training=training)
             return self.service.finish_sampling(partition, step, seconds) | chosen
         finally:
-            self.timer.start_update()
+            self.timer.enter("update")  # verl's trainer continues with the rollouts
 
     def stop(self) -> None:
         """End the rollout processes' parts, and wait until all rollouts are written."""
@@ -175,7 +175,7 @@ class VerlStepTimer(StepTimer):
         """The rollouts are complete. Returns each phase's seconds; a training's include those of the last update.
 
         ``worked`` are the workers' seconds since :meth:`start_sampling`; ``waiting`` is what they leave of the time.
-        Until :meth:`start_update` the rollouts are written to disk, which does not count as update.
+        Until ``update`` is entered the rollouts are written to disk, which does not count as it.
         """
         seconds, update = self.split(), self._update
         for phase in worked.keys() - {"update", "waiting"}:
@@ -185,10 +185,6 @@ class VerlStepTimer(StepTimer):
             self._update = Counter()
             return {phase: value + update[phase] for phase, value in seconds.items()}
         return seconds
-
-    def start_update(self) -> None:
-        """The trainer continues with the rollouts."""
-        self.enter("update")
 
 
 def prompts_from_batch(batch: Any, group_sizes: dict[str, int]) -> list[Prompt]:

@@ -220,14 +220,14 @@ def peft_problem() -> tuple[str, str] | None:
     return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix
 
 
-def link_newest_model(run_dir: Path) -> Path | None:
-    """Link ``model`` in a run directory to its newest checkpoint in Hugging Face's format; returns that, or None.
+def link_newest_model(run_dir: Path) -> None:
+    """Link ``model`` in a run directory to its newest checkpoint in Hugging Face's format, if there is one.
 
     LoRA adapters, which verl writes beside the base weights, are merged first.
     """
     saved = {file.parent for file in run_dir.glob("checkpoints/global_step_*/actor/huggingface/*.safetensors")}
     if not saved:
-        return None
+        return
     newest = max(saved, key=lambda folder: int(folder.parts[-3].removeprefix("global_step_")))
     merge_adapters(newest, newest.parent / "lora_train_meta.json")
     for folder in saved:
@@ -237,7 +237,6 @@ def link_newest_model(run_dir: Path) -> Path | None:
     with suppress(FileNotFoundError):
         link.unlink()
     link.symlink_to(os.path.relpath(newest, run_dir))
-    return newest
 
 
 def write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
@@ -258,19 +257,19 @@ def write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def merge_adapters(folder: Path, settings: Path) -> bool:
+def merge_adapters(folder: Path, settings: Path) -> None:
     """Replace each LoRA-adapted weight W of the checkpoint in ``folder`` by W + (alpha / r) B A (Hu et al., 2021).
 
     verl saves an adapted model under peft's parameter names, which transformers does not know: it would load the folder
     with random weights and a warning. ``settings`` is verl's ``lora_train_meta.json``. The files are replaced
-    atomically. False if no weight is adapted.
+    atomically.
     """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("*.safetensors"))
     if not any(".lora_A." in name for file in files for name in safe_open(file, framework="pt").keys()):  # noqa: SIM118
-        return False
+        return
     lora = json.loads(settings.read_text())
     scale = float(lora["lora_alpha"]) / float(lora["r"])
     state = {
@@ -292,4 +291,3 @@ def merge_adapters(folder: Path, settings: Path) -> bool:
     unfinished.replace(whole)  # loaders prefer this file to an index, so the folder can be loaded at every moment
     for file in {*files, folder / "model.safetensors.index.json"} - {whole}:
         file.unlink(missing_ok=True)
-    return True

@@ -188,8 +188,7 @@ class RolloutService:
         config = self.config if partition == "train" else self._validation_config
 
         async def run(rollouts: Sequence[Rollout], *, deadline_s: float) -> list[Rollout]:
-            of_index = {index: rollout async for index, rollout in runs.each(rollouts, deadline_s=deadline_s)}
-            results = [of_index[index] for index in sorted(of_index)]
+            results = await runs.run(rollouts, deadline_s=deadline_s)
             self._scores.settle(results)
             return results
 

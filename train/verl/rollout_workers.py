@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
@@ -175,11 +175,6 @@ class RolloutWorkers:
         self._loop.check()
         return ""
 
-    async def each(self, requests: Sequence[Rollout], *, deadline_s: float) -> AsyncIterator[tuple[int, Rollout]]:
-        """Run a group's requests by one worker; yields the index and the result of each when all have ended."""
-        for index, result in enumerate(await self._run(requests, time.monotonic() + deadline_s)):
-            yield index, result
-
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase since the last call, as means of the workers."""
         of_workers = [seconds for seconds in self._loop.call(self._ask("seconds")) if isinstance(seconds, dict)]
@@ -207,8 +202,9 @@ class RolloutWorkers:
         answers = (getattr(worker.actor, method).remote() for worker in self._workers)
         return await asyncio.gather(*answers, return_exceptions=True)
 
-    async def _run(self, requests: Sequence[Rollout], deadline: float) -> list[Rollout]:
-        failure = ""
+    async def run(self, requests: Sequence[Rollout], *, deadline_s: float) -> list[Rollout]:
+        """Run a group's requests by one worker; returns their results."""
+        deadline, failure = time.monotonic() + deadline_s, ""
         for _ in range(1 + self._retries):
             number, worker = min(enumerate(self._workers), key=lambda numbered: numbered[1].open)
             worker.open += len(requests)

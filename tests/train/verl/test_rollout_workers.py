@@ -79,7 +79,7 @@ def _group(name: str) -> list[Rollout]:
 
 def _submit(workers: RolloutWorkers, name: str) -> Future[list[Rollout]]:
     async def group(runs: Any) -> list[Rollout]:
-        return [result async for _, result in runs.each(_group(name), deadline_s=10)]
+        return await runs.run(_group(name), deadline_s=10)
 
     return workers.submit(group)
 

@@ -25,7 +25,7 @@ def _sample(
     worked = {"update": 0.0, "sampling": samples, "waiting": waits}
     seconds = timer.end_sampling(worked, training=training)
     now[0] += writes
-    timer.start_update()
+    timer.enter("update")
     return {part: value for part, value in seconds.items() if value}
 
 
