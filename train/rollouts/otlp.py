@@ -58,6 +58,7 @@ class OtlpExport:
         start = min((call.started for call in calls), default=0.0)
         end = max([start + result.seconds, *(call.ended for call in calls)])
         task = result.task
+        of_trace = result.mode is None and not result.outcome.failure  # which may have no reward
         root = self._span(
             f"invoke_agent {self._domain}",
             start,
@@ -65,7 +66,7 @@ class OtlpExport:
             Context(),
             {
                 "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.conversation.id": result.rollout_id,
+                "gen_ai.conversation.id": result.metadata.get("session") or result.rollout_id,
                 **_asked(task),
                 "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.outcome.answer}]),
                 "groundwire.task_id": str(task["id"]),
@@ -73,7 +74,7 @@ class OtlpExport:
                 "groundwire.group": result.group,
                 "groundwire.status": result.outcome.status,
             },
-            error=None if result.succeeded else f"{result.outcome.status}: {result.outcome.message}",
+            error=None if result.succeeded or of_trace else f"{result.outcome.status}: {result.outcome.message}",
         )
         for name, begins, ends, attributes, error in _children(result, calls, end):
             self._span(name, begins, ends, root, attributes, error=error)
@@ -115,7 +116,10 @@ def traces_url(url: str) -> str:
 def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator[tuple[Any, ...]]:
     """The name, start, end, attributes and error of each span below that of the rollout."""
     for call in calls:
-        yield f"chat {call.model}", call.started, call.ended, _call_attributes(call), call.untrainable_reason or None
+        unread = getattr(call, "unread", None)  # of a trace: what its tracer lost, which is no error
+        error = (call.untrainable_reason if unread is None else call.error) or None
+        attributes = {**_call_attributes(call), **({"groundwire.unread": unread} if unread else {})}
+        yield f"chat {call.model}", call.started, call.ended, attributes, error
     turn = 0
     for step in result.outcome.steps:
         if step["kind"] != "tool":
@@ -131,10 +135,9 @@ def _children(result: Rollout, calls: Sequence[LLMCall], end: float) -> Iterator
             "gen_ai.tool.call.result": step["output"],
         }
         yield f"execute_tool {step['agent']}", begins, max(begins, ends), attributes, None if step["ok"] else "error"
-    outcome = result.outcome
-    rewards = {} if outcome.reward is None else {"reward": outcome.reward, **outcome.reward_components}
-    for name, value in rewards.items():
-        score = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
+    for name, value in result.scores.items():
+        kind, given = ("label", value) if isinstance(value, str) else ("value", float(value))
+        score = {"gen_ai.evaluation.name": name, f"gen_ai.evaluation.score.{kind}": given}
         yield "gen_ai.evaluation.result", end, end, score, None
 
 
@@ -158,16 +161,25 @@ def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | Non
     for message in messages:
         role, parts = str(message.get("role", "")), list[dict[str, Any]]()
         content = message.get("content")
+        if thought := message.get("reasoning_content") or message.get("reasoning"):
+            parts.append({"type": "reasoning", "content": thought})
         if role == "tool":
             parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
         elif content:
-            parts.append({"type": "text", "content": content if isinstance(content, str) else json.dumps(content)})
+            parts += map(_part, content) if isinstance(content, list) else [{"type": "text", "content": str(content)}]
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             arguments = {"name": function.get("name"), "arguments": function.get("arguments")}
             parts.append({"type": "tool_call", "id": call.get("id"), **arguments})
         converted.append({"role": role, "parts": parts, **({"finish_reason": finish_reason} if finish_reason else {})})
     return json.dumps(converted, ensure_ascii=False)
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a chat message's content."""
+    if part.get("type") == "image_url":
+        return {"type": "uri", "modality": "image", "uri": part["image_url"]["url"]}
+    return {"type": "text", "content": part["text"] if part.get("type") == "text" else json.dumps(part)}
 
 
 class _Exporter(OTLPSpanExporter):

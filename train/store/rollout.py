@@ -172,6 +172,14 @@ class Rollout:
         return not self.outcome.failure and self.outcome.reward is not None
 
     @property
+    def scores(self) -> dict[str, float | str]:
+        """What it was judged, for other tools: the reward and its components; of a trace what was exported with it."""
+        components = self.outcome.reward_components
+        if self.mode is None and "source" in self.metadata:
+            return {**self.metadata.get("labels", {}), **components}
+        return {} if self.outcome.reward is None else {"reward": self.outcome.reward, **components}
+
+    @property
     def trainable_calls(self) -> list[LLMCall]:
         """The calls without an :attr:`LLMCall.untrainable_reason`."""
         return [call for call in self.calls if not call.untrainable_reason]

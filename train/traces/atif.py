@@ -52,7 +52,7 @@ def _rollout(record: Mapping[str, Any], trace_id: str, unread: Counter[str]) -> 
             role: Message = {"role": "tool", "tool_call_id": call_id} if call_id else {"role": "user"}
             messages.append({**role, "content": content})
     unread.update(set(reasons))
-    reward = {"reward": extra["reward"]} if "reward" in extra else {}
+    reward = {} if extra.get("reward") is None else {"reward": extra["reward"]}
     return chat_rollout(
         messages,
         read_tools(agent.get("tool_definitions")),
@@ -71,7 +71,9 @@ def _reply(step: Mapping[str, Any], reasons: list[str]) -> Message:
     [said] = read_messages([{"role": "assistant", "content": _content(step.get("message")) or ""}], reasons)
     parts += [Part("text", said["content"])] if said["content"] else []
     calls = step.get("tool_calls") or ()
-    parts += [call_part(call.get("tool_call_id"), call.get("function_name"), call.get("arguments")) for call in calls]
+    parts += [
+        call_part(call.get("tool_call_id") or None, call.get("function_name"), call.get("arguments")) for call in calls
+    ]
     return assistant_message(parts)
 
 
@@ -99,5 +101,6 @@ def _facts(step: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
         "steps copied from another trajectory" if step.get("is_copied_context") else "",
         "steps that no model made" if step.get("llm_call_count") == 0 else "",
         "steps of several LLM calls" if (step.get("llm_call_count") or 0) > 1 else "",
+        text_of((step.get("extra") or {}).get("unread")),
     ]
     return known | ({"unread": "; ".join(filter(None, reasons))} if any(reasons) else {})

@@ -100,7 +100,10 @@ def _rollouts(trace_id: str, items: Sequence[Mapping[str, Any]], unread: Counter
         scores = {key: holder[key] for holder in (metadata, record) for key in _SCORES if holder.get(key) is not None}
         scores = {**given, **scores}
         started = seconds(first(record, "created", "created_at", "timestamp") or metadata.get("started"))
-        facts: dict[str, Any] = {"model": text_of(request.get("model") or record.get("model")), "wire_api": "chat"}
+        facts: dict[str, Any] = {
+            "model": text_of(request.get("model") or record.get("model") or metadata.get("model")),
+            "wire_api": "chat",
+        }
         facts |= {"started": started, "ended": started}
         yield chat_rollout(
             messages,

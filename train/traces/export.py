@@ -87,7 +87,8 @@ def to_atif(rollout: Rollout) -> dict[str, Any] | None:
 def _outcome(rollout: Rollout) -> dict[str, Any]:
     """What formats of messages alone have no place for; a run's tasks are left out, as they have their golds."""
     outcome, task = rollout.outcome, rollout.task
-    facts = {"reward": outcome.reward, "scores": dict(outcome.reward_components), "failure": outcome.failure}
+    scores = rollout.scores
+    facts = {"reward": scores.pop("reward", None), "scores": scores, "failure": outcome.failure}
     facts |= {"question": task.get("question"), "answer": outcome.answer, "started": rollout.started}
     return facts | ({"inputs": dict(task["inputs"])} if task.get("inputs") else {})
 
@@ -102,7 +103,12 @@ def _trajectory(conversation: ExportedChat, name: str, rollout: Rollout) -> dict
             steps[-1].setdefault("observation", {"results": []})["results"].append(result)
             continue
         source = {"assistant": "agent", "tool": "user"}.get(role, role)
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": content}
+        parts = message["content"] if isinstance(message.get("content"), list) else ()
+        step: dict[str, Any] = {
+            "step_id": len(steps) + 1,
+            "source": source,
+            "message": list(map(_part, parts)) or content,
+        }
         if role == "assistant":
             call = replies.get(place)
             step |= {"tool_calls": list(map(_tool_call, message["tool_calls"]))} if message.get("tool_calls") else {}
@@ -116,11 +122,22 @@ def _trajectory(conversation: ExportedChat, name: str, rollout: Rollout) -> dict
     return {"schema_version": _ATIF, "trajectory_id": name, "agent": agent, "steps": steps}
 
 
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a message's content, which is an image or a text."""
+    if part.get("type") == "image_url":
+        return {"type": "image", "source": {"media_type": "image/*", "path": part["image_url"]["url"]}}
+    return {"type": "text", "text": str(part.get("text"))}
+
+
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = value_of(function.get("arguments"))
-    arguments = arguments if isinstance(arguments, dict) else {"input": arguments}
-    return {"tool_call_id": str(call.get("id")), "function_name": str(function.get("name")), "arguments": arguments}
+    arguments = arguments if isinstance(arguments, dict) else {"input": arguments} if arguments else {}
+    return {
+        "tool_call_id": str(call.get("id") or ""),
+        "function_name": str(function.get("name")),
+        "arguments": arguments,
+    }
 
 
 def _facts(call: TracedCall) -> dict[str, Any]:
@@ -133,6 +150,7 @@ def _facts(call: TracedCall) -> dict[str, Any]:
     }
     known = {name: value for name, value in metrics.items() if value}
     facts: dict[str, Any] = {"metrics": known, "model_name": call.model}
+    facts |= {"extra": {"unread": call.untrainable_reason}} if call.untrainable_reason else {}
     if call.started:
         facts["timestamp"] = datetime.fromtimestamp(call.started, timezone.utc).isoformat()
     return {name: value for name, value in facts.items() if value}

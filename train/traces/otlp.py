@@ -213,6 +213,7 @@ def read_span(span: Mapping[str, Any]) -> tuple[str, Item]:
     asked, given = messages or _value(attributes, _INPUT), reply or _value(attributes, _OUTPUT)
     if kind == "llm":
         unread_parts += ["attributes that are missing: their tracer's limit was reached"] if raw["is_cut"] else []
+        unread_parts += [attributes["groundwire.unread"]] if "groundwire.unread" in attributes else []
         usage = value_of(attributes.get("langfuse.observation.usage_details")) or {}
         finish = value_of(_value(attributes, _FINISH))
         calls = value_of(attributes.get("ai.response.toolCalls"))

@@ -48,6 +48,43 @@ def test_a_call_of_no_agent_reads_as_one_of_no_agent(tmp_path: Path, form: str) 
     assert {call.agent for call in rollout.calls} == {""}
 
 
+@pytest.mark.parametrize("form", ["atif", "otlp"])
+def test_a_trace_without_a_reward_is_no_failure_and_keeps_its_scores_labels_images_and_thoughts(
+    tmp_path: Path, form: str
+) -> None:
+    [trace] = langfuse_trace()
+    image = {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}
+    shown = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
+    thinking = {**ANSWER, "reasoning": "It is blue.", "reasoning_content": "It is blue."}
+    trace["observations"] = [{**trace["observations"][0], "input": [shown], "output": thinking}]
+    score = {**trace["scores"][0], "dataType": "NUMERIC"}
+    trace["scores"] = [
+        {**score, "name": name, "value": value} for name, value in (("a", 0.25), ("b", 1), ("tone", "kind"))
+    ]
+    original, again = (
+        next(iter(read_traces(file)))
+        for file in (write_lines(tmp_path / "original.jsonl", [trace]), export(tmp_path, [trace], form))
+    )
+    assert (again.outcome.failure, again.outcome.reward_components) == ("", {"a": 0.25, "b": 1})
+    assert (again.metadata["labels"], again.outcome.reward) == ({"tone": "kind"}, None)
+    assert [[*call.messages, call.reply] for call in again.trainable_calls] == [[shown, thinking]]
+    assert [call.messages for call in original.calls] == [call.messages for call in again.calls]
+
+
+@pytest.mark.parametrize("form", ["atif", "otlp"])
+def test_what_is_not_learned_is_not_learned_after_an_export(tmp_path: Path, form: str) -> None:
+    chats = [
+        {"messages": [ASKED, {**ANSWER, "weight": 0}]},
+        {"messages": [ASKED], "response": {"choices": [{"message": ANSWER, "finish_reason": "length"}]}},
+    ]
+    rollouts = list(read_traces(export(tmp_path, chats, form)))
+    assert sorted(call.untrainable_reason for rollout in rollouts for call in rollout.calls) == [
+        "its weight is 0",
+        "the limit of tokens ended the reply",
+    ]
+    assert [rollout.outcome.failure for rollout in rollouts] == ["", ""]
+
+
 def test_exported_chats_are_what_sft_learns(tmp_path: Path) -> None:
     [turns] = read_chats(export(tmp_path, langfuse_trace(), "openai"))
     assert [(turn.messages, turn.reply, turn.tools) for turn in turns] == [
