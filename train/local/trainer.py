@@ -58,7 +58,6 @@ from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import NonFiniteGradientError
 from groundwire.train.policy.model import all_threads, fitting_length, load_initial_state, load_start
 from groundwire.train.policy.pretrained.model_files import save_policy
-from groundwire.train.policy.types import TrainedEngine
 from groundwire.train.policy.vllm.engine import VLLMEngine
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.step_timer import StepTimer
@@ -119,7 +118,7 @@ class LocalTrainer:
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
-        self.engine: TrainedEngine
+        self.engine: LocalEngine | VLLMEngine
         if vllm is not None:
             vllm.attach(self.model, self.tokenizer, timer=self.timer)
             self.engine = vllm

@@ -66,15 +66,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Take no more requests, and end those that have not finished."""
-
-
-class TrainedEngine(Engine, Protocol):
-    """The engine of a trainer that changes the weights in this process."""
-
-    generated_tokens: int
-
-    def sleep(self) -> None:
-        """Free what memory can be freed until :meth:`update_weights`; requests wait for it."""
-
-    def update_weights(self, version: int) -> None:
-        """Sample with the model's present weights from now on; blocks until the running requests have finished."""
