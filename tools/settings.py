@@ -32,13 +32,7 @@ _BOUNDS = {
 
 
 def setting(
-    default: Any,
-    help: str,
-    *,
-    panel: str = "",
-    metavar: str | None = None,
-    flags: tuple[str, ...] = (),
-    **field: Any,
+    default: Any, help: str, *, panel: str = "", metavar: str | None = None, flags: tuple[str, ...] = (), **field: Any
 ) -> Any:
     """A field of :class:`Settings`. ``help`` describes it in ``--help`` and in the documentation.
 

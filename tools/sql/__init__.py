@@ -18,14 +18,7 @@ from groundwire.tools.sql.errors import (
     readable,
 )
 from groundwire.tools.sql.opening import SUFFIXES, file_problem, files_of, has_suffix, is_sqlite, signature
-from groundwire.tools.sql.query import (
-    MAX_JUDGED_BYTES,
-    MAX_JUDGED_ROWS,
-    QueryResult,
-    render,
-    run_query,
-    sorted_row,
-)
+from groundwire.tools.sql.query import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, QueryResult, render, run_query, sorted_row
 
 __all__ = [
     "MAX_JUDGED_BYTES",

@@ -32,12 +32,7 @@ from groundwire.adapters.agents.app_environment import (
     without_proxy,
 )
 from groundwire.adapters.agents.process.child import connect, no_input, run_agent
-from groundwire.adapters.agents.process.first_use import (
-    equal_generators,
-    fork_hazards,
-    share_ssl_contexts,
-    warm_up,
-)
+from groundwire.adapters.agents.process.first_use import equal_generators, fork_hazards, share_ssl_contexts, warm_up
 from groundwire.adapters.agents.process.folders import NEW_NETWORK, enter, succeeds, way_to_own_folder
 from groundwire.adapters.agents.process.guard import adopt_orphans, children, guard, kill, kill_group
 from groundwire.adapters.agents.process.network import swap_port
