@@ -22,9 +22,8 @@ import httpx
 
 from benchmarks._processes import free_port, running
 from benchmarks.tracing._setup import started
-from groundwire.adapters.gateways.conversations import Played, Policy, play
+from groundwire.adapters.gateways.conversations import ExportedRow, Played, Policy, Tokens, play
 from groundwire.adapters.gateways.sdks import APIS
-from groundwire.adapters.gateways.tokens import ExportedRow, Tokens
 from groundwire.adapters.tracing import calls_from_spans, trajectories
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.terminal import format_table, installed_version

@@ -15,9 +15,8 @@ from typing import Annotated
 import httpx
 import typer
 
-from groundwire.adapters.gateways.conversations import Played, Policy, play
+from groundwire.adapters.gateways.conversations import ExportedRow, Played, Policy, play, read_row
 from groundwire.adapters.gateways.sdks import APIS
-from groundwire.adapters.gateways.tokens import ExportedRow, read_row
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say

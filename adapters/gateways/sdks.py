@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 from groundwire.adapters.tracing.calls import LLMCall
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange
 
-__all__ = ["APIS", "SdkReply", "Thread"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SdkReply:

@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 from open_rollouts import OpenRollouts
 
-from groundwire.adapters.gateways.conversations import Played, Policy, play
+from groundwire.adapters.gateways.conversations import ExportedRow, Played, Policy, Tokens, compare, play, read_row
 from groundwire.adapters.gateways.sdks import APIS
-from groundwire.adapters.gateways.tokens import ExportedRow, Tokens, compare, read_row
 from groundwire.adapters.tracing import trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer, encode
