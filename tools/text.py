@@ -15,7 +15,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 _DAMAGED = re.compile("[\ud800-\udfff\ufffd]")
-_MOST, _NAME_CHARS, _REASON_CHARS = 20, 60, 200
+_MOST, _NAME_CHARS, _REASON_CHARS, _LINE_CHARS = 20, 60, 200, 140
 _first: list[str] = []  # the first text of this process that was not valid
 
 
@@ -74,6 +74,11 @@ def valid_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {valid_texts(key): valid_texts(item) for key, item in value.items()}
     return type(value)(map(valid_texts, value)) if type(value) in (list, tuple) else value
+
+
+def one_line(text: str) -> str:
+    """The beginning of ``text`` in one line."""
+    return " ".join(text.split())[:_LINE_CHARS]
 
 
 def first_of(names: Collection[str], most: int = 5) -> str:

@@ -19,6 +19,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import, read_env_file
 from groundwire.tools.terminal import Version, progress, spinner
+from groundwire.tools.text import one_line
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import (
     JsonFile,
@@ -235,7 +236,7 @@ def attack_lines(result: AttackResult, fail_above: float) -> list[str]:
             f"{row.name} ({row.variant}) earns {row.pay:.0%} of what right answers earn; to fix it: {row.fix}",
         ]
         for example in row.examples:
-            answer = _one_line(example.answer)
+            answer = one_line(example.answer)
             lines.append(f"    {example.task}: {answer!r} scores {example.score:g}, right {example.right_score:g}")
     lines += ["", f"{result.calls:,} calls on {result.tasks:,} tasks in {result.seconds:.1f} s"]
     verdict = f"not fit to train on: {len(holes)} of {len(result.strategies)} wrong strategies earn"
@@ -354,12 +355,8 @@ def _examples(result: AttackResult) -> list[str]:
         lines += ["", f"{kind}: {count:,} tasks ({count / result.tasks:.1%})"]
         first_of_task = {finding.task: finding for finding in reversed(result.findings) if finding.kind == kind}
         for finding in list(reversed(first_of_task.values()))[:_EXAMPLES]:
-            lines.append(f"    {finding.task}, {finding.probe}: {_one_line(finding.message or finding.answer)}")
+            lines.append(f"    {finding.task}, {finding.probe}: {one_line(finding.message or finding.answer)}")
     return lines
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:140]
 
 
 if __name__ == "__main__":

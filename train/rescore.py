@@ -23,6 +23,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import read_env_file
 from groundwire.tools.terminal import Version, progress
+from groundwire.tools.text import one_line
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.complete import RunDirectory
 from groundwire.train.cli.options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
@@ -224,9 +225,9 @@ def _table(
         lines.append(f"    {counts[name]:,} {label}")
         for rollout in changes[name][:_EXAMPLES]:
             lines.append(f"        step {rollout.step}, {rollout.task}: {rollout.old:g} -> {rollout.new:g}")
-            lines += [f"            {_one_line(text)}" for text in (rollout.question, rollout.answer)]
+            lines += [f"            {one_line(text)}" for text in (rollout.question, rollout.answer)]
     lines += [
-        f"    cannot be scored: step {rollout.step}, {rollout.task}: {_one_line(rollout.error)}"
+        f"    cannot be scored: step {rollout.step}, {rollout.task}: {one_line(rollout.error)}"
         for rollout in changes["failed_now"][:_EXAMPLES]
     ]
     return lines
@@ -234,10 +235,6 @@ def _table(
 
 def _rewards(rewards: Sequence[float]) -> str:
     return "[" + " ".join(f"{reward:.2g}" for reward in rewards) + "]"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:140]
 
 
 if __name__ == "__main__":

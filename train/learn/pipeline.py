@@ -304,9 +304,9 @@ class Learning:
 
     def _conclude(self, model: Path) -> LearnResult:
         scores = {
-            name: scores_by_question(final_rollouts(RunDir.open(done.parent)))
+            name: scores_by_question(final_rollouts(RunDir.open(self.folder / self.state[name]["run"])))
             for name in _STAGES
-            for done in sorted(self.folder.glob(f"evaluations/{name}/*/evaluation.json"))[:1]
+            if name in self.state
         }
         names = list(scores)
         if "grpo" in scores and verdict(compare(scores[names[-2]], scores["grpo"]), "")[0] == "worse":
