@@ -40,13 +40,18 @@ def _rollout(record: Mapping[str, Any], trace_id: str, unread: Counter[str]) -> 
     agent, extra = record["agent"], record.get("extra") or {}
     agent_name = text_of(agent.get("name"))
     messages, facts, reasons = list[Message](), dict[int, Mapping[str, Any]](), list[str]()
+    summarized = ""
     for step in record["steps"]:
+        results = (step.get("observation") or {}).get("results") or ()
+        if step.get("source") == "system" and any(
+            name.endswith("agent_trajectory_ref") for result in results for name in result
+        ):
+            summarized = "steps after another agent summarized the context: what they were asked is not known"
         if step.get("source") == "agent":
-            facts[len(messages)] = _facts(step, agent)
+            facts[len(messages)] = {**({"unread": summarized} if summarized else {}), **_facts(step, agent)}
             messages.append(_reply(step, reasons))
         elif message := step.get("message"):
             messages += read_messages([{"role": step.get("source"), "content": _content(message)}], reasons)
-        results = (step.get("observation") or {}).get("results") or ()
         for result in results:
             content, call_id = result_text(_content(result.get("content"))), result.get("source_call_id")
             role: Message = {"role": "tool", "tool_call_id": call_id} if call_id else {"role": "user"}

@@ -16,12 +16,21 @@ _KINDS = {"llm": "llm", "chat_model": "llm", "tool": "tool"}
 
 def takes(record: Any) -> bool:
     """Whether ``record`` is a run or feedback."""
+    if isinstance(record, Mapping) and isinstance(posted := record.get("post"), list):
+        return any(isinstance(run, Mapping) and "run_type" in run for run in posted)
     return isinstance(record, Mapping) and ("run_type" in record or {"run_id", "key", "score"} <= record.keys())
 
 
 def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[tuple[str, Item]]:
-    """The run, its child runs and its feedback, with the trace."""
-    yield from each(_part, _with_children(record), name, unread)
+    """The run, its child runs and its feedback, with the trace; or the runs that the SDK sends, with their updates."""
+    if "post" not in record:
+        yield from each(_part, _with_children(record), name, unread)
+        return
+    runs: dict[str, dict[str, Any]] = {}
+    for part in (*record["post"], *(record.get("patch") or ())):
+        run = runs.setdefault(str(part.get("id") or text_of(part.get("dotted_order")).rpartition("Z")[2]), {})
+        run |= {key: value for key, value in part.items() if value not in (None, {}, [])}
+    yield from each(_part, runs.values(), name, unread)
 
 
 def _with_children(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ anywhere in the files: all are sorted by trace in a temporary database first, wh
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,12 +78,12 @@ class Traces:
         self._records = 0
         masker = Masker() if self.is_masked else None
         self.masked = masker.replaced if masker else self.masked
-        with closing(sqlite3.connect("")) as spool:  # a temporary file, which only large input needs
-            spool.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+        with closing(_temporary()) as spool, closing(_temporary()) as seen:
+            seen.execute("CREATE TABLE items (digest INTEGER PRIMARY KEY, file INT)")
             spool.execute("CREATE TABLE items (reader INT, trace TEXT, span TEXT, item BLOB)")
-            for file in self.files:
+            for place, file in enumerate(self.files):
                 try:
-                    spool.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", self._items(file))
+                    spool.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", self._items(file, place, seen))
                 except OSError as error:
                     raise TraceError(f"{file} cannot be read: {error.strerror or error}") from error
             if spool.execute("SELECT 1 FROM items WHERE trace = ''").fetchone():
@@ -109,7 +110,7 @@ class Traces:
                 except UNREADABLE as error:
                     self.unread[f"traces of another form ({type(error).__name__})"] += 1
 
-    def _items(self, file: Path) -> Iterator[tuple[int, str, str | None, bytes]]:
+    def _items(self, file: Path, place: int, seen: sqlite3.Connection) -> Iterator[tuple[int, str, str | None, bytes]]:
         for record in records(file, self.unread):
             self._records += 1
             try:
@@ -123,10 +124,31 @@ class Traces:
             try:
                 for trace_id, item in reader.split(record, str(file), self.unread):
                     span = item.get("span_id") if reader.build is rollout_of else None
-                    trace = trace_id or ("" if span else f"{self._records:09}")
-                    yield number, trace, span, _encoded(item)
+                    trace, blob = trace_id or ("" if span else f"{self._records:09}"), _encoded(item)
+                    if (
+                        len(self.files) > 1
+                        and _file_of(f"{number} {trace_id} ".encode("utf-8", "replace") + blob, place, seen) != place
+                    ):
+                        self.unread["records that an earlier file has, too"] += 1
+                    else:
+                        yield number, trace, span, blob
             except UNREADABLE as error:
                 self.unread[f"{reader.name}: records of another form ({type(error).__name__})"] += 1
+
+
+def _temporary() -> sqlite3.Connection:
+    """A database in a temporary file, which only large input needs."""
+    database = sqlite3.connect("")
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+    return database
+
+
+def _file_of(record: bytes, file: int, seen: sqlite3.Connection) -> int:
+    """The first file that has the record, which may have it several times; ``file`` if none had it."""
+    digest = int.from_bytes(hashlib.blake2b(record, digest_size=7).digest(), "big")
+    seen.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (digest, file))
+    [first] = seen.execute("SELECT file FROM items WHERE digest = ?", (digest,)).fetchone()
+    return int(first)
 
 
 def _has_calls(rollout: Rollout) -> bool:

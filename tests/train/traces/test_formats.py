@@ -493,8 +493,8 @@ def test_any_language_is_read_also_in_utf_16_and_another_encoding_is_counted(tmp
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(chat, ensure_ascii=False) for chat in chats), "utf-16")
     (tmp_path / "c.jsonl").write_bytes(json.dumps(chats[1], ensure_ascii=False).encode("latin-1") + b"\n")
     traces = read_traces(tmp_path)
-    assert [rollout.task["question"] for rollout in traces] == [*texts, *texts]
-    assert traces.unread == {"lines that are no JSON": 1}
+    assert [rollout.task["question"] for rollout in traces] == list(texts)
+    assert traces.unread == {"lines that are no JSON": 1, "records that an earlier file has, too": 4}
 
 
 def test_copied_and_joined_steps_of_a_trajectory_are_not_learned(tmp_path: Path) -> None:
@@ -696,3 +696,33 @@ def test_a_text_about_streams_is_no_stream(tmp_path: Path) -> None:
     answer = 'Send this:\ndata: {"a": 1}\n'
     [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [{"messages": [ASKED], "response": answer}]))
     assert rollout.outcome.answer == answer
+
+
+def test_what_langsmiths_sdk_sends_is_the_run_with_its_update(tmp_path: Path) -> None:
+    order = "20260102T030401000000Zr1"
+    run = {"id": "r1", "trace_id": "r1", "dotted_order": order, "run_type": "llm", "start_time": at(1)}
+    posted = {**run, "inputs": {"messages": [SYSTEM, ASKED]}, "outputs": {}}
+    update = {"trace_id": "r1", "dotted_order": order, "end_time": at(2), "outputs": {"choices": [{"message": ANSWER}]}}
+    [rollout] = read_traces(write_lines(tmp_path / "t.json", [{"post": [posted], "patch": [update]}]))
+    [call] = rollout.trainable_calls
+    assert [*call.messages, call.reply] == [SYSTEM, ASKED, ANSWER]
+
+
+def test_steps_of_a_trajectory_after_its_context_was_summarized_are_not_learned(tmp_path: Path) -> None:
+    [whole] = trajectory()
+    handed = {"results": [{f"{'sub'}agent_trajectory_ref": [{"trajectory_path": "summary.json"}]}]}
+    last = len(whole["steps"]) - 1
+    whole["steps"].insert(last, {"step_id": 9, "source": "system", "message": "Summarized.", "observation": handed})
+    [rollout] = read_traces(write_lines(tmp_path / "t.jsonl", [whole]))
+    assert [bool(call.untrainable_reason) for call in rollout.calls] == [False, True]
+
+
+def test_a_copy_of_a_file_adds_nothing_and_equal_lines_of_one_file_stay(tmp_path: Path) -> None:
+    chat = {"messages": CHAT, "tools": [TOOL]}
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"{name}.jsonl", [chat, chat, *trajectory(), *langfuse_trace()])
+    traces, once = read_traces(tmp_path), read_traces(tmp_path / "a.jsonl")
+    answers = [(rollout.metadata["source"], rollout.outcome.answer) for rollout in traces]
+    assert answers == [(rollout.metadata["source"], rollout.outcome.answer) for rollout in once]
+    assert [source for source, _ in answers].count("OpenAI chats") == 2
+    assert traces.unread["records that an earlier file has, too"] > 3
