@@ -27,7 +27,7 @@ from groundwire.train.verl.metrics import last_probability_difference
 from groundwire.train.verl.patches import patch_trainer
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.rollout_workers import RolloutWorkers, WorkerProcesses, load_tokenizer, run_config
-from groundwire.train.verl.transfer_queue import TransferQueueRows
+from groundwire.train.verl.rows import TransferQueueRows
 
 
 class RolloutManager:

@@ -31,8 +31,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import FailureScores, requests_of_step
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.metrics import SampledSteps
-from groundwire.train.verl.rows import TrainingRow, training_rows
-from groundwire.train.verl.transfer_queue import TransferQueueRows
+from groundwire.train.verl.rows import TrainingRow, TransferQueueRows, training_rows
 
 if TYPE_CHECKING:
     from groundwire.train.rollouts.collector import RolloutCollector

@@ -31,8 +31,8 @@ from groundwire.train.step_timer import StepTimer
 from groundwire.train.store.rollout import Rollout
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.hydra_config import why_unconstrained
+from groundwire.train.verl.rows import RowWriter
 from groundwire.train.verl.shared_prefixes.prefixes import rollouts_together
-from groundwire.train.verl.transfer_queue import RowWriter
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Outcome, Rollout
 from groundwire.train.verl import rows as verl_rows
-from groundwire.train.verl.rows import TrainingRow, row_fields
-from groundwire.train.verl.transfer_queue import WriteCoalescer
+from groundwire.train.verl.rows import TrainingRow, WriteCoalescer, row_fields
 
 CASES = json.loads((ROOT / "tests" / "data" / "verl_0_9_1_groups.json").read_text())
 

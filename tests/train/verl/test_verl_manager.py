@@ -31,7 +31,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import SHARED_PREFIXES
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.verl import agent_loop_manager, launch, rollout_workers, transfer_queue
+from groundwire.train.verl import agent_loop_manager, launch, rollout_workers
 from groundwire.train.verl.agent_loop_manager import (
     RolloutManager,
     choose_old_logprobs,
@@ -45,7 +45,7 @@ from groundwire.train.verl.hydra_config import (
     why_unconstrained,
 )  # fmt: skip
 from groundwire.train.verl.rollout_workers import RolloutWorker
-from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
+from groundwire.train.verl.rows import RowWriter, TransferQueueRows
 
 
 async def ask(question: Question, endpoint: Endpoint) -> str:
@@ -194,7 +194,7 @@ async def test_a_write_that_never_ends_ends_the_run(monkeypatch: pytest.MonkeyPa
         async def put(self, *_: Any) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(transfer_queue, "_MAX_WRITE_S", 0.05)
+    monkeypatch.setattr("groundwire.train.verl.rows._MAX_WRITE_S", 0.05)
     rows = TransferQueueRows([LocalActor(Stuck())], "spider")
     with pytest.raises(RolloutsFailedError, match=r"has not stored the rows of a group for 0.05 s: .* --resume"):
         await rows.put([], "train")
