@@ -1,4 +1,4 @@
-"""The Triton kernels of :mod:`groundwire.train.policy.decoding.gpu_decoder`. They are imported on a GPU only."""
+"""The Triton kernels of :mod:`groundwire.train.policy.decoding.gpu_decoder`. Without Triton they are not imported."""
 
 import triton
 import triton.language as tl

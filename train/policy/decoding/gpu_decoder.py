@@ -12,8 +12,8 @@ row) and decoding (one), with the online softmax of FlashAttention (Dao et al. 2
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from groundwire.train.policy.decoding.decoder import Decoder
 
-if torch.cuda.is_available() and find_spec("triton"):  # the settings of the class are read without a GPU, too
+with suppress(ImportError):  # the settings of the class are read without Triton, too
     from groundwire.train.policy.decoding import _triton
 
 _GATE_BLOCK = 1024  # results that one program of :meth:`GPUDecoder.gate` computes
