@@ -17,14 +17,16 @@ FILE = "GROUNDWIRE_BENCH_RESULTS"
 """Environment variable: the file to which figures are appended. Without it a benchmark only prints."""
 
 
-def median_s(run: Callable[[], Any], *, passes: int = 7, repeats: int = 1) -> float:
-    """Seconds of one ``run()``: the median over ``passes``, each the mean of ``repeats`` runs."""
+def median_s(
+    run: Callable[[], Any], *, passes: int = 7, repeats: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of one ``run()`` by ``clock``: the median over ``passes``, each the mean of ``repeats`` runs."""
     times = []
     for _ in range(passes):
-        started = time.perf_counter()
+        started = clock()
         for _ in range(repeats):
             run()
-        times.append((time.perf_counter() - started) / repeats)
+        times.append((clock() - started) / repeats)
     return statistics.median(times)
 
 

@@ -7,12 +7,12 @@ text until they are read, because training does not need them.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
 import zlib
 from array import array
+from binascii import a2b_base64, b2a_base64
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -191,12 +191,12 @@ class LLMCall:
 
 def pack_body(body: bytes) -> str:
     """The bytes of a reply as text, compressed."""
-    return base64.b64encode(zlib.compress(body, 1)).decode()
+    return b2a_base64(zlib.compress(body, 1), newline=False).decode()
 
 
 def unpack_body(text: str) -> bytes:
     """The bytes that :func:`pack_body` packed."""
-    return zlib.decompress(base64.b64decode(text))
+    return zlib.decompress(a2b_base64(text))
 
 
 def to_json(value: Any) -> str:
@@ -219,7 +219,7 @@ def to_span(call: LLMCall) -> SpanRecord:
         **{name: value for name, value in values.items() if value not in ("", None)},
     }
     for name, (attribute, typecode) in _PACKED.items():
-        attributes[attribute] = base64.b64encode(array(typecode, getattr(call, name))).decode()
+        attributes[attribute] = b2a_base64(array(typecode, getattr(call, name)), newline=False).decode()
     return SpanRecord(
         name="chat",
         rollout_id=call.rollout_id,
@@ -238,7 +238,7 @@ def from_span(span: Any) -> LLMCall:
     attributes = span.attributes
     fields = {field: attributes[name] for field, name in _ATTRIBUTES.items() if name in attributes}
     for name, (attribute, typecode) in _PACKED.items():
-        fields[name] = array(typecode, base64.b64decode(attributes.get(attribute, ""))).tolist()
+        fields[name] = array(typecode, a2b_base64(attributes.get(attribute, ""))).tolist()
     counts = {"prompt_tokens": (_INPUT_TOKENS, "prompt_ids"), "response_tokens": (_OUTPUT_TOKENS, "response_ids")}
     for name, (attribute, ids) in counts.items():
         count = attributes.get(attribute, 0)
