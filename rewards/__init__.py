@@ -19,6 +19,7 @@ from groundwire.rewards._functions import (
 from groundwire.rewards._registry import check, comparison, get, has_functions, names, notes
 from groundwire.rewards._sql import has_variants, in_training, unchecked_of, without_variants
 from groundwire.rewards._types import (
+    ABOUT_THE_ANSWER,
     METRIC,
     JudgeAbstainedError,
     Reward,
@@ -34,6 +35,7 @@ from groundwire.rewards._types import (
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [
+    "ABOUT_THE_ANSWER",
     "METRIC",
     "JudgeAbstainedError",
     "JudgeSettings",

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError, declared_range, total
+from groundwire.rewards._types import (
+    ABOUT_THE_ANSWER,
+    METRIC,
+    Reward,
+    RewardError,
+    UnusableRewardError,
+    declared_range,
+    total,
+)
 from groundwire.tools.binding import Binder, BindingError, Value, is_async
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
@@ -109,6 +117,8 @@ class Score:
 
     value: float | None
     error: str = ""
+    is_broken: bool = False
+    """Whether the error says nothing of the answer."""
 
 
 async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Score:
@@ -116,7 +126,8 @@ async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Seq
     try:
         return Score(total(await reward(task, answer, steps)))
     except Exception as error:
-        return Score(None, str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}")
+        text = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        return Score(None, text, not isinstance(error, ABOUT_THE_ANSWER))
 
 
 async def map_concurrently(

@@ -23,6 +23,12 @@ METRIC = "metric/"
 """The prefix of components that are logged but not summed."""
 
 
+ABOUT_THE_ANSWER = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, SyntaxError, RecursionError),
+)
+"""What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
+
+
 class RewardError(Exception):
     """The reward could not be computed (a broken gold, a missing database): a typed failure, never a 0."""
 

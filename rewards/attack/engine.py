@@ -47,6 +47,8 @@ _PILOT, _AUDITED_PILOT, _CALLS_OF_PILOT, _NO_LIMIT = 6, 2, 25, 1e9
 _WRONGS, _EXAMPLES, _MOST_TEXTS, _LONGEST_TEXT = 6, 3, 40, 300
 _NEIGHBOURS, _COMPARED = 300, 18_000  # golds that one is compared with, and those of all tasks, at most
 _TOLERANCE = 1e-9
+_MOST_BROKEN = 0.25
+"""The share of answers for which a judge or a service may fail."""
 _LEAST_SHARE, _LEAST_TASKS, _FEW_TASKS = 0.05, 3, 10
 """A strategy counts if its answer is known to be wrong for so many of the attacked tasks; of few, for one."""
 _NO_TEXTS = ("id", "db_path", "database", "db_id")
@@ -134,6 +136,11 @@ async def attack(
         run.notes.append(
             f"the reward raised an error for {run.failed:,} answers, first {error[:120]} for {answer[:40]!r}"
         )
+    if not audits and (lost := run.broken.total()) > run.calls * _MOST_BROKEN:
+        [(error, _)] = run.broken.most_common(1)
+        raise RewardError(
+            f"what the reward pays is not known: it failed for {lost:,} of {run.calls:,} answers: {error}"
+        )
     if learn is not None:
         usable = [index for index in chosen if run.best(index) > run.floor(index) + _TOLERANCE]
         found = await learn(usable, run.lessons(scored, usable), run.pays)
@@ -165,6 +172,8 @@ class Attack:
         self.by_gold = GoldTruth(file)
         self.calls = self.unknown = self.failed = 0
         self.notes, self.errors = list[str](), dict[tuple[int, str], str]()
+        self.broken = Counter[str]()
+        """Errors that say nothing of the answer, such as those of a judge."""
         is_sql = all(gold.form == "sql" for gold in file.golds) and all(map(has_gold_query, file.tasks))
         self._ways_of_steps: tuple[_MakeSteps, ...] = (query_steps,) if is_sql else _STEPS
         self._seed, self._gold_texts = rng.random(), dict.fromkeys(gold.text for gold in file.golds if gold.text)
@@ -197,6 +206,7 @@ class Attack:
         if scored.value is None:
             self.failed += 1
             self.errors[index, answer] = scored.error
+            self.broken.update([scored.error] if scored.is_broken else [])
         else:
             self.errors.pop((index, answer), None)  # with other steps
             self._floors[index] = min(self.floor(index), scored.value)

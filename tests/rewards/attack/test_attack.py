@@ -141,6 +141,14 @@ async def test_errors_are_counted_and_never_paid_and_a_reward_that_only_raises_s
     assert "first KeyError" in note
     assert result.holes(FAIL_ABOVE) == []
 
+    def away(task: dict[str, Any], answer: str) -> float:
+        if answer != task["answer"]:
+            raise ConnectionError("the judge is away")
+        return 1.0
+
+    with pytest.raises(RewardError, match=r"is not known: failed for .* answers: ConnectionError: the judge is away"):
+        await attacked(away, "cities", tmp_path)
+
     def broken(task: dict[str, Any], answer: str) -> float:
         raise ConnectionError("the judge is away")
 

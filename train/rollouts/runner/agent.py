@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained", "setup"})
-_ABOUT_THE_ANSWER = (
-    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, SyntaxError, RecursionError),
-)
-"""What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
 _CANCEL_S = 10.0
 """How long an agent may take to end after its time; then it is left alone, and its calls are refused."""
 _MANY_CALLS = 8
@@ -210,7 +206,7 @@ class RolloutAgent:
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
-            about_answer = isinstance(error, _ABOUT_THE_ANSWER) and not infrastructure_errors(error)
+            about_answer = isinstance(error, rewards.ABOUT_THE_ANSWER) and not infrastructure_errors(error)
             kind = UnreadableAnswerError if about_answer else rewards.RewardError
             raise kind(f"the reward raised {type(error).__name__}: {error}") from error
         reward = _read_reward(score)
