@@ -146,7 +146,7 @@ async def test_errors_are_counted_and_never_paid_and_a_reward_that_only_raises_s
             raise ConnectionError("the judge is away")
         return 1.0
 
-    with pytest.raises(RewardError, match=r"is not known: failed for .* answers: ConnectionError: the judge is away"):
+    with pytest.raises(RewardError, match=r"it failed for .* answers: ConnectionError: the judge is away"):
         await attacked(away, "cities", tmp_path)
 
     def broken(task: dict[str, Any], answer: str) -> float:
