@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from groundwire.domains import get
+from groundwire.domains._registry import get
 from groundwire.domains.text_to_sql.prepared_folder import summary
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.secrets import say
