@@ -25,7 +25,7 @@ from groundwire.train.api.replay import ReplayedRollout, replay, replay_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.app import app as groundwire
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.evaluation.replayed import TextsOfCall, _prompt_difference, first_difference
+from groundwire.train.evaluation.replayed import Difference, TextsOfCall, _prompt_difference, first_difference
 
 # The agent asks two questions, one with a tool's result, then the same two in tasks and two in threads at once, then
 # three others at once twice, and goes on with the answers in their order. The file ``changes`` says how it differs from
@@ -114,10 +114,16 @@ def replayed(folder: Path, recorded: Path, changes: str = "", **given: Any) -> l
     return [ended for batch in replay(job, run, names) for ended in batch]
 
 
+def differences(ended: list[ReplayedRollout]) -> list[Difference | None]:
+    """Without those of two calls that were answered together in the record: the agent may take either first."""
+    found = [each.difference for each in ended]
+    return [None if each and each.sentence.endswith("the agent may take either first") else each for each in found]
+
+
 @pytest.mark.parametrize("process", ["fork", "spawn", "off"])
 def test_the_same_agent_goes_as_recorded(folder: Path, recorded: Path, process: str) -> None:
     ended = replayed(folder, recorded, rollout_process=process)
-    assert [each.difference for each in ended] == [None] * 3
+    assert differences(ended) == [None] * 3
     for each in ended:
         assert len(each.again.calls) == len(each.recorded.calls) == 13
         assert each.again.trainable_calls == []
@@ -175,23 +181,23 @@ def test_a_rollout_that_was_stopped_is_replayed_as_far_as_its_record_goes(folder
         row["calls"][4]["untrainable_reason"] = "failed with status 499"
 
     change_rows(folder, stop)
-    assert [each.difference for each in replayed(folder, recorded)] == [None] * 3
+    assert differences(replayed(folder, recorded)) == [None] * 3
     kinds = {each.difference and each.difference.kind for each in replayed(folder, recorded, "silent")}
     assert kinds == {"end"}
 
 
 def test_an_agent_that_calls_nothing_is_replayed(folder: Path, recorded: Path) -> None:
     change_rows(folder, lambda row: row.update(calls=[], answer="nothing", agent_steps="[]"))
-    assert [each.difference for each in replayed(folder, recorded, "silent")] == [None] * 3
+    assert differences(replayed(folder, recorded, "silent")) == [None] * 3
 
 
 def test_a_run_with_an_external_store_is_replayed_without_it(folder: Path, recorded: Path) -> None:
     change_config(folder, external_store_address="http://127.0.0.1:9", n_runners=0)
-    assert [each.difference for each in replayed(folder, recorded)] == [None] * 3
+    assert differences(replayed(folder, recorded)) == [None] * 3
 
 
 def test_the_agent_of_a_replay_may_have_its_own_python(folder: Path, recorded: Path) -> None:
-    assert [each.difference for each in replayed(folder, recorded, runner_python=sys.executable)] == [None] * 3
+    assert differences(replayed(folder, recorded, runner_python=sys.executable)) == [None] * 3
 
 
 def test_objects_of_a_script_are_replayed(tmp_path: Path) -> None:
@@ -209,7 +215,7 @@ def test_objects_of_a_script_are_replayed(tmp_path: Path) -> None:
     run_dir = evaluate(agent, tasks, reward, **settings).run_dir
     with pytest.raises(ConfigError, match=r"was started by a script, with its own agent, reward, tasks: name them"):
         replay_in_python(run_dir)
-    assert [each.difference for each in replay_in_python(run_dir, agent, tasks, reward)] == [None] * 3
+    assert differences(replay_in_python(run_dir, agent, tasks, reward)) == [None] * 3
     more = "more: "
     [ended] = replay_in_python(run_dir, agent, tasks, reward, count=1)
     assert ended.difference is not None
