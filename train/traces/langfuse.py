@@ -47,9 +47,8 @@ def split(record: Mapping[str, Any], _: str, unread: Counter[str]) -> Iterator[t
         return
     fields = {_camel(key): value for key, value in record.items()}
     if isinstance(trace := fields.get("trace"), Mapping):
-        said = {
-            name: _decoded(trace.get(name)) for name in ("input", "output")
-        }  # as the page of a trace downloads them
+        # The page of a trace downloads these as JSON texts.
+        said = {name: _decoded(trace.get(name)) for name in ("input", "output")}
         observations = fields["observations"]
         fields = {**{_camel(key): value for key, value in {**trace, **said}.items()}, "observations": observations}
     if "traceId" in fields:

@@ -144,8 +144,8 @@ def _is_card(digits: str) -> bool:
 
 
 def _is_secret(text: str) -> bool:
-    """Whether a value may be a key or a password: it has letters and digits, and is no name, path or number."""
-    return any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and not text[:1].isspace() and " " not in text
+    """Whether a value may be a key or a password: one word with letters and digits."""
+    return any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and not any(map(str.isspace, text))
 
 
 def _is_address(text: str) -> bool:
