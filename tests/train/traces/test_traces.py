@@ -322,6 +322,7 @@ def test_a_correction_in_the_next_turn_is_an_outcome(tmp_path: Path) -> None:
             '{"password": "S3cr3t!pass"} and MISTRAL_API_KEY=k40WPjY6bayj4QIdKy',
             '{"password": "[key]"} and MISTRAL_API_KEY=[key]',
         ),
+        ("it sent Bearer abcd1234efgh5678ijkl and got 401", "it sent Bearer [key] and got 401"),
         ("-----BEGIN PRIVATE KEY-----\nMIIEvA2eqeQP2ubl6uouq10q", "[key]"),
         ("password: required, api_key=os.environ['K1'], max_tokens: 4096, page_token=CAUQAA2bcd", None),
         (
