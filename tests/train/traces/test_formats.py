@@ -630,10 +630,13 @@ def test_a_request_that_its_tracer_cut_off_is_not_learned(tmp_path: Path) -> Non
     cut = {**span, "attributes": {**given, "gen_ai.input.messages": text[:-20]}}
     lost = {**span, "traceId": "a2", "droppedAttributesCount": 3}
     lost |= {"attributes": {**given, "gen_ai.input.messages": text}}
-    rollouts = read_traces(write_lines(tmp_path / "t.jsonl", [cut, lost]))
+    cut_reply = {**span, "traceId": "a3"}
+    cut_reply |= {"attributes": {**given, "gen_ai.input.messages": text, "gen_ai.output.messages": text[:-20]}}
+    rollouts = read_traces(write_lines(tmp_path / "t.jsonl", [cut, lost, cut_reply]))
     assert [call.untrainable_reason for rollout in rollouts for call in rollout.calls] == [
         "requests that are damaged JSON",
         "attributes that are missing: their tracer's limit was reached",
+        "replies that are damaged JSON",
     ]
 
 
