@@ -26,8 +26,8 @@ except speed, scaling, update, peers and uneven use the model of --model.
           them SFT alone for the time of both; evaluations of all validation
           questions before, between and after, paired
   medical      the same with the medical questions
-  async        the trainer modes --modes with verl from --model, a fine-tuned one, for the steps --steps and at most
-               --verl-s; evaluations of all validation questions, paired
+  async        SFT, then from its model the trainer modes --modes with verl, for the steps --steps and at most --verl-s;
+               evaluations of all validation questions, paired
   traces       groundwire learn from traces of the model that learning trains:
           SFT, on-policy distillation, GRPO, for each seed
 
@@ -374,7 +374,7 @@ def main() -> int:
     """Run the chosen parts; the exit status is the number of parts that raised an error."""
     options = read_options(__doc__ or "", PARTS)
     with exit_on_user_error():
-        if {"learning", "medical", "traces"} & set(options.parts):
+        if {"async", "learning", "medical", "traces"} & set(options.parts):
             check_device(options.device)
         suite = Suite(options)
     suite.results["machine"] = _machine()

@@ -83,6 +83,7 @@ _OF_TRAINER: dict[str, dict[str, Any]] = {
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 8_000_000_000,
     },
 }
+_ASYNC_AGENT = "langgraph"
 _EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run in the memory that the GRPO runs leave
 
 
@@ -142,14 +143,18 @@ def part_medical(suite: Suite) -> dict[str, Any]:
 
 
 def part_async(suite: Suite) -> dict[str, Any]:
-    """Long runs with verl in each trainer mode, from a model after SFT, on the questions that it was not tuned on."""
+    """SFT, then long runs with verl in each trainer mode, on the questions that the model was not tuned on."""
     options, result = suite.options, dict[str, Any]()
-    agent = _spider_agent(write_parts(options.spider, suite.out / "parts", options.sft_share)[1])
+    experiment = spider_experiment(suite, "async", [_ASYNC_AGENT])
+    tuned = LearningRun(suite, experiment).supervise("sft", options.sft_s)
+    if tuned is None:
+        return {"error": "SFT left no model: see its log"}
+    agent = {**experiment.agent, "backend": _ASYNC_AGENT}
     scores: dict[str, dict[str, Scores]] = {kind: {} for kind in KINDS}
     for stage in ("before", *options.modes):
-        folder: Path | None = Path(suite.model)
+        folder: Path | None = Path(tuned)
         if stage != "before":
-            settings = {**agent, **_TRAINING, **_OF_TRAINER["verl"], "trainer": "verl", "model": suite.model}
+            settings = {**agent, **_TRAINING, **_OF_TRAINER["verl"], "trainer": "verl", "model": tuned}
             settings |= {"steps": options.steps, "learning_rate": options.learning_rate}
             modes = [f"trainer.v1.trainer_mode={stage}", *(separate_gpus() if stage == "separate_async" else [])]
             program, folder = suite.train(f"async-{stage}", [*pairs(settings), *modes], limit_s=options.verl_s)
