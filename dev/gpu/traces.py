@@ -16,8 +16,9 @@ import os
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ __all__ = ["part_traces", "pooled_differences"]
 
 _AGENT = "langgraph"
 _PORT = 18761
-"""Of the first seed's teacher; a resumed ``groundwire learn`` asks where it asked before."""
+"""Of the first GPU's teacher; a resumed ``groundwire learn`` asks where it asked before."""
 _LEARN: dict[str, Any] = {  # dense feedback: small steps
     "config": "fast",  # the agent of the evaluations
     "credit": "broadcast",
@@ -82,9 +83,9 @@ class _TracesRun(LearningRun):
             for kind in KINDS:
                 pool.submit(self.recorded, self._measure, "teacher", 0, kind, teacher)
             traces = self._traces(teacher)
-            seeds = [pool.submit(self.recorded, self._learn, seed, teacher, traces) for seed in options.seeds]
-            for seed in seeds:
-                seed.result()
+            with self._served(teacher):
+                seeds = [pool.submit(self.recorded, self._learn, seed, traces) for seed in options.seeds]
+                wait(seeds)
 
     def _teacher(self) -> str:
         """The folder of the teacher. Raises ``RuntimeError`` if its training failed."""
@@ -116,28 +117,38 @@ class _TracesRun(LearningRun):
             part.rename(file)
         return file
 
-    def _learn(self, seed: int, teacher: str, traces: Path) -> None:
+    @contextmanager
+    def _served(self, teacher: str) -> Iterator[None]:
+        """The teacher on each GPU."""
+        self.variables = {"OPENAI_API_KEY": secrets.token_urlsafe(24)}
+        servers = []
+        for number in {seed % self.gpus for seed in self.options.seeds}:
+            serve = ["-m", "groundwire.train.serve", teacher, "--port", str(_PORT + number)]
+            serve += ["--device", self.options.device, "--max-model-len", str(self.experiment.agent["max_model_len"])]
+            variables = {**self._on_gpu(number), "GROUNDWIRE_TOKEN": self.variables["OPENAI_API_KEY"]}
+            servers.append(self.suite.start(f"traces-serve-{number}", serve, variables=variables))
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.terminate()
+
+    def _learn(self, seed: int, traces: Path) -> None:
         """Everything of a seed."""
         options, folder = self.options, self.suite.out / "learn" / f"seed{seed}"
-        variables, token = self._on_gpu(seed), secrets.token_urlsafe(24)
-        serve = ["-m", "groundwire.train.serve", teacher, "--port", str(_PORT + seed), "--device", options.device]
-        serve += ["--max-model-len", str(self.experiment.agent["max_model_len"])]
-        server = self.suite.start(f"traces-serve-{seed}", serve, variables={**variables, "GROUNDWIRE_TOKEN": token})
-        try:
-            if started := sorted(folder.glob("*/learn.json")):
-                command = ["--resume", str(started[-1].parent)]
-            else:
-                settings = {**self.experiment.agent, **_LEARN, "learning_rate": options.distill_rate, "seed": seed}
-                settings |= {"model": self.suite.model, "device": options.device, "data_dir": str(self.learned)}
-                settings |= {"steps": options.distill_steps, "val_tasks": self.questions, "output_dir": str(folder)}
-                settings |= {"teacher": f"http://127.0.0.1:{_PORT + seed}/v1", "teacher_model": "teacher"}
-                settings |= {**parse_overrides(options.overrides), **_SFT, "sft.time_limit_s": options.student_sft_s}
-                command = [str(traces), *pairs(settings)]
-            name = f"traces-learn-{seed}"
-            command = ["-m", "groundwire.train.learn", *command]
-            self.write("programs", name, self.suite.run(name, command, None, {**variables, "OPENAI_API_KEY": token}))
-        finally:
-            server.terminate()
+        if started := sorted(folder.glob("*/learn.json")):
+            command = ["--resume", str(started[-1].parent)]
+        else:
+            settings = {**self.experiment.agent, **_LEARN, "learning_rate": options.distill_rate, "seed": seed}
+            settings |= {"model": self.suite.model, "device": options.device, "data_dir": str(self.learned)}
+            settings |= {"steps": options.distill_steps, "val_tasks": self.questions, "output_dir": str(folder)}
+            teacher = f"http://127.0.0.1:{_PORT + seed % self.gpus}/v1"
+            settings |= {"teacher": teacher, "teacher_model": "teacher"}
+            settings |= {**parse_overrides(options.overrides), **_SFT, "sft.time_limit_s": options.student_sft_s}
+            command = [str(traces), *pairs(settings)]
+        name = f"traces-learn-{seed}"
+        command = ["-m", "groundwire.train.learn", *command]
+        self.write("programs", name, self.suite.run(name, command, None, {**self._on_gpu(seed), **self.variables}))
         learned = max(folder.glob("*/learn.json"), default=None)
         if learned is None:
             raise RuntimeError(f"groundwire learn left nothing: see the log {name}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,9 @@ from groundwire.train.store.rollout import Rollout
 MAX_DIFFERENCE = 10.0
 _PROBE = "SELECT name FROM singer WHERE age > 30 ORDER BY name LIMIT 5"
 _PARALLEL, _TIMEOUT_S, _RETRIES = 32, 300.0, 4
+_BUSY = {429, 500, 502, 503, 504}
+_PAUSES_S = (1, 2, 4, 8, 16)
+"""Before a teacher that answered one of :data:`_BUSY` is asked again."""
 
 
 class TeacherError(ConfigError):
@@ -122,6 +126,11 @@ class Teacher:
         name = f"the teacher {self._model} at {self._url}"
         try:
             reply = self._client.post(f"{self._url}/completions", json=request)
+            for pause_s in _PAUSES_S:
+                if reply.status_code not in _BUSY:
+                    break
+                time.sleep(pause_s)
+                reply = self._client.post(f"{self._url}/completions", json=request)
             reply.raise_for_status()
             listed = reply.json()["choices"][0].get("prompt_logprobs")
         except httpx.HTTPStatusError as error:

@@ -93,8 +93,9 @@ def serve(
         max_model_len = trained[1].config().get("max_model_len")
     with spinner("starting"), fast_import():
         from groundwire.train.policy.engine import LocalEngine
+    from groundwire.train.algorithms.prompt_scores import PromptScores
     from groundwire.train.policy.chat.tool_formats import FORMATS
-    from groundwire.train.policy.model import PromptScores, check_device, fitting_length, load_policy
+    from groundwire.train.policy.model import check_device, fitting_length, load_policy
     from groundwire.train.policy.server import PolicyServer
     from groundwire.train.rollouts.event_loop import EventLoopThread
 

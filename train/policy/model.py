@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +24,6 @@ from groundwire.train.policy.pretrained.model_files import check_model_files, re
 
 _LARGE = 20_000_000  # parameters of a model with which a CPU spends most of its time in matrix products
 _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
-_BATCH_TOKENS = 8192  # of rows scored together, with padding: logits of 49,000 tokens take 1.6 GB, of 152,000 five
 _MAX_REASON = 300  # characters of a library's message
 
 
@@ -46,47 +42,6 @@ def keep_freed_memory() -> None:
         return
     for option, value in options:
         mallopt(option, value)
-
-
-class PromptScores:
-    """The log-probabilities of token ids but the first, each after those before it, by the model of a folder.
-
-    The model is read at the first use, beside the engine's.
-    """
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._device = folder, device
-        self._model: Any = None
-        self._lock, self._waiting = threading.Lock(), deque[tuple[Sequence[int], Future[list[float]]]]()
-
-    def __call__(self, ids: Sequence[int]) -> list[float]:
-        """Rows that wait in several threads are computed together."""
-        scores = Future[list[float]]()
-        self._waiting.append((ids, scores))
-        with self._lock:
-            while not scores.done():
-                self._compute()
-        return scores.result()
-
-    def _compute(self) -> None:
-        """The rows that wait longest, padded at their ends, which no token sees."""
-        batch = [self._waiting.popleft()]
-        width = len(batch[0][0])
-        while self._waiting and (len(batch) + 1) * max(width, len(self._waiting[0][0])) <= _BATCH_TOKENS:
-            batch.append(self._waiting.popleft())
-            width = max(width, len(batch[-1][0]))
-        try:
-            self._model = self._model or load_policy(self._folder)[0].to(self._device)
-            tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in batch], device=self._device)
-            with torch.inference_mode():
-                logits = self._model(input_ids=tokens).logits[:, :-1].float()
-                chosen = logits.gather(2, tokens[:, 1:, None])[..., 0] - logits.logsumexp(-1)
-            for (ids, scores), row in zip(batch, chosen.tolist(), strict=True):
-                scores.set_result(row[: len(ids) - 1])
-        except BaseException as error:  # each of the waiting threads raises it
-            for _, scores in batch:
-                if not scores.done():
-                    scores.set_exception(error)
 
 
 def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:

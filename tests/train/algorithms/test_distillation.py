@@ -18,12 +18,14 @@ from training_groups import Sampled, llm_call, training_groups
 
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.train import fit, serve
+from groundwire.train.algorithms import distillation
 from groundwire.train.algorithms.distillation import MAX_DIFFERENCE, Teacher, TeacherError
+from groundwire.train.algorithms.prompt_scores import PromptScores
 from groundwire.train.api.serving import ServedModel
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.lora import adapters, add_adapters, merged_weights
-from groundwire.train.policy.model import PromptScores, load_policy
+from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.store.rollout import Outcome, Rollout
 
@@ -174,7 +176,8 @@ def test_prompts_that_are_scored_in_one_pass_have_what_their_tokens_were_sampled
 
         alone = list(map(scores, whole))
         scorer, passes = served._server._score, []
-        scorer._model.register_forward_hook(lambda _, given, out: passes.append(len(out.logits)))
+        body = scorer._model.base_model
+        body.register_forward_hook(lambda _, given, out: passes.append(len(out.last_hidden_state)))
         with scorer._lock:  # until all of them wait
             waiting = [pool.submit(scores, row) for row in whole]
             wait_for(lambda: len(scorer._waiting) == len(rows))
@@ -190,6 +193,51 @@ def test_a_row_that_cannot_be_scored_is_an_error_of_its_thread_and_not_of_the_ne
     with pytest.raises(IndexError):
         scores([5, 10**6, 7])
     assert len(scores([5, 6, 7])) == 2
+
+
+class _FewTokens(PromptScores):
+    """As on a GPU whose other programs leave memory for 40 tokens."""
+
+    def _compute(self, rows: Any) -> list[list[float]]:
+        if len(rows) * max(map(len, rows)) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super()._compute(rows)
+
+
+def test_rows_that_do_not_fit_in_a_gpu_together_are_scored_in_smaller_passes(models: Path) -> None:
+    rows = [[5 + (number * place) % 90 for place in range(3 + 4 * number)] for number in range(1, 9)]
+    scorer = _FewTokens(models / "teacher", "cpu")
+    with ThreadPoolExecutor(len(rows)) as pool:
+        with scorer._lock:  # until all of them wait
+            waiting = [pool.submit(scorer, row) for row in rows]
+            wait_for(lambda: len(scorer._waiting) == len(rows))
+        found = [future.result() for future in waiting]
+    alone = PromptScores(models / "teacher", "cpu")
+    for row, scores in zip(rows, found, strict=True):
+        assert scores == pytest.approx(alone(row), abs=1e-4)
+    with pytest.raises(torch.OutOfMemoryError):
+        scorer([5] * 41)
+
+
+def test_a_teacher_that_fails_for_a_moment_is_asked_again(
+    models: Path, teacher: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tokenizer = load_policy(models / "teacher")
+    scorer: Any = teacher._server._score
+    failures = [torch.OutOfMemoryError("CUDA out of memory")] * 2
+    monkeypatch.setattr(distillation, "_PAUSES_S", (0.01, 0.01))
+
+    def fail_first(ids: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return scorer(ids)
+
+    monkeypatch.setattr(teacher._server, "_score", fail_first)
+    judge = Teacher(RunConfig(teacher=teacher.base_url, teacher_model="any"), tokenizer)
+    assert not failures
+    failures += [torch.OutOfMemoryError("CUDA out of memory")] * 3
+    with pytest.raises(TeacherError, match="answers 500"):
+        judge.judge([Rollout(task={}, calls=[llm_call(1, [5, 6], [7])], outcome=Outcome(reward=0.0))])
 
 
 class _Reversed:
