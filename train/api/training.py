@@ -18,6 +18,7 @@ from groundwire.domains.text_to_sql.golds import with_gold_trust
 from groundwire.rewards.attack import code_hash, load_attack
 from groundwire.rewards.attack.watch import FILE, KnownAttacks
 from groundwire.tools.errors import CommandError, check_layer, machine_error
+from groundwire.tools.machine import processors
 from groundwire.tools.secrets import say
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import show_line, spinner
@@ -25,7 +26,7 @@ from groundwire.train.api.resume import check_continuation, config_for_resume, p
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.config.resolve import differences, resolve, with_file
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.run_config import SQL_AGENTS, RunConfig
 from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.evaluation.run_reader import summarize
 from groundwire.train.job.graceful_shutdown import GracefulShutdown
@@ -46,6 +47,8 @@ _STARTER_NOTES = {
 }
 """What a reader of the starter's results needs to know, by the form of the domain's answers."""
 
+_MANY_ROLLOUTS = 64
+"""Of a step, from which on a process for the agents is worth its start."""
 _VARIANTS = (
     "reward: in training a query must also be right on variants of its database; validation counts the database alone"
 )
@@ -69,6 +72,8 @@ def make_job(
         config = _config(given, objects, dev=dev, endpoint=endpoint)
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
+    if not dev:
+        config = _with_runner_processes(config, objects)
     job = prepare(config, endpoint=endpoint, objects=objects)
     if config.gold_trust is not None:
         data, note = with_gold_trust(job.data, Path(config.gold_trust), seed=config.seed)
@@ -82,6 +87,18 @@ def make_job(
         requests = 2 * config.judge.samples * config.steps * config.most_groups
         job.notes.append(f"reward: at most {requests:,} requests to the judge in {config.steps} steps, and validations")
     return job if resumed is None else check_continuation(resumed, job)
+
+
+def _with_runner_processes(config: RunConfig, objects: Objects) -> RunConfig:
+    """With a chosen number of processes for agents. A bundled agent in the trainer's process slows the sampling, which
+    waits for the interpreter lock after each of torch's operations (docs/benchmarks.md has figures)."""
+    trainer = trainer_of(config.trainer)
+    here = trainer.in_process and trainer.updates_model and config.external_store_address is None
+    bundled = config.backend in SQL_AGENTS and config.agent is None and not objects.names()
+    many = config.tasks_per_step * config.group_size >= _MANY_ROLLOUTS and processors() > 1
+    if config.runner_processes is not None or not (here and bundled and many):
+        return config
+    return config.model_copy(update={"runner_processes": 1})
 
 
 def _config(given: dict[str, Any], objects: Objects, *, dev: bool, endpoint: ModelEndpoint | None) -> RunConfig:

@@ -299,7 +299,12 @@ class RunConfig(AgentSettings):
         ge=1,
     )
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0: only in runners of an external store", ge=0)
-    runner_processes: int = _rollouts(0, "Processes for agents. 0: the trainer's, with verl some of its own", ge=0)
+    runner_processes: int | None = _rollouts(
+        None,
+        "Processes for agents. 0: the trainer's, with verl some of its own. Default: 1 beside the local trainer for a "
+        "bundled agent, from 64 rollouts a step and two processors on, else 0",
+        ge=0,
+    )
     runner_python: str | None = _rollouts(
         None,
         "Python of the agent's environment, which has groundwire's base: agents and rewards run there",

@@ -160,7 +160,7 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
 def _check_objects(config: RunConfig, objects: Objects, trainer: Trainer) -> None:
     if not (names := objects.names()):
         return
-    elsewhere = {"trainer": not trainer.in_process, "runner_processes": config.runner_processes > 0}
+    elsewhere = {"trainer": not trainer.in_process, "runner_processes": bool(config.runner_processes)}
     elsewhere["n_runners"] = config.n_runners == 0
     if setting := next((name for name, in_others in elsewhere.items() if in_others), None):
         raise ConfigError(

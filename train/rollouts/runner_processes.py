@@ -85,7 +85,7 @@ class RunnerProcesses:
             self._config = config.model_copy(update={"data_dir": str(bundled)})
         self._token = secrets.token_urlsafe(32)
         self._store, self._server = store, serve(store, bind("127.0.0.1", 0), token=self._token)
-        count = config.runner_processes
+        count = config.runner_processes or 1
         names = (f"runner process {number} of {count}" for number in range(1, count + 1))
         self._runners = [_Runner(name=name) for name in names]
         self._notifying = self._any_begun = False
@@ -95,7 +95,7 @@ class RunnerProcesses:
     async def start(self) -> None:
         """Serve the store and start the processes; they take rollouts as soon as they are ready."""
         address, config = await self._server.__aenter__(), self._config
-        runners_each = -(-config.n_runners // config.runner_processes)
+        runners_each = -(-config.n_runners // len(self._runners))
         python = config.runner_python or sys.executable
         command = [python, "-m", "groundwire.train.runner", "--until-eof"]
         command += ["--external-store-address", address, "--n-runners", str(runners_each), *config.runner_options()]

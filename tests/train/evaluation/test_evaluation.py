@@ -425,7 +425,7 @@ def test_a_runs_agent_is_evaluated_in_its_own_environment(tmp_path: Path) -> Non
         assert (config.agent, config.runner_python, config.runner_processes) == ("mine:answer", "app/python", 3)
     for given in ({"agent": "other:answer"}, {"backend": "mcp"}):
         config = evaluation_settings({"model": str(run.path), **given})
-        assert (config.runner_python, config.runner_processes) == (None, 0)
+        assert (config.runner_python, config.runner_processes) == (None, None)
 
 
 def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evaluated(tmp_path: Path) -> None:

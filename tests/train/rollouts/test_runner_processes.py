@@ -24,6 +24,8 @@ from programs import Program, children, is_running, run, until, wait_for
 from groundwire import domains
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.train.api import training
+from groundwire.train.api.training import make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation import ProgressCallback
@@ -38,6 +40,29 @@ from groundwire.train.store.sqlite import MEMORY
 from groundwire.train.verl.ray_job import environment
 
 GOLD = "SELECT name FROM singer"
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "expected"),
+    [
+        ({}, 2, 1),
+        ({"backend": "mcp"}, 8, 1),
+        ({}, 1, None),
+        ({"runner_processes": 0}, 2, 0),
+        ({"runner_processes": 3}, 2, 3),
+        ({"tasks_per_step": 4, "group_size": 8}, 2, None),
+        ({"backend": "custom", "agent": "dev.gpu.agents:once"}, 2, None),
+        ({"external_store_address": "http://127.0.0.1:9", "n_runners": 0}, 2, None),
+    ],
+    ids=str,
+)
+def test_a_bundled_agent_of_a_large_run_has_a_process_beside_the_local_trainer(
+    given: dict[str, Any], cores: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "processors", lambda: cores)
+    run = {"trainer": "local", "tasks_per_step": 8, "group_size": 8, **given}
+    assert make_job(run).config.runner_processes == expected
+    assert make_job(run, dev=True).config.runner_processes == given.get("runner_processes")
 
 
 @pytest.mark.usefixtures("forked_python")
