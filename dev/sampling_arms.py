@@ -1,13 +1,13 @@
-"""Which rollouts are worth their tokens? Trains a model in four ways, for as many sampled tokens or seconds.
+"""Which rollouts are worth their tokens? Trains a model in three ways, for as many sampled tokens or seconds.
 
   python -m dev.sampling_arms --out OUT
   python -m dev.sampling_arms --out OUT --model sft/NAME/model --data-dir ~/spider --device cuda --seconds 600 \
       KEY=VALUE ...
 
-The arms are GRPO, ``sampling_budget`` (another task in place of one whose rewards are equal), ``further_rollouts``
-(more rollouts of it), and supervised fine-tuning that goes on for the seconds of GRPO. The validation databases are
-halved: a run of seed 0 with each value of a setting is judged on the first half, sampled, and the best value is taken;
-the table is of the second half. ``KEY=VALUE`` are settings of all runs. A result that is in ``OUT`` is kept.
+The arms are GRPO, ``sampling_budget`` (another task in place of one whose rewards are equal), and supervised
+fine-tuning that goes on for the seconds of GRPO. The validation databases are halved: a run of seed 0 with each value
+of a setting is judged on the first half, sampled, and the best value is taken; the table is of the second half.
+``KEY=VALUE`` are settings of all runs. A result that is in ``OUT`` is kept.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _TRAINING: Mapping[str, Any] = {
     "val_every": 0,
     "checkpoint_every": 1000,  # a run that is terminated writes one
 }
-_CANDIDATES = {"sampling_budget": ((3, 0.6), (3, 1.0)), "further_rollouts": ((4, 0.8), (8, 0.7))}
-"""Values that are compared on the first half, each with its share of the tasks of a step of GRPO: fewer, so that a step
-samples about as many tokens."""
+_CANDIDATES = ((3, 0.6), (3, 1.0))
+"""Values of ``sampling_budget`` that are compared on the first half, each with its share of the tasks of a step of
+GRPO: fewer, so that a step samples about as many tokens."""
 _OF_PROMPTS = {"agent_options", "max_model_len"}
 _OF_EVALUATION = {*AgentSettings.model_fields, "max_tokens", "max_model_len", "n_runners", "runner_processes"}
 _KINDS = {"greedy": 0, "sampled": 1}
@@ -85,23 +85,20 @@ class _Arms:
     def write_table(self) -> None:
         """Of each arm: what a group with a gradient costs, and the accuracy on the second half."""
         seeds, tasks = self.options.seeds, self.options.tasks
-        candidates = {
-            name: [{name: value, "tasks_per_step": round(share * tasks)} for value, share in values]
-            for name, values in _CANDIDATES.items()
-        }
-        trained = self._at_once(self._train, [(seed, {}) for seed in seeds], [(0, each) for each in _all(candidates)])
+        candidates: list[dict[str, Any]] = [
+            {"sampling_budget": value, "tasks_per_step": round(share * tasks)} for value, share in _CANDIDATES
+        ]
+        trained = self._at_once(self._train, [(seed, {}) for seed in seeds], [(0, each) for each in candidates])
         runs = {"GRPO": trained[: len(seeds)]}
         seconds = self.options.seconds or mean(spent(run)["seconds"] for run in runs["GRPO"])
         rates: list[dict[str, Any]] = [{}, self._given({"learning_rate"})]  # its own, and that of GRPO
         supervised = self._at_once(self._supervise, [(0, seconds, rate) for rate in rates]) if rates[1] else []
         of_first_half = [*map(self._model_of, trained[len(seeds) :]), *supervised]
         self._at_once(self._evaluate, [(*model, 0, "sampled") for model in of_first_half])
-        best = {name: self._best(values, of_first_half) for name, values in candidates.items()}
+        best = self._best(candidates, of_first_half)
         rate = self._best(rates, supervised) if supervised else {}
-        self._at_once(self._train, [(seed, each) for each in best.values() for seed in seeds])
-        for name, changed in best.items():
-            arm = f"{name} {changed[name]}, {changed['tasks_per_step']} tasks"
-            runs[arm] = [self._train(seed, changed) for seed in seeds]
+        arm = f"sampling_budget {best['sampling_budget']}, {best['tasks_per_step']} tasks"
+        runs[arm] = self._at_once(self._train, [(seed, best) for seed in seeds])
         models = {arm: list(map(self._model_of, of_arm)) for arm, of_arm in runs.items()}
         models["SFT continued"] = self._at_once(self._supervise, [(seed, seconds, rate) for seed in seeds])
         models = {"before": [("before", self.suite.model)], **models}

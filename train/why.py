@@ -58,7 +58,7 @@ Settings = Callable[[int], Mapping[str, Any]]
 
 _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
-    *("further", "calls"),
+    "calls",
 )
 
 
@@ -149,10 +149,9 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
     """
     kinds, causes, failures, untrained = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
-    training = further = later_prompts = answered = 0
+    training = later_prompts = answered = 0
     for rollouts in batches:
         training += sum(rollout.mode == "train" for rollout in rollouts)
-        further += sum(rollout.further for rollout in rollouts)
         for rollout, reason in zip(rollouts, diagnose(rollouts, settings(rollouts[0].step)), strict=True):
             kinds[reason.kind] += 1
             if failure := rollout.outcome.failure:
@@ -171,8 +170,7 @@ def overview(batches: Iterable[Sequence[Rollout]], settings: Settings, decoder: 
     if not total:
         yield "no rollout has been written yet"
         return
-    more = f", {further} of these because the rewards of their group were equal" if further else ""
-    yield f"{total} rollouts, {training} of them for training{more}"
+    yield f"{total} rollouts, {training} of them for training"
     yield from _counts(kinds, total, KINDS, examples)
     if failures:
         yield f"failed: {', '.join(f'{count} {kind} {count / total:.0%}' for kind, count in failures.most_common())}"

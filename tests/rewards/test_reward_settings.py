@@ -122,9 +122,8 @@ def test_wrong_judge_settings_are_a_config_error() -> None:
 def test_a_step_logs_the_mean_of_each_component() -> None:
     judged = ({"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1})
     rollouts = [
-        SimpleNamespace(outcome=SimpleNamespace(reward_components=components), succeeded=True, further=False)
-        for components in judged
+        SimpleNamespace(outcome=SimpleNamespace(reward_components=components), succeeded=True) for components in judged
     ]
-    failed = SimpleNamespace(outcome=SimpleNamespace(reward_components={"judge": 0.0}), succeeded=False, further=False)
+    failed = SimpleNamespace(outcome=SimpleNamespace(reward_components={"judge": 0.0}), succeeded=False)
     means: Any = component_means([*rollouts, failed])  # type: ignore[list-item]
     assert means == {"executes": 0.0667, "judge": 0.75}

@@ -23,13 +23,6 @@ its group's mean than a rollout of one. Comparable calls read the same prompt id
 "GiGPO", arXiv:2505.10978). A call that no other rollout of the group has made is compared with the calls of the same
 agent and ordinal, and if no other rollout has made such a call either, with all calls of the group.
 
-If the rewards of the G rollouts of a group are equal, K ``further_rollouts`` join it. As the rewards decide which tasks
-have them, tasks that are nearly always or never solved would weigh up to twice as much. So a rollout of the first G is
-weighed by ``G / (G + K)`` if the rewards of the others are equal, which does not depend on the rollout itself. Each
-further one takes the place of one of the first; this group of G is compared as usual, and weighed by ``G / (G + K)``.
-With two different rewards and ``broadcast`` the expected gradient of each task is then exactly that of a group of G.
-With more rewards no weights can make it exact, since nothing is sampled again where the rewards differ; it is nearly.
-
 Calls whose reply was cut off at the limit of tokens are trained like others (``train``); or they have weight 0
 (``mask``, the overlong filtering of Yu et al. 2025, "DAPO", arXiv:2503.14476, section 3.4), and their rollout is
 compared all the same; or their rollout has the least reward (``zero``).
@@ -39,7 +32,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -96,11 +89,6 @@ class TrainingGroup:
     """Whether a teacher judges its tokens: then equal rewards teach, too."""
 
     @property
-    def is_equal(self) -> bool:
-        """Whether there are such rewards to compare, and all are equal."""
-        return not self.differs and sum(bool(rollout.credits) for rollout in self.rollouts) > 1
-
-    @property
     def teaches(self) -> bool:
         """Whether the rewards differ, and a trained token has an advantage. Costs alone teach nothing."""
         return self.distilled or (self.differs and self.has_gradient)
@@ -139,8 +127,7 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float) -
     cut_off = [config.truncated == "zero" and any(call.truncated for call in calls) for calls in trained]
     rewards = [least if cut else rollout.outcome.reward or 0.0 for rollout, cut in zip(group, cut_off, strict=True)]
     scored = list(zip(rewards, trained, strict=True))
-    first = sum(not rollout.further for rollout in group)
-    assigned = group_credit(scored[:first], scored[first:], config)
+    assigned = assign_credit(scored, config)
     members = []
     for rollout, (reward, calls), call_credits in zip(group, scored, assigned, strict=True):
         places = ((call.sequence, call.choice) for call in calls)
@@ -150,36 +137,12 @@ def _training_group(group: Sequence[Rollout], config: RunConfig, least: float) -
         members.append(TrainedRollout(rollout=rollout, reward=reward, credits=credits, items=items))
     if config.teacher:
         add_teacher([item for member in members for item in member.items], config)
-    return TrainingGroup(rollouts=members, differs=_differ(scored, config), distilled=bool(config.teacher))
-
-
-def group_credit(first: Sequence[Scored], further: Sequence[Scored], config: RunConfig) -> list[list[CallCredit]]:
-    """The credits of a group's first rollouts and then of its ``further`` ones, weighed as the module says."""
-    credits = assign_credit(first, config)
-    if not config.further_rollouts:
-        return credits
-    places = [place for place, (_, calls) in enumerate(first) if calls]
-    share = len(places) / (len(places) + config.further_rollouts)
-    credits += [assign_credit([rollout], config)[0] for rollout in further]  # compared with nothing: advantages of 0
-    if _differ(first, config):
-        for place in places:
-            if not _differ([first[other] for other in places if other != place], config):
-                credits[place] = [replace(credit, advantage=share * credit.advantage) for credit in credits[place]]
-        return credits
-    compared = sum(bool(calls) for _, calls in further)  # those that failed without a reward are not there
-    for number, rollout in enumerate(further if places else ()):
-        place = places[number % len(places)]
-        swapped = [*first[:place], rollout, *first[place + 1 :]]
-        for at, made in enumerate(assign_credit(swapped, config) if _differ(swapped, config) else ()):
-            to = len(first) + number if at == place else at
-            factor = share * config.further_rollouts / compared
-            pairs = zip(credits[to], made, strict=True)
-            credits[to] = [replace(old, advantage=old.advantage + factor * new.advantage) for old, new in pairs]
-    return credits
+    differs = bool(_deviation(_sums(_rewards(scored, config.credit))))
+    return TrainingGroup(rollouts=members, differs=differs, distilled=bool(config.teacher))
 
 
 def assign_credit(rollouts: Sequence[Scored], config: RunConfig) -> list[list[CallCredit]]:
-    """The credits of rollouts that are compared, each given as its reward and its trained calls in order.
+    """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
     and every advantage is 0. Without ``scale_rewards`` they are not divided by the standard deviation (Liu et al. 2025,
@@ -246,10 +209,6 @@ def _rewards(rollouts: Sequence[Scored], credit: str) -> list[list[float]]:
 def _sums(rewards: Sequence[Sequence[float]]) -> list[float]:
     """Of each rollout with calls."""
     return [sum(of_requests) for of_requests in rewards if of_requests]
-
-
-def _differ(rollouts: Sequence[Scored], config: RunConfig) -> bool:
-    return bool(_deviation(_sums(_rewards(rollouts, config.credit))))
 
 
 def _returns(rewards: Sequence[float], config: RunConfig) -> list[float]:

@@ -17,13 +17,9 @@ from typing import Any
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import TrainingGroup
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import further_requests, requests_of_step
+from groundwire.train.rollouts.outcome import requests_of_step
 from groundwire.train.store.rollout import Rollout
 
-RunRollouts = Callable[..., Awaitable[list[Rollout]]]
-"""Runs rollouts within the seconds ``deadline_s``, and returns them in order, with their scores."""
-Compare = Callable[[Sequence[Rollout]], Sequence[TrainingGroup]]
-"""What rollouts train (:func:`.credit.training_items`)."""
 _RECENT_STEPS = 5  # steps whose share of groups that teach is expected of the next step
 
 
@@ -71,37 +67,22 @@ class TaskSchedule:
         return [self._tasks[index] for index in (*first, *others)]
 
 
-async def run_group(
-    run: RunRollouts, group: Sequence[Rollout], *, compare: Compare, further: int, deadline_s: float
-) -> list[Rollout]:
-    """Run the rollouts of a group and, if its rewards are equal, ``further`` ones; returns all of them in order.
-
-    The rewards of the first ones alone decide, and nothing stops at the first that differs: it would be no sample of
-    the policy. :mod:`.credit` has the weights. After ``deadline_s`` seconds no further one starts.
-    """
-    deadline = time.monotonic() + deadline_s
-    ended = await run(group, deadline_s=deadline_s)
-    if further and (left_s := deadline - time.monotonic()) > 0 and any(made.is_equal for made in compare(ended)):
-        ended = [*ended, *await run(further_requests(group, further), deadline_s=left_s)]
-    return ended
-
-
 async def sample_groups(
-    run: RunRollouts,
+    run: Callable[..., Awaitable[list[Rollout]]],
     groups: Iterable[Sequence[Rollout]],
     *,
     first: int,
     wanted: int,
-    compare: Compare,
-    further: int = 0,
+    compare: Callable[[Sequence[Rollout]], Sequence[TrainingGroup]],
     deadline_s: float,
 ) -> list[Rollout]:
-    """:func:`run_group` until ``wanted`` of them teach, or no group is left; returns all their rollouts.
+    """Run groups until ``wanted`` of them teach, or no group is left; returns all their rollouts.
 
     This is dynamic sampling (DAPO, Yu et al. 2025). The first ``first`` groups start at once. A further one starts as
     soon as the running groups cannot be enough. So which groups run depends on the rewards alone, not on the order in
     which rollouts end. After ``deadline_s`` seconds none starts, and those that run end as in
-    :meth:`RolloutCollector.run`.
+    :meth:`RolloutCollector.run`, which is ``run``; ``compare`` says what a group trains
+    (:func:`.credit.training_items`).
     """
     deadline = time.monotonic() + deadline_s
     waiting = iter(groups)
@@ -114,8 +95,7 @@ async def sample_groups(
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or (group := next(waiting, None)) is None:
                     break
-                made = run_group(run, group, compare=compare, further=further, deadline_s=left_s)
-                started.append(asyncio.ensure_future(made))
+                started.append(asyncio.ensure_future(run(group, deadline_s=left_s)))
                 running.add(started[-1])
             if not running:
                 return [result for task in started for result in task.result()]

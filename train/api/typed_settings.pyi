@@ -38,7 +38,6 @@ class Settings(TypedDict, total=False):
     tasks_per_step: int | None
     group_size: int | None
     sampling_budget: float | None
-    further_rollouts: int | None
     temperature: float | None
     minibatches: int | None
     credit: Literal["broadcast", "last", "discount", "turns"] | None

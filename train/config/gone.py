@@ -1,4 +1,4 @@
-"""Names of 0.1.0 that are no setting any more, and what to do in their place."""
+"""Names of earlier versions that are no setting any more, and what to do in their place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ OF_SQL_AGENTS = {
 
 OF_RUN = {
     "clip_low": "it is 0.2 (with verl: actor_rollout_ref.actor.clip_ratio_low)",
+    "further_rollouts": "it gained nothing; leave it out",
     "proxy_port": "give it with the host, --proxy-host HOST:PORT",
     "step_deadline_s": "a step may take six times --rollout-timeout-s; give that",
     "unresponsive_s": "a runner without a heartbeat is given up after 30 s; leave it out",

@@ -219,9 +219,6 @@ class RunConfig(AgentSettings):
         "Above 1: replace groups with equal rewards, up to this many times a step's groups (dynamic sampling)",
         ge=1,
     )
-    further_rollouts: int = _sampling(
-        0, "Rollouts that a group with equal rewards gets before another task replaces it. 0: none", ge=0
-    )
     temperature: float = _sampling(1.0, "Sampling temperature in training", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
     credit: Literal["broadcast", "last", "discount", "turns"] = _training(

@@ -43,7 +43,7 @@ KINDS = {
     "failed": "another failure",
     "equal_rewards": "every reward of its group was equal",
     "only_reward": "no other rollout of its group has a reward",
-    "mean_reward": "its reward is its group's mean, or that of the rollouts before it",
+    "mean_reward": "its reward is its group's mean",
 }
 """The kinds of :class:`Reason` with their descriptions."""
 
@@ -190,12 +190,9 @@ def _no_gradient(rollout: Rollout, group: Sequence[Rollout], agent_match: str | 
         text = f"all {len(rewards)} rewards of its group were {own:g}"
         return Reason("equal_rewards", text if equal else "the returns of comparable calls of its group were equal")
     if not _has_gradient(rollout, mean):
-        text = "the return of each call is the mean of comparable calls"
-        if rollout.further:
-            text = f"its reward {own:g} is that of the first rollouts of its group"
-        elif math.isclose(own, mean, abs_tol=1e-9):
-            text = f"its reward {own:g} is its group's mean"
-        return Reason("mean_reward", text)
+        at_mean = math.isclose(own, mean, abs_tol=1e-9)
+        text = f"its reward {own:g} is its group's mean"
+        return Reason("mean_reward", text if at_mean else "the return of each call is the mean of comparable calls")
     return None
 
 

@@ -74,11 +74,10 @@ def compute_metrics(rollouts: Sequence[Rollout], breakdowns: Breakdowns | None =
 
 
 def component_means(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """The mean of each component of the reward, over the rollouts that have it and are not further ones."""
+    """The mean of each component of the reward, over the rollouts that have it."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        counts = rollout.succeeded and not rollout.further
-        for name, value in rollout.outcome.reward_components.items() if counts else ():
+        for name, value in rollout.outcome.reward_components.items() if rollout.succeeded else ():
             values[name].append(value)
     return {name: round(_mean(scores), 4) for name, scores in values.items()}
 

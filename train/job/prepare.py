@@ -185,8 +185,8 @@ def _check_prompts(config: RunConfig, backend: adapters.Backend, form: str) -> N
 
 def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
     """Some judges need reference answers, others all answers to a task."""
-    if view.compares and (config.further_rollouts or config.trainer == "gepa"):
-        raise ConfigError("the reward ranks the answers to a task: leave out further_rollouts and trainer gepa")
+    if view.compares and config.trainer == "gepa":
+        raise ConfigError("the reward ranks the answers to a task: leave out trainer gepa")
     judged = "rule_judge_hybrid" in (config.reward or view.domain.default_reward or "") and view.answers.name == "prose"
     if not judged or config.judge.teacher is not None or config.judge.without_reference:
         return

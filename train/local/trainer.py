@@ -185,10 +185,10 @@ class LocalTrainer:
             )
 
     def _sample(self, step: int) -> list[Rollout]:
-        """Run the step's rollouts, some after the rewards of others if the settings say so."""
+        """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""
         config = self.config
         groups = self._schedule.groups(step)
-        if config.sampling_budget == 1 and not config.further_rollouts:
+        if config.sampling_budget == 1:
             requests = [request for group in groups for request in group]
             return self._collect(f"step {step}: sample", requests, config.step_deadline_s)
         first = self._schedule.groups_to_start(self.run.metrics())
@@ -200,7 +200,6 @@ class LocalTrainer:
                 first=first,
                 wanted=config.tasks_per_step,
                 compare=self._training_items,
-                further=config.further_rollouts,
                 deadline_s=config.step_deadline_s,
             )
         )
@@ -222,8 +221,7 @@ class LocalTrainer:
             self.engine.sleep()
             metrics = self.grpo.update(groups)
             self._update_engine(step)
-        scored = [result for result in results if result.outcome.reward is not None]
-        rewards = [result.outcome.reward or 0.0 for result in scored if not result.further]
+        rewards = [result.outcome.reward for result in results if result.outcome.reward is not None]
         silent, components = sum(result.made_no_call for result in results), component_means(results)
         seconds = self.timer.split()
         sampling = self.grpo.cost.sampling(call for result in results for call in result.calls)
@@ -235,7 +233,7 @@ class LocalTrainer:
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.outcome.status for result in results if not result.succeeded)),
-            "dropped": len(results) - len(scored),
+            "dropped": len(results) - len(rewards),
             **({"without_calls": silent} if silent else {}),
             "retried": sum(result.attempt is not None and result.attempt.number > 1 for result in results),
             "calls": sum(len(result.trainable_calls) for result in results),

@@ -45,14 +45,6 @@ def requests_of_step(
         yield [Rollout(task=task, group=name, step=step, sampling={**common, "seed": seed}) for seed in seeds]
 
 
-def further_requests(group: Sequence[Rollout], count: int) -> list[Rollout]:
-    """``count`` more rollouts for a group of :func:`requests_of_step`, whose seeds follow from its first one's."""
-    first = group[0]
-    seeds = [derive_seed(first.sampling["seed"], "further", number) for number in range(count)]
-    common: Any = {"task": first.task, "group": first.group, "step": first.step, "further": True}
-    return [Rollout(**common, sampling={**first.sampling, "seed": seed}) for seed in seeds]
-
-
 def final_outcome(rollout: Rollout, *, not_stored: str = "") -> Outcome:
     """The outcome of a rollout that has ended, with the failures that no runner reports. A failure has no score yet.
 

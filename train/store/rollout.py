@@ -113,9 +113,6 @@ class Rollout:
     """None or ``test`` only if another client of the store enqueued it."""
     step: int = 0
     """The training step that it is sampled in."""
-    further: bool = False
-    """Whether its group got it because the rewards of the first ones were equal (``further_rollouts``): figures of the
-    policy leave it out, as it was not sampled whatever these rewards were."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """OpenAI request parameters that the trainer sets: ``temperature``, ``top_p``, ``max_tokens``, ``seed``."""
     settings: Mapping[str, Any] = field(default_factory=dict)

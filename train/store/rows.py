@@ -91,7 +91,6 @@ class _Row(TypedDict, total=False):
     rollout_id: str
     task_id: str
     group: str
-    further: bool | None
     status: str
     message: str | None
     reward: Reward | None
@@ -108,7 +107,7 @@ class _Row(TypedDict, total=False):
 
 
 COLUMNS = tuple(_Row.__annotations__)
-_OPTIONAL = ("turn_scores", "judged_field", "input", "further")
+_OPTIONAL = ("turn_scores", "judged_field", "input")
 """Columns that a file may lack."""
 _CREDIT = tuple(CallCredit.__dataclass_fields__)
 _OF_CALL = tuple(name for name in _Call.__annotations__ if name not in (*_CREDIT, "untrainable_reason"))
@@ -136,7 +135,6 @@ def to_row(rollout: Rollout) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id,
         "task_id": str(rollout.task["id"]),
         "group": rollout.group,
-        "further": rollout.further,
         "status": outcome.status,
         "message": outcome.message,
         "reward": outcome.reward,
@@ -165,7 +163,6 @@ def from_row(row: Mapping[str, Any]) -> Rollout:
         rollout_id=rollout_id,
         task={"id": row.get("task_id", ""), **json.loads(row.get("task") or "{}")},
         group=row.get("group", ""),
-        further=bool(row.get("further")),
         mode=row.get("mode", "train"),
         step=row.get("step", 0),
         sampling={"temperature": row.get("temperature", 1.0)},

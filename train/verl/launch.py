@@ -130,11 +130,6 @@ class VerlTraining(Trainer):
 def _check(config: RunConfig, data: TaskData) -> None:
     """Raise :class:`ConfigError` if this run cannot be trained on this machine."""
     if estimator := other_estimator(config):
-        if config.further_rollouts:
-            raise ConfigError(
-                f"further_rollouts is {config.further_rollouts}, and algorithm.adv_estimator={estimator} has no weight "
-                "for them, and the rewards decide which tasks have them: leave one of them out"
-            )
         if config.teacher:
             raise ConfigError(
                 f"teacher changes the advantages of tokens, and with algorithm.adv_estimator={estimator} verl "

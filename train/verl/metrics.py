@@ -81,8 +81,7 @@ class _Metrics:
         metrics: dict[str, float] = {}
         if seconds := [rollout.seconds for rollout in self.rollouts]:
             metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
-        first = [rollout.outcome.reward for rollout in self.rollouts if not rollout.further]
-        if rewards := [reward for reward in first if reward is not None]:
+        if rewards := [rollout.outcome.reward for rollout in self.rollouts if rollout.outcome.reward is not None]:
             metrics["reward_mean"] = mean(rewards)
         if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
             metrics["entropy"] = -self.counts["batch_logprobs"] / tokens

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import TrainingGroup, training_items
 from groundwire.train.algorithms.distillation import Teacher, teacher_counts
-from groundwire.train.algorithms.task_schedule import TaskSchedule, run_group
+from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import validation_requests
@@ -91,7 +91,7 @@ class RolloutService:
 
     def __post_init__(self) -> None:
         # A validation judges what the agent has sampled, whatever of it would be trained.
-        judged = {"credit": "broadcast", "truncated": "train", "agent_match": None, "further_rollouts": 0}
+        judged = {"credit": "broadcast", "truncated": "train", "agent_match": None}
         self._validation_config = self.config.model_copy(update=judged)
         self._scores = FailureScores(self.config.failures, self.run)
         self._steps = defaultdict[int, _Step](_Step)
@@ -184,25 +184,15 @@ class RolloutService:
         """Run the rollouts of a prompt and store their rows. Without rows verl replaces the prompt by another."""
         partition = prompt.partition
         await self.queue.set_status(prompt.uid, partition, "running")
-        config = self.config if partition == "train" else self._validation_config
-
-        async def run(rollouts: Sequence[Rollout], *, deadline_s: float) -> list[Rollout]:
-            results = await runs.run(rollouts, deadline_s=deadline_s)
-            self._scores.settle(results)
-            return results
-
-        def compare(rollouts: Sequence[Rollout]) -> list[TrainingGroup]:
-            return training_items(rollouts, config, least=self._scores.least)
-
-        ended = await run_group(run, requests, compare=compare, further=config.further_rollouts, deadline_s=deadline_s)
-        self._scores.settle(ended)  # those of both calls together
+        ended = await runs.run(requests, deadline_s=deadline_s)
+        self._scores.settle(ended)
         scored = {session: rollout for session, rollout in enumerate(ended) if rollout.outcome.reward is not None}
         if partition == "train":
             if self.teacher is not None:
                 await asyncio.to_thread(self.teacher.judge, ended)
             rows, counts = self._train(prompt, ended, scored)
             if self.teacher is not None:
-                counts.update(teacher_counts(ended, config.agent_match))
+                counts.update(teacher_counts(ended, self.config.agent_match))
         else:
             rows = self._validate(prompt, scored)
             counts = Counter(groups_skipped=int(not rows))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from group_advantages import normalize
 from training_groups import Sampled, llm_call, training_groups
 
 from groundwire.adapters.tracing import CallCredit, LLMCall, trajectories
 from groundwire.train.algorithms import credit as credit_module
-from groundwire.train.algorithms.credit import TrainingGroup, group_credit, token_credit, training_items
+from groundwire.train.algorithms.credit import TrainingGroup, token_credit, training_items
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Outcome, Rollout
@@ -253,72 +251,3 @@ def test_a_rollout_without_a_reward_is_in_no_group() -> None:
     rollouts = [Rollout(task={"id": "a"}, group="a", outcome=Outcome(reward=reward)) for reward in (None, 0.0)]
     [group] = training_items(rollouts, RunConfig(), least=0.0)
     assert len(group.rollouts) == 1
-
-
-def _expected_gradient(
-    policy: Sequence[float], rewards: Sequence[float], *, further: int, joined: bool = False, **settings: Any
-) -> Any:
-    """Of a group of 3 whose agent makes one choice, by enumeration: for each logit of ``policy``.
-
-    Action ``a`` has the probability ``policy[a]`` and the reward ``rewards[a]``. ``joined``: the further rollouts are
-    compared as if the group had been so large from the beginning.
-    """
-    weighed = CONFIG.model_copy(update={"further_rollouts": 0 if joined else further, **settings})
-    gradient = np.zeros(len(policy))
-    for first in itertools.product(range(len(policy)), repeat=3):
-        is_equal = len({rewards[action] for action in first}) == 1
-        for more in itertools.product(range(len(policy)), repeat=further if is_equal else 0):
-            actions = first + more
-            scored = [(rewards[action], [_call(1)]) for action in actions]
-            size = len(scored) if joined else len(first)
-            credits = group_credit(scored[:size], scored[size:], weighed)
-            probability = math.prod(policy[action] for action in actions)
-            for action, [credit] in zip(actions, credits, strict=True):
-                gradient += probability * credit.advantage * (np.eye(len(policy))[action] - policy)
-    return gradient
-
-
-@pytest.mark.parametrize("loss", ["token-mean", "dr-grpo"])
-@pytest.mark.parametrize("policy", [[0.95, 0.05], [0.7, 0.3], [0.1, 0.9], [0.5, 0.3, 0.2]])
-@pytest.mark.parametrize("further", [1, 2, 4])
-def test_further_rollouts_leave_the_expected_gradient_of_a_group_as_it_is(
-    policy: list[float], loss: str, further: int
-) -> None:
-    rewards = [0.0] * (len(policy) - 1) + [1.0]  # actions of one reward may be more or less frequent
-    exact = _expected_gradient(policy, rewards, further=0, loss=loss)
-    assert _expected_gradient(policy, rewards, further=further, loss=loss) == pytest.approx(exact, rel=1e-5)
-
-
-def test_further_rollouts_that_simply_joined_would_make_rare_successes_weigh_more() -> None:
-    often, rarely = (
-        _expected_gradient(policy, [0.0, 1.0], further=3, joined=True)
-        / _expected_gradient(policy, [0.0, 1.0], further=0)
-        for policy in ([0.5, 0.5], [0.95, 0.05])
-    )
-    assert min(rarely) > 1.5 * max(often)
-
-
-def test_with_three_different_rewards_the_gradient_keeps_its_direction_within_a_hundredth() -> None:
-    exact, further = (_expected_gradient([0.6, 0.3, 0.1], [0.0, 0.5, 1.0], further=count) for count in (0, 3))
-    cosine = exact @ further / np.linalg.norm(exact) / np.linalg.norm(further)
-    assert 0.999 < cosine < 0.99999
-    assert np.linalg.norm(further) / np.linalg.norm(exact) == pytest.approx(0.98, abs=0.005)
-
-
-def test_a_further_rollout_that_failed_without_a_reward_leaves_its_weight_to_the_others() -> None:
-    def trained(*further: float) -> tuple[float, float]:
-        first = [(0.0, [_call(1)]) for _ in range(3)]
-        made = group_credit(first, [(reward, [_call(1)]) for reward in further], config)
-        return made[3][0].advantage, sum(credit.advantage for credits in made for credit in credits)
-
-    config = CONFIG.model_copy(update={"further_rollouts": 2})
-    (whole, rest), (alone, rest_alone) = trained(1.0, 0.0), trained(1.0)
-    assert alone == pytest.approx(2 * whole)
-    assert (rest, rest_alone) == pytest.approx((0, 0), abs=1e-6)
-
-
-def test_rewards_that_no_longer_are_equal_leave_further_rollouts_without_an_advantage() -> None:
-    # A failure of the first had the least reward of the run, and this has become less since.
-    config = CONFIG.model_copy(update={"further_rollouts": 1})
-    made = group_credit([(-1.0, [_call(1)]), (0.0, [_call(1)])], [(1.0, [_call(1)])], config)
-    assert [credit.advantage for [credit] in made] == pytest.approx([LOW * 2 / 3, HIGH * 2 / 3, 0.0])

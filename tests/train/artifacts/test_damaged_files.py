@@ -188,6 +188,13 @@ def test_a_file_of_rollouts_without_a_column_is_named(run: RunDir) -> None:
     assert "it has no column 'reward'" in unreadable[0]
 
 
+def test_a_column_that_is_gone_is_not_read(run: RunDir) -> None:
+    run.write_rows(1, [{**ROW, "further": False}])
+    unreadable: list[str] = []
+    assert len([*run.rollout_batches(None, unreadable)]) == 1
+    assert not unreadable
+
+
 def test_files_of_rollouts_with_other_columns_are_left_out_of_the_merged_file(run: RunDir) -> None:
     run.write_rows(1, [ROW])
     pq.write_table(pa.table({"reward": [b"x"]}), run.path / "rollouts" / "step-00002-train.parquet")

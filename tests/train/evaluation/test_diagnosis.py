@@ -85,12 +85,6 @@ def test_the_credit_that_was_trained_decides() -> None:
     assert reason(credited(0.0, 0.0, 0.0), credited(0.5, 0.0, 0.0, reward=1.0)).kind == "mean_reward"
 
 
-def test_a_further_rollout_is_compared_with_the_first_ones() -> None:
-    others = (credited(-0.4, -0.4, -0.4), credited(0.4, 0.4, 0.4, reward=1.0, further=True))
-    alike = reason(credited(0.0, 0.0, 0.0, further=True), *others)
-    assert (alike.kind, alike.text) == ("mean_reward", "its reward 0 is that of the first rollouts of its group")
-
-
 def test_no_call_at_the_proxy() -> None:
     assert reason(without_calls(), rollout(0.0)).text.startswith("no LLM call reached the proxy")
 

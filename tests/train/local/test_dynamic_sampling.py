@@ -13,7 +13,6 @@ from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.domains import TaskData
-from groundwire.rewards import Reward
 from groundwire.train.algorithms.task_schedule import TaskSchedule
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
@@ -36,10 +35,6 @@ class _OneCall:
         async with aiohttp.ClientSession(headers=endpoint.agent_headers("solo")) as session:
             await (await session.post(f"{endpoint.base_url}/chat/completions", json=body)).read()
         return Answer(text=str(endpoint.sampling.get("seed", 0)))
-
-
-async def _one_in_three(task: Any, answer: str, steps: Any) -> float:
-    return float(int(answer) % 3 == 0)
 
 
 async def _every_third_task_differs(task: Any, answer: str, steps: Any) -> float:
@@ -68,16 +63,14 @@ def model(tiny_policy: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def _train(
-    folder: Path, *, stop_after: int | None = None, reward: Reward = _every_third_task_differs, **settings: Any
-) -> RunDir:
+def _train(folder: Path, *, stop_after: int | None = None, **settings: Any) -> RunDir:
     """Train in ``folder``, from its last checkpoint if it has one."""
     config = resolve("fast", **{**SMALL, **settings})
     folder.mkdir(exist_ok=True)
     run = RunDir(folder)
     run.write_config(config.to_dict())
     data = TaskData(train=TASKS, validation=TASKS[:1], source="test")
-    job = job_of(config, NoData(), data, backend=_OneCall(), reward=reward)
+    job = job_of(config, NoData(), data, backend=_OneCall(), reward=_every_third_task_differs)
     LocalTrainer(job, run=run, callback=_StopAfter(stop_after)).train()
     return run
 
@@ -116,33 +109,8 @@ def test_a_group_whose_replies_are_all_masked_teaches_nothing_either(tmp_path: P
     assert (line["groups"], line["groups_used"]) == (6, 0)
 
 
-@pytest.mark.parametrize("budget", [1, 3])
-def test_a_group_with_equal_rewards_gets_further_rollouts_that_no_figure_of_the_policy_counts(
-    tmp_path: Path, model: str, budget: int
-) -> None:
-    run = _train(tmp_path, model=model, reward=_one_in_three, further_rollouts=3, sampling_budget=budget)
-    saved = 0
-    for line in run.metrics()[1:]:
-        groups: dict[str, list[Any]] = {}
-        for rollout in run.rollouts()[0]:
-            if rollout.mode == "train" and rollout.step == line["step"]:
-                groups.setdefault(rollout.group, []).append(rollout)
-        rewards = [[rollout.outcome.reward for rollout in group] for group in groups.values()]
-        for group, of_group in zip(groups.values(), rewards, strict=True):
-            more = 3 if of_group[0] == of_group[1] else 0
-            assert [rollout.further for rollout in group] == [False] * 2 + [True] * more
-            assert len({rollout.outcome.answer for rollout in group}) == len(group)  # each has its own seed
-        assert line["groups_used"] == sum(len(set(of_group)) > 1 for of_group in rewards)
-        saved += line["groups_used"] - sum(len(set(of_group[:2])) > 1 for of_group in rewards)
-        first = [reward for of_group in rewards for reward in of_group[:2]]
-        assert line["reward"] == pytest.approx(sum(first) / len(first), abs=1e-4)
-        assert line["rollouts"] == sum(map(len, rewards))
-    assert saved
-
-
-@pytest.mark.parametrize("further", [0, 2])
-def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str, further: int) -> None:
-    settings: dict[str, Any] = {"model": model, "sampling_budget": 2, "further_rollouts": further}
+def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str) -> None:
+    settings: dict[str, Any] = {"model": model, "sampling_budget": 2}
     whole = _sampled(_train(tmp_path / "whole", **settings))
     with pytest.raises(_Stop):
         _train(tmp_path / "stopped", stop_after=2, **settings)

@@ -618,7 +618,8 @@ def test_the_speed_of_a_step_is_that_of_verls_time_gpus_and_tokens(tmp_path: Pat
 
 
 def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path) -> None:
-    with _service(tmp_path, _Backend(), sampling_budget=2, tasks_per_step=2) as made:
+    schedule = TaskSchedule([{"id": "t", "question": "Why?"}], RunConfig())
+    with _service(tmp_path, _Backend(), schedule, sampling_budget=2, tasks_per_step=2) as made:
         made.servers.answers = itertools.repeat("wrong")
         for number, uid in enumerate(("u", "v", "w"), 1):
             made.service.submit([_prompt(uid)])
@@ -632,29 +633,9 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert "rollouts/rollouts_trained_total" not in figures
     made.service.metrics.finish_writing()
     rollouts = made.run.rollouts()[0]
+    assert {rollout.task["id"] for rollout in rollouts} == {"t"}  # the schedule says of which tasks the groups are
     recorded = {rollout.group: any(call.credit for call in rollout.calls) for rollout in rollouts}
     assert recorded == {"u": False, "v": False, "w": True}
-
-
-def test_a_group_with_equal_rewards_gets_further_rollouts_before_another_prompt_replaces_it(tmp_path: Path) -> None:
-    schedule = TaskSchedule([{"id": "t", "question": "Why?"}], RunConfig())
-    settings = {"further_rollouts": 2, "sampling_budget": 2, "tasks_per_step": 2, "credit": "broadcast"}
-    with _service(tmp_path, _Backend(), schedule, **settings) as made:
-        for number, (uid, answers) in enumerate({"u": "wwwwrw", "v": "wwwwww", "w": "rwww"}.items(), 1):
-            names = {"w": "wrong", "r": "right"}
-            made.servers.answers = iter([names[letter] for letter in answers])
-            made.service.submit([_prompt(uid)])
-            made.until_done(number)
-    assert [made.queue.statuses[uid][-1] for uid in "uvw"] == ["finished", "failure", "finished"]
-    rows = {uid: [row for row in made.queue.rows.values() if row.uid == uid] for uid in "uw"}
-    assert sorted(row.session for row in rows["u"]) == [0, 1, 2, 3, 4, 5]
-    right = {uid: max(of_group, key=lambda row: row.reward).advantages for uid, of_group in rows.items()}
-    for advantages in right.values():  # 1.5 in a group of 4
-        assert advantages == pytest.approx([1.5 * 4 / 6] * 6, rel=1e-5)
-    assert sum(sum(row.advantages or ()) for row in rows["u"]) == pytest.approx(0, abs=1e-4)
-    figures = made.service.finish_sampling("train", 4, {})
-    assert (figures["rollouts/ended_total"], figures["rollouts/groups_used_total"]) == (16, 2)
-    assert figures["rollouts/reward_mean"] == 1 / 12  # of the first ones of each group
 
 
 def test_rollouts_that_cannot_be_written_end_the_run(tmp_path: Path) -> None:
