@@ -186,7 +186,8 @@ class Program:
                 self._control = self._listener.accept()[0]
                 self._control.setblocking(True)
                 with self._control.makefile("rb", buffering=0) as unbuffered:  # what follows is waited for
-                    introduction = json.loads(unbuffered.readline() or "{}")
+                    line = unbuffered.readline()
+                introduction = json.loads(line if line.endswith(b"\n") else "{}")
                 if introduction.get("token") == self._token:
                     self._replies = self._control.makefile("rb")
                     break
@@ -205,7 +206,7 @@ class Program:
 
     def _read(self) -> dict[str, Any]:
         line = self._replies.readline()
-        if not line:
+        if not line.endswith(b"\n"):  # a process that is killed leaves a part of one
             status = self._process.wait()
             raise ValueError(f"the process that imports the agent has ended, with {how_ended(status)}")
         reply: dict[str, Any] = json.loads(line)
@@ -231,7 +232,7 @@ class Program:
 
     async def _read_ends(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
-            while line := await reader.readline():
+            while (line := await reader.readline()).endswith(b"\n"):
                 message = json.loads(line)
                 warn_of(message.get("hazards", ()))
                 if (attempt := self.attempts.get(message.get("ended", ""))) is not None:
@@ -249,7 +250,7 @@ class Program:
 
 async def _read_reports(reader: asyncio.StreamReader, attempt: RunningAttempt) -> None:
     try:
-        while line := await reader.readline():
+        while (line := await reader.readline()).endswith(b"\n"):
             message = json.loads(line)
             if "answer" in message or "failure" in message:
                 _set(attempt.result, message)

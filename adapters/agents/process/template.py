@@ -201,7 +201,10 @@ def _be_ended_with_the_runner(folder: str) -> None:
 
 def main() -> None:
     """Serve the runner; the settings are the first line of the standard input."""
-    spec = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):  # the runner was ended before it had sent them
+        return
+    spec = json.loads(line)
     _be_ended_with_the_runner(spec["place"])
     os.environ.pop("PYTHONPATH", None)  # the agent's own programs may have another interpreter
     os.environ.update({"PYTHONPATH": spec["python_path"]} if spec["python_path"] is not None else {})

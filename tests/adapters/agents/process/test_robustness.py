@@ -11,14 +11,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_agents import Agents, Server, said_by, texts, until_true
 
 from groundwire.adapters import Question, ToolError
 from groundwire.adapters.agents import process
-from groundwire.adapters.agents.process import guard
+from groundwire.adapters.agents.process import guard, program
 from groundwire.adapters.agents.process.backend import ProcessBackend
+from groundwire.adapters.agents.process.program import RunningAttempt
 
 SLOW = """
     import os, pathlib, time
@@ -39,6 +41,23 @@ def _processes(marker: str) -> list[int]:
         if marker.encode() in text and int(path.name) != os.getpid():
             pids.append(int(path.name))
     return pids
+
+
+@pytest.mark.parametrize("sent", ["", '{"place": "/tmp', "{}"], ids=["nothing", "a part", "no end"])
+def test_a_template_whose_runner_was_killed_before_it_had_sent_the_settings_ends_without_a_word(sent: str) -> None:
+    command = [sys.executable, "-m", "groundwire.adapters.agents.process.template"]
+    ended = subprocess.run(command, input=sent, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+async def test_a_line_that_a_killed_process_has_not_ended_is_none() -> None:
+    nobody: Any = None
+    attempt = RunningAttempt(key="1", program=nobody, on_report=lambda report: pytest.fail(str(report)))
+    reader = asyncio.StreamReader()
+    reader.feed_data(b'{"answer": "SELECT 1')
+    reader.feed_eof()
+    await program._read_reports(reader, attempt)
+    assert await attempt.result is None
 
 
 async def test_a_killed_template_is_started_again_and_its_rollouts_fail_as_tools(
