@@ -283,7 +283,8 @@ def _import_tests(paths: Sequence[str]) -> None:
 
     sys.path.insert(0, os.getcwd())
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # the workers report the errors
-        pytest.main(["-s", "-p", "no:cacheprovider", *paths], plugins=[OnlyModules()])
+        files = [path.partition("::")[0] for path in paths]  # a test of a module is not found without its items
+        pytest.main(["-s", "-p", "no:cacheprovider", *files], plugins=[OnlyModules()])
     draw_examples()
 
 
