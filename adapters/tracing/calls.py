@@ -190,13 +190,16 @@ class LLMCall:
 
 
 def pack_body(body: bytes) -> str:
-    """The bytes of a reply as text, compressed."""
-    return b2a_base64(zlib.compress(body, 1), newline=False).decode()
+    """The bytes of a reply as text: UTF-8 after "=", else compressed, which takes a quarter of the proxy's time."""
+    try:
+        return "=" + body.decode()
+    except UnicodeDecodeError:
+        return b2a_base64(zlib.compress(body, 1), newline=False).decode()
 
 
 def unpack_body(text: str) -> bytes:
     """The bytes that :func:`pack_body` packed."""
-    return zlib.decompress(a2b_base64(text))
+    return text[1:].encode() if text.startswith("=") else zlib.decompress(a2b_base64(text))
 
 
 def to_json(value: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
+from binascii import b2a_base64
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -17,6 +19,7 @@ from open_rollouts import OpenRollouts
 from wire import CHAT_TOOL, PARAMETERS
 
 from groundwire.adapters.tracing import LLMCall
+from groundwire.adapters.tracing.calls import pack_body, unpack_body
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.replay import NOT_RECORDED, Replay
@@ -325,3 +328,11 @@ async def test_a_call_that_failed_fails_again_with_the_same_bytes(tiny_policy: A
         now = [await agent.ask(*each) for each in asked]
     assert [(each.status_code, each.content) for each in now] == [(400, each.content) for each in then]
     assert json.loads(now[0].content)["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b'{"id": "caf\xc3\xa9 = 1"}', b"=", b"data: {}\n\n\x00", bytes(range(256))], ids=repr
+)
+def test_a_body_is_recorded_as_it_is(body: bytes) -> None:
+    assert unpack_body(pack_body(body)) == body
+    assert unpack_body(b2a_base64(zlib.compress(body)).decode()) == body  # in earlier records all are compressed

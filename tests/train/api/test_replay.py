@@ -264,14 +264,16 @@ def test_replies_at_the_same_time_are_named_as_a_cause(
     """Which of them an agent had first is not in the record."""
 
     def end(row: dict[str, Any]) -> None:
-        for number, call in enumerate(calls := row["calls"][9:12]):
-            call |= {"started": calls[0]["started"], "ended": row["calls"][12]["started"] - (3 - number) * gap_s}
+        *calls, last = row["calls"][9:13]
+        last |= {"started": last["started"] + 1, "ended": last["ended"] + 1}  # so all earlier calls ended before these
+        for number, call in enumerate(calls):
+            call |= {"started": calls[0]["started"], "ended": last["started"] - (3 - number) * gap_s}
 
     change_rows(folder, end)
     for each in replayed(folder, recorded, "order"):
         assert each.difference is not None
         named = "two calls at once before it were answered within 0.1 ms in the record" in each.difference.sentence
-        assert named == is_named
+        assert named == is_named, each.difference.sentence
 
 
 def test_the_command_says_what_differs_with_its_exit_code(folder: Path) -> None:
