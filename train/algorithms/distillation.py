@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from groundwire.adapters.tracing import Trajectory, trajectories
-from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.secrets import mask_secrets, say
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.store.rollout import Rollout
@@ -87,7 +87,7 @@ class Teacher:
     """The ``teacher_model`` at the URL ``teacher``. Raises :class:`TeacherError`, also if its tokenizer is another."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
-        self._agent_match = config.agent_match
+        self._agent_match, self._was_busy = config.agent_match, False
         self._model, self._url = config.teacher_model, str(config.teacher).rstrip("/")
         key = os.environ.get("OPENAI_API_KEY") or "none"
         self._client = httpx.Client(
@@ -120,17 +120,22 @@ class Teacher:
             start = len(call.prompt_ids)
             call.teacher_logprobs = logprobs[start : start + len(call.response_ids)]
 
+    def _say_busy(self, text: str) -> None:
+        if not self._was_busy:
+            self._was_busy = True
+            say(f"warning: {text}", err=True)
+
     def _entries(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
         """What the teacher says of each token: its ``logprob`` and ``decoded_token``."""
         request = {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         name = f"the teacher {self._model} at {self._url}"
         try:
-            reply = self._client.post(f"{self._url}/completions", json=request)
-            for pause_s in _PAUSES_S:
-                if reply.status_code not in _BUSY:
-                    break
+            for pause_s in (0, *_PAUSES_S):
                 time.sleep(pause_s)
                 reply = self._client.post(f"{self._url}/completions", json=request)
+                if reply.status_code not in _BUSY:
+                    break
+                self._say_busy(f"{name} answers {reply.status_code}: it is asked again")
             reply.raise_for_status()
             listed = reply.json()["choices"][0].get("prompt_logprobs")
         except httpx.HTTPStatusError as error:

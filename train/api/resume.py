@@ -18,6 +18,7 @@ from groundwire.domains import Task
 from groundwire.tools.errors import UserError, machine_error
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.gone import OF_RUN
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import resolve_again
 from groundwire.train.config.run_config import AGENT_FUNCTIONS, AgentSettings, RunConfig
@@ -65,6 +66,8 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
             f'fit(..., resume="{relative_path(run.path)}")'
         )
+    # A setting that is gone, and was off, changes nothing.
+    stored = {name: value for name, value in stored.items() if value or name not in OF_RUN}
     if unknown := sorted(stored.keys() - RunConfig.names().keys()):
         raise RunDamagedError(
             f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"

@@ -220,7 +220,7 @@ def test_rows_that_do_not_fit_in_a_gpu_together_are_scored_in_smaller_passes(mod
 
 
 def test_a_teacher_that_fails_for_a_moment_is_asked_again(
-    models: Path, teacher: ServedModel, monkeypatch: pytest.MonkeyPatch
+    models: Path, teacher: ServedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, tokenizer = load_policy(models / "teacher")
     scorer: Any = teacher._server._score
@@ -235,6 +235,7 @@ def test_a_teacher_that_fails_for_a_moment_is_asked_again(
     monkeypatch.setattr(teacher._server, "_score", fail_first)
     judge = Teacher(RunConfig(teacher=teacher.base_url, teacher_model="any"), tokenizer)
     assert not failures
+    assert capsys.readouterr().err.count("answers 500: it is asked again") == 1
     failures += [torch.OutOfMemoryError("CUDA out of memory")] * 3
     with pytest.raises(TeacherError, match="answers 500"):
         judge.judge([Rollout(task={}, calls=[llm_call(1, [5, 6], [7])], outcome=Outcome(reward=0.0))])

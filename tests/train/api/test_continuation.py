@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from spider_folder import make_spider
 
 from groundwire.train.api.resume import store_settings
 from groundwire.train.api.training import _stored_config, make_job
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.job.job import Job, parse_arguments
@@ -143,3 +144,13 @@ def test_a_run_with_verl_is_continued_by_the_same_rules(tmp_path: Path) -> None:
     assert [run.config(step)["group_size"] for step in (5, 6)] == [8, 4]
     with pytest.raises(ConfigError, match="the reward is executes, and it was spider_exec_match"):
         make_job({"reward": "executes"}, resumed=run)
+
+
+def test_a_run_with_a_setting_that_is_gone_can_be_resumed_if_it_was_off(run: RunDir) -> None:
+    file = run.path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "further_rollouts": 0}))
+    assert _job(run).config.steps == config["steps"]
+    file.write_text(json.dumps({**config, "further_rollouts": 4}))
+    with pytest.raises(RunDamagedError, match="the unknown setting 'further_rollouts'"):
+        _job(run)
